@@ -1,0 +1,61 @@
+"""What the two ends of the engine socket say to each other.
+
+Front end to engine: Submit and Cancel. Engine to front end: Ready once per connection, then Output: one message per step
+with the Responses of all of that front end's requests. Request ids on the wire are the front end's own; `Submit.request.client_id` and
+`Response.request_id` carry them. Encoding is msgpack of typed structs; anything else closes the connection.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lmi.executor import EngineInfo, Request, Response
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
+    request_id: int  # chosen by the front end, unique on its connection
+    request: Request
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
+    request_id: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    info: EngineInfo
+    epoch: int  # counts the starts of this engine slot; nothing of an old epoch is delivered
+
+
+class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
+    """The new Responses of one step; their `request_id` is the front end's."""
+
+    responses: list[Response]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
+    """A request that the executor did not accept: the label of an error class of `lmi.errors`, and its message."""
+
+    request_id: int
+    label: str
+    message: str
+
+
+ToEngine = Submit | Cancel
+ToFrontEnd = Ready | Output | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_front_end = msgspec.msgpack.Decoder(ToFrontEnd)
+
+
+def encode(message: ToEngine | ToFrontEnd) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
+    """Raises msgspec.DecodeError or ValidationError for anything that is not one of ours."""
+    return _to_engine.decode(frame)
+
+
+def decode_to_front_end(frame: bytes | memoryview) -> ToFrontEnd:
+    return _to_front_end.decode(frame)

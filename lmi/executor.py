@@ -1,0 +1,413 @@
+"""The contract between lmi and its engines: token ids in, token ids out.
+
+The vocabulary is that of TensorRT-LLM's Executor API (Request, SamplingConfig, OutputConfig, Response, Result,
+enqueue, await, cancel, statistics), so a reader of one knows the other. Names are theirs; where they leave a
+choice open or where we add a word, the docstring says so. The types are msgspec structs: they are the Python API
+and the wire of the engine socket at the same time. Nothing here knows text, HTTP or a device.
+
+Two error channels. A request that can never be right raises ValueError where it is built (or `Unsupported`,
+`InvalidParameter`, `Overloaded` of `lmi.errors` where it is enqueued); after acceptance every fault is a Response with an
+`error`, always final.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+MAX_SEED = 2**63 - 1
+
+
+def _check_int(name: str, value: int | None, minimum: int, maximum: int | None = None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _broken(name, "an integer", value)
+    if value < minimum or (maximum is not None and value > maximum):
+        raise _broken(name, f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}", value)
+
+
+def _check_range(name: str, value: float | None, low: float, high: float, *, low_open: bool = False) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _broken(name, "a finite number", value)
+    if value < low or value > high or (low_open and value == low):
+        bound = f"over {low:g}" if low_open else f"at least {low:g}"
+        raise _broken(name, bound if high == math.inf else f"{bound} and at most {high:g}", value)
+
+
+def _broken(name: str, rule: str, given: object) -> ValueError:
+    return ValueError(f"{name} must be {rule}, given {given!r}")
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended. NOT_FINISHED stands on every Result that is not the last of its sequence."""
+
+    NOT_FINISHED = 0
+    END_ID = 1
+    STOP_WORDS = 2
+    LENGTH = 3
+    TIMED_OUT = 4
+    CANCELLED = 5
+
+
+class ErrorKind(enum.IntEnum):
+    """Ours: the class of a failure, so that a door can choose a status without reading the message."""
+
+    GENERATION = 0  # this request's own fault or bad luck; its neighbours are unharmed
+    OUT_OF_MEMORY = 1
+    ENGINE_LOST = 2  # the engine died or was replaced while it worked on the request
+    INVALID = 3  # refused by the engine after acceptance
+
+
+class GuideType(enum.IntEnum):
+    JSON = 0
+    JSON_SCHEMA = 1
+    REGEX = 2
+    EBNF_GRAMMAR = 3
+
+
+class GuidedDecodingParams(msgspec.Struct, frozen=True):
+    """The structure that the output must have. `guide` is None for JSON only."""
+
+    guide_type: GuideType
+    guide: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.guide is None and self.guide_type is not GuideType.JSON:
+            raise ValueError(f"guide must be given for {self.guide_type.name}")
+
+
+class LoraConfig(msgspec.Struct, frozen=True):
+    """The adapter to use, by the name it was loaded under."""
+
+    name: str
+
+
+class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen.
+
+    Greedy if and only if `temperature` is 0 or `top_k` is 1; else sampling. None means "off": no top_k, no penalty.
+    `typical_p` is ours. `seed` None draws fresh randomness (upstream is deterministic here); sequence i of a request
+    uses seed + i.
+    """
+
+    beam_width: int = 1
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    length_penalty: float | None = None
+    early_stopping: int | None = None
+    no_repeat_ngram_size: int | None = None
+    num_return_sequences: int = 1
+
+    def __post_init__(self) -> None:
+        _check_int("beam_width", self.beam_width, 1)
+        _check_int("num_return_sequences", self.num_return_sequences, 1)
+        if self.beam_width > 1 and self.num_return_sequences > self.beam_width:
+            raise _broken("num_return_sequences", f"at most beam_width ({self.beam_width})", self.num_return_sequences)
+        for name, minimum in (("top_k", 0), ("min_tokens", 0), ("early_stopping", 0), ("no_repeat_ngram_size", 0)):
+            _check_int(name, getattr(self, name), minimum)
+        _check_int("seed", self.seed, 0, MAX_SEED)
+        _check_range("temperature", self.temperature, 0.0, math.inf)
+        _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _check_range("typical_p", self.typical_p, 0.0, 1.0, low_open=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        _check_range("length_penalty", self.length_penalty, 0.0, math.inf)
+        _check_range("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        _check_range("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+
+class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Result carries beside the token ids.
+
+    `num_top_log_probs` and `num_prompt_log_probs` are ours: how many best alternatives stand beside each generated
+    and each prompt token; `num_prompt_log_probs` 0 gives the prompt tokens' own log-probs alone, None gives nothing.
+    Inside lmi the prompt is always excluded from the output.
+    """
+
+    return_log_probs: bool = False
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
+    exclude_input_from_output: bool = True
+    return_perf_metrics: bool = False
+    additional_model_outputs: tuple[str, ...] = ()
+    num_top_log_probs: int = 0
+    num_prompt_log_probs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("num_top_log_probs", self.num_top_log_probs, 0)
+        _check_int("num_prompt_log_probs", self.num_prompt_log_probs, 0)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt and everything an engine needs to continue it.
+
+    `end_ids` (ours) holds further end tokens beside `end_id`; `ignore_eos` (ours) lets generation run on past all of
+    them. `stop_words` and `bad_words` are token id sequences; stop words are matched on generated tokens only and
+    stay in the output. `allotted_time_ms` counts from enqueue. `client_id` comes back on every Response.
+    """
+
+    input_token_ids: tuple[int, ...]
+    max_tokens: int
+    streaming: bool = False
+    sampling_config: SamplingConfig = SamplingConfig()
+    output_config: OutputConfig = OutputConfig()
+    end_id: int | None = None
+    end_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    embedding_bias: tuple[tuple[int, float], ...] = ()
+    guided_decoding_params: GuidedDecodingParams | None = None
+    lora_config: LoraConfig | None = None
+    logits_post_processor_name: str | None = None
+    return_all_generated_tokens: bool = False
+    priority: float = 0.5
+    allotted_time_ms: int | None = None
+    client_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.input_token_ids:
+            raise ValueError("input_token_ids must not be empty")
+        _check_int("max_tokens", self.max_tokens, 1)
+        _check_range("priority", self.priority, 0.0, 1.0)
+        _check_int("allotted_time_ms", self.allotted_time_ms, 1)
+        for name in ("stop_words", "bad_words"):
+            if any(not word for word in getattr(self, name)):
+                raise ValueError(f"{name} must not hold an empty word")
+        if any(not math.isfinite(bias) for _, bias in self.embedding_bias):
+            raise ValueError("embedding_bias must be finite")
+        if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
+            raise ValueError("guided_decoding_params must not be combined with beam_width over 1")
+
+
+class TokenLogProb(msgspec.Struct, frozen=True, array_like=True):
+    """One alternative at one position."""
+
+    token_id: int
+    log_prob: float
+
+
+class PromptLogProb(msgspec.Struct, frozen=True, array_like=True):
+    """One prompt position: its token's log-prob (None for the first) and the best alternatives."""
+
+    log_prob: float | None
+    top: list[TokenLogProb] = []
+
+
+class Result(msgspec.Struct, array_like=True):
+    """New output of one sequence.
+
+    Lists run over beams, one entry without beam search. `output_token_ids` are the tokens that are new in this Result
+    (with beams or `return_all_generated_tokens`: all so far) and include the end token, which differs from upstream's C++.
+    `log_probs` and `top_log_probs` are parallel to them. `prompt_log_probs` stands on the first Result of a request.
+    """
+
+    output_token_ids: list[list[int]]
+    is_final: bool = False
+    is_sequence_final: bool = False
+    sequence_index: int = 0
+    finish_reasons: list[FinishReason] = msgspec.field(default_factory=lambda: [FinishReason.NOT_FINISHED])
+    log_probs: list[list[float]] | None = None
+    cum_log_probs: list[float] | None = None
+    top_log_probs: list[list[list[TokenLogProb]]] | None = None
+    prompt_log_probs: list[PromptLogProb] | None = None
+    additional_outputs: dict[str, msgspec.Raw] | None = None
+
+
+class ResponseError(msgspec.Struct, frozen=True, array_like=True):
+    message: str
+    kind: ErrorKind = ErrorKind.GENERATION
+
+
+class Response(msgspec.Struct, array_like=True):
+    """One answer to one request: a Result or an error, never both. An error is always final."""
+
+    request_id: int
+    result: Result | None = None
+    error: ResponseError | None = None
+    client_id: int | None = None
+
+    def has_error(self) -> bool:
+        return self.error is not None
+
+    @property
+    def error_msg(self) -> str:
+        return "" if self.error is None else self.error.message
+
+    @property
+    def is_final(self) -> bool:
+        return self.result is None or self.result.is_final
+
+
+class KvCacheStats(msgspec.Struct, kw_only=True):
+    max_num_blocks: int = 0
+    free_num_blocks: int = 0
+    used_num_blocks: int = 0
+    tokens_per_block: int = 0
+
+
+class IterationStats(msgspec.Struct, kw_only=True):
+    """One step of the engine. Counts are of requests unless the name says otherwise; `num_preemptions` is ours."""
+
+    timestamp: float = 0.0  # time.monotonic() at the end of the step
+    iter: int = 0
+    iter_latency_ms: float = 0.0
+    num_active_requests: int = 0
+    num_queued_requests: int = 0
+    num_completed_requests: int = 0
+    max_num_active_requests: int = 0
+    num_context_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0  # in this step
+    kv_cache_stats: KvCacheStats = msgspec.field(default_factory=KvCacheStats)
+
+
+class RequestStats(msgspec.Struct, kw_only=True):
+    """One request at the end of one step."""
+
+    id: int
+    stage: str  # QUEUED, CONTEXT_IN_PROGRESS, GENERATION_IN_PROGRESS, GENERATION_COMPLETE
+    context_prefill_position: int = 0
+    num_generated_tokens: int = 0
+    scheduled: bool = False
+    paused: bool = False
+
+
+class RequestStatsPerIteration(msgspec.Struct, kw_only=True):
+    iter: int
+    request_stats: list[RequestStats]
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do. A request that needs more is refused with a clear error, never served with less.
+
+    `batch_invariant`: the ids of a request do not depend on its neighbours; `log_probs_invariant`: nor do the bits of
+    its log-probs. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`.
+    """
+
+    beam_search: bool = False
+    num_return_sequences: bool = False
+    guided_decoding: tuple[GuideType, ...] = ()
+    typical_p: bool = False
+    min_p: bool = True
+    seed: bool = True
+    bad_words: bool = True
+    stop_words: bool = True
+    embedding_bias: bool = False
+    no_repeat_ngram_size: bool = False
+    log_probs: bool = True
+    prompt_log_probs: bool = True
+    max_top_log_probs: int = 20
+    context_logits: bool = False
+    generation_logits: bool = False
+    additional_outputs: tuple[str, ...] = ()
+    logits_post_processors: tuple[str, ...] = ()
+    lora: bool = False
+    priority: bool = False
+    batch_invariant: bool = False
+    log_probs_invariant: bool = False
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a loaded engine that the front end needs to check a request before it is sent."""
+
+    name: str  # the handler: lmi-dist, vllm, trtllm
+    vocab_size: int
+    max_sequence_length: int  # prompt and output together, tokens
+    max_num_sequences: int
+    dtype: str = ""
+    device: str = ""
+    max_kv_cache_tokens: int = 0
+    capabilities: Capabilities = Capabilities()
+
+
+Progress = Callable[[str, float], None]
+"""Called while a model loads: stage (config, weights, warm-up ...) and the share of it that is done, 0 to 1."""
+
+
+class Executor(ABC):
+    """An engine with one model replica. Every method may be called from any thread.
+
+    Ids are unique and grow. A request that was accepted ends with exactly one final Response, whatever happens:
+    output, error or cancellation. Source: Executor API of TensorRT-LLM.
+    """
+
+    @property
+    @abstractmethod
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.info.capabilities
+
+    @abstractmethod
+    def enqueue_request(self, request: Request) -> int:
+        """Accept a request and return its id.
+
+        Raises InvalidParameter or Unsupported for what this engine cannot do, Overloaded when its queue is full, RuntimeError after shutdown.
+        """
+
+    def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
+        return [self.enqueue_request(request) for request in requests]
+
+    @abstractmethod
+    def await_responses(
+        self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        """Wait until Responses are ready, then take all of them.
+
+        Without an id: Responses of any request, in order for each; those of one step become ready together. With an id: of
+        that request only; once its final Response was handed out, one error Response that says so; an id that
+        was never given out raises ValueError (upstream blocks for ever). With ids: one list for each, in order, `timeout_s` being one budget for
+        all. An empty list after `timeout_s`. Returns at once, perhaps empty, when the executor shuts down.
+        """
+
+    @abstractmethod
+    def get_num_responses_ready(self, request_id: int | None = None) -> int: ...
+
+    @abstractmethod
+    def cancel_request(self, request_id: int) -> None:
+        """End a request at the next step border with a final CANCELLED Result. Unknown or finished ids are ignored."""
+
+    @abstractmethod
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        """Statistics of the steps since the last call, oldest first, at most 1000; the call drains them."""
+
+    @abstractmethod
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]: ...
+
+    @abstractmethod
+    def can_enqueue_requests(self) -> bool: ...
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Cancel what is left, end the loop, free the device. A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
