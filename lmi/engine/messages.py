@@ -44,8 +44,8 @@ ToEngine = Submit | Cancel
 ToFrontEnd = Ready | Output | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_to_front_end = msgspec.msgpack.Decoder(ToFrontEnd)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_to_front_end: msgspec.msgpack.Decoder[ToFrontEnd] = msgspec.msgpack.Decoder(ToFrontEnd)
 
 
 def encode(message: ToEngine | ToFrontEnd) -> bytes:

@@ -1,0 +1,269 @@
+"""The shared-memory block: what every process says about itself and anyone may read without asking.
+
+The supervisor makes one file of fixed layout and every process maps it. A record has one writer: the supervisor its own,
+an engine worker or a front-end worker that of its slot (the supervisor writes for an engine that is dead). Values are
+8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death of their writer,
+because the next process of the slot counts on; gauges are zeroed when a slot is claimed. `/ping`, `/metrics` and
+admission read this and nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar, overload
+
+WORD = 8  # bytes
+T = TypeVar("T")
+
+
+class Field(Generic[T]):
+    """A named place in a record; `num_words` long."""
+
+    num_words = 1
+
+    def __init__(self, *, is_gauge: bool = False) -> None:
+        self.is_gauge = is_gauge
+        self.offset = 0  # words from the start of the record
+
+    @overload
+    def __get__(self, record: None, owner: type) -> Field[T]: ...
+    @overload
+    def __get__(self, record: Record, owner: type) -> T: ...
+    def __get__(self, record: Record | None, owner: type) -> Field[T] | T:
+        return self if record is None else self.read(record)
+
+    def __set__(self, record: Record, value: T) -> None:
+        self.write(record, value)
+
+    def read(self, record: Record) -> T:
+        raise NotImplementedError
+
+    def write(self, record: Record, value: T) -> None:
+        raise NotImplementedError
+
+    def clear(self, record: Record) -> None:
+        start = (record.base + self.offset) * WORD
+        record.block.raw[start : start + self.num_words * WORD] = bytes(self.num_words * WORD)
+
+
+class Int(Field[int]):
+    def read(self, record: Record) -> int:
+        return record.block.ints[record.base + self.offset]
+
+    def write(self, record: Record, value: int) -> None:
+        record.block.ints[record.base + self.offset] = value
+
+
+class Float(Field[float]):
+    def read(self, record: Record) -> float:
+        return record.block.floats[record.base + self.offset]
+
+    def write(self, record: Record, value: float) -> None:
+        record.block.floats[record.base + self.offset] = value
+
+
+class Text(Field[str]):
+    """UTF-8, cut to the place there is. For people: a reader may see it half written."""
+
+    def __init__(self, num_bytes: int, *, is_gauge: bool = False) -> None:
+        super().__init__(is_gauge=is_gauge)
+        self.num_words = num_bytes // WORD
+
+    def read(self, record: Record) -> str:
+        start = (record.base + self.offset) * WORD
+        raw = bytes(record.block.raw[start : start + self.num_words * WORD])
+        return raw.split(b"\0", 1)[0].decode("utf-8", "ignore")
+
+    def write(self, record: Record, value: str) -> None:
+        start, size = (record.base + self.offset) * WORD, self.num_words * WORD
+        record.block.raw[start : start + size] = value.encode()[: size - 1].ljust(size, b"\0")
+
+
+class Counters(Field["CounterView"]):
+    """One total for each of a fixed list of labels; a label that is not on the list counts as the last."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        self.index = {label: i for i, label in enumerate(self.labels)}
+        self.num_words = len(self.labels)
+
+    def read(self, record: Record) -> CounterView:
+        return CounterView(self, record)
+
+
+class CounterView:
+    def __init__(self, counters: Counters, record: Record) -> None:
+        self._counters, self._ints, self._start = counters, record.block.ints, record.base + counters.offset
+
+    def add(self, label: str, amount: int = 1) -> None:
+        last = len(self._counters.labels) - 1
+        self._ints[self._start + self._counters.index.get(label, last)] += amount
+
+    def items(self) -> Iterator[tuple[str, int]]:
+        for i, label in enumerate(self._counters.labels):
+            yield label, self._ints[self._start + i]
+
+
+class Histogram(Field["HistogramView"]):
+    """Counts of observations by upper bound, then the rest above all bounds, then the sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__()
+        self.bounds = tuple(bounds)
+        self.num_words = len(self.bounds) + 2
+
+    def read(self, record: Record) -> HistogramView:
+        return HistogramView(self, record)
+
+
+class HistogramView:
+    """A histogram of one record. Keep the view where you observe often: making one costs more than observing."""
+
+    def __init__(self, histogram: Histogram, record: Record) -> None:
+        self.bounds = histogram.bounds
+        self._ints, self._floats = record.block.ints, record.block.floats
+        self._start = record.base + histogram.offset
+        self._sum_at = self._start + len(self.bounds) + 1
+
+    def observe(self, value: float, count: int = 1) -> None:
+        self._ints[self._start + bisect_left(self.bounds, value)] += count
+        self._floats[self._sum_at] += value * count
+
+    @property
+    def counts(self) -> list[int]:
+        """Not cumulative; one more than there are bounds."""
+        return self._ints[self._start : self._sum_at].tolist()
+
+    @property
+    def sum(self) -> float:
+        return self._floats[self._sum_at]
+
+
+class Record:
+    """A row of fields with one writer. Subclasses declare fields; their order is the layout."""
+
+    pid: Int | int
+    fields: dict[str, Field[object]] = {}
+    num_words = 0
+
+    def __init_subclass__(cls) -> None:
+        cls.fields = {name: value for name, value in vars(cls).items() if isinstance(value, Field)}
+        cls.num_words = 0
+        for place in cls.fields.values():
+            place.offset = cls.num_words
+            cls.num_words += place.num_words
+
+    def __init__(self, block: Block, base: int) -> None:
+        self.block, self.base = block, base
+
+    def claim(self) -> None:
+        """A new process takes the slot: gauges and its predecessor's words go, totals stay."""
+        for place in self.fields.values():
+            if place.is_gauge:
+                place.clear(self)
+        self.pid = os.getpid()
+
+
+class Phase(enum.IntEnum):
+    """Where a process stands; FAILED is final."""
+
+    STARTING = 0
+    LOADING = 1
+    READY = 2
+    DRAINING = 3
+    LOST = 4  # died or hung; a restart is on its way
+    FAILED = 5
+
+
+class SupervisorRecord(Record):
+    pid = Int(is_gauge=True)
+    phase = Int()
+    reason = Text(512)  # why it failed or drains, one line for people
+    started_s = Float()  # time.monotonic()
+    num_engine_restarts = Int()
+    num_frontend_restarts = Int()
+
+
+class EngineRecord(Record):
+    """One engine slot. `num_starts`, `reason` and `lost_s` are the supervisor's, and so is `phase` when the worker is dead."""
+
+    pid = Int(is_gauge=True)
+    phase = Int()
+    num_starts = Int()  # the epoch
+    stage = Text(64, is_gauge=True)  # config, weights, warm-up ...
+    progress = Float(is_gauge=True)  # of the stage, 0 to 1
+    reason = Text(512)  # of the last death, one line
+    lost_s = Float()  # time.monotonic() of the last death
+    beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
+    step = Int(is_gauge=True)  # steps since the start
+    step_s = Float(
+        is_gauge=True
+    )  # time.monotonic() of the last step, or of the moment that work came to an idle engine
+    num_running = Int(is_gauge=True)
+    num_waiting = Int(is_gauge=True)
+    num_used_blocks = Int(is_gauge=True)
+    max_num_blocks = Int(is_gauge=True)
+    max_num_sequences = Int(is_gauge=True)
+    num_preemptions = Int()
+    num_prompt_tokens = Int()
+    num_generated_tokens = Int()
+
+
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+STATUS_CODES = tuple("200 207 400 404 405 408 413 415 417 422 424 429 431 499 500 503 504 505 507 other".split())
+FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
+
+
+class FrontEndRecord(Record):
+    pid = Int(is_gauge=True)
+    beat_s = Float(is_gauge=True)
+    loop_lag_s = Float(is_gauge=True)
+    num_open_connections = Int(is_gauge=True)
+    num_in_flight = Int(is_gauge=True)  # requests between admission and their end
+    num_requests = Counters(STATUS_CODES)  # inference requests by status
+    num_finished = Counters(FINISH_REASONS)
+    num_prompt_tokens = Int()
+    num_generated_tokens = Int()
+    time_to_first_token_s = Histogram(LATENCY_BOUNDS_S)
+    inter_token_latency_s = Histogram(LATENCY_BOUNDS_S)
+    request_duration_s = Histogram(LATENCY_BOUNDS_S)
+
+
+class Block:
+    """The mapped file and its records."""
+
+    def __init__(self, memory: mmap.mmap, num_engines: int, num_frontends: int) -> None:
+        self.memory = memory
+        self.raw = memoryview(memory)
+        self.ints = self.raw.cast("q")
+        self.floats = self.raw.cast("d")
+        base = SupervisorRecord.num_words
+        self.supervisor = SupervisorRecord(self, 0)
+        self.engines = [EngineRecord(self, base + i * EngineRecord.num_words) for i in range(num_engines)]
+        base += num_engines * EngineRecord.num_words
+        self.frontends = [FrontEndRecord(self, base + i * FrontEndRecord.num_words) for i in range(num_frontends)]
+
+    @classmethod
+    def create(cls, path: Path, num_engines: int, num_frontends: int) -> Block:
+        """Make the file, all zero, readable by this user alone."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.close(fd)
+        os.truncate(path, cls.size(num_engines, num_frontends))
+        return cls.attach(path, num_engines, num_frontends)
+
+    @classmethod
+    def attach(cls, path: Path, num_engines: int, num_frontends: int) -> Block:
+        with open(path, "r+b") as file:
+            return cls(mmap.mmap(file.fileno(), cls.size(num_engines, num_frontends)), num_engines, num_frontends)
+
+    @staticmethod
+    def size(num_engines: int, num_frontends: int) -> int:
+        words = SupervisorRecord.num_words
+        words += num_engines * EngineRecord.num_words + num_frontends * FrontEndRecord.num_words
+        return words * WORD
