@@ -6,8 +6,8 @@ choice open or where we add a word, the docstring says so. The types are msgspec
 and the wire of the engine socket at the same time. Nothing here knows text, HTTP or a device.
 
 Two error channels. A request that can never be right raises ValueError where it is built (or `Unsupported`,
-`InvalidParameter`, `Overloaded` of `lmi.errors` where it is enqueued); after acceptance every fault is a Response with an
-`error`, always final.
+`InvalidParameter`, `Overloaded` of `lmi.errors` where it is enqueued); after acceptance every fault is a Response
+with an `error`, always final.
 """
 
 from __future__ import annotations
@@ -219,8 +219,9 @@ class Result(msgspec.Struct, array_like=True):
     """New output of one sequence.
 
     Lists run over beams, one entry without beam search. `output_token_ids` are the tokens that are new in this Result
-    (with beams or `return_all_generated_tokens`: all so far) and include the end token, which differs from upstream's C++.
-    `log_probs` and `top_log_probs` are parallel to them. `prompt_log_probs` stands on the first Result of a request.
+    (with beams or `return_all_generated_tokens`: all so far) and include the end token, which differs from upstream's
+    C++. `log_probs` and `top_log_probs` are parallel to them. `prompt_log_probs` stands on the first Result of a
+    request.
     """
 
     output_token_ids: list[list[int]]
@@ -365,7 +366,8 @@ class Executor(ABC):
     def enqueue_request(self, request: Request) -> int:
         """Accept a request and return its id.
 
-        Raises InvalidParameter or Unsupported for what this engine cannot do, Overloaded when its queue is full, RuntimeError after shutdown.
+        Raises InvalidParameter or Unsupported for what this engine cannot do, Overloaded when its queue is full,
+        RuntimeError after shutdown.
         """
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
@@ -377,10 +379,11 @@ class Executor(ABC):
     ) -> list[Response] | list[list[Response]]:
         """Wait until Responses are ready, then take all of them.
 
-        Without an id: Responses of any request, in order for each; those of one step become ready together. With an id: of
-        that request only; once its final Response was handed out, one error Response that says so; an id that
-        was never given out raises ValueError (upstream blocks for ever). With ids: one list for each, in order, `timeout_s` being one budget for
-        all. An empty list after `timeout_s`. Returns at once, perhaps empty, when the executor shuts down.
+        Without an id: Responses of any request, in order for each; those of one step become ready together. With an
+        id: of that request only; once its final Response was handed out, one error Response that says so; an id that
+        was never given out raises ValueError (upstream blocks for ever). With ids: one list for each, in order,
+        `timeout_s` being one budget for all. An empty list after `timeout_s`. Returns at once, perhaps empty, when
+        the executor shuts down.
         """
 
     @abstractmethod

@@ -1,10 +1,10 @@
 """The shared-memory block: what every process says about itself and anyone may read without asking.
 
-The supervisor makes one file of fixed layout and every process maps it. A record has one writer: the supervisor its own,
-an engine worker or a front-end worker that of its slot (the supervisor writes for an engine that is dead). Values are
-8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death of their writer,
-because the next process of the slot counts on; gauges are zeroed when a slot is claimed. `/ping`, `/metrics` and
-admission read this and nothing else.
+The supervisor makes one file of fixed layout and every process maps it. A record has one writer: the supervisor its
+own, an engine worker or a front-end worker that of its slot (the supervisor writes for an engine that is dead).
+Values are 8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death
+of their writer, because the next process of the slot counts on; gauges are zeroed when a slot is claimed. `/ping`,
+`/metrics` and admission read this and nothing else.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class OutputFormat(enum.StrEnum):
 class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every door.
 
-    `sampling` holds only values that mean something ("off" values are None by now). `stop_token_ids` end the answer like
-    a stop string. `num_top_log_probs` None: none asked for. `is_streaming`: the answer is wanted piece by piece.
+    `sampling` holds only values that mean something ("off" values are None by now). `stop_token_ids` end the answer
+    like a stop string. `num_top_log_probs` None: none asked for. `is_streaming`: the answer is wanted piece by piece.
     """
 
     prompt: str
@@ -64,8 +64,9 @@ class GenerationRequest:
 class Token:
     """One token of prompt or answer.
 
-    `text` is the piece of text that this token released: the pieces of an answer concatenate exactly to the whole text, so it
-    is "" while half a character or a possible stop string is held back. `log_prob` None: unknown (first prompt token).
+    `text` is the piece of text that this token released: the pieces of an answer concatenate exactly to the whole
+    text, so it is "" while half a character or a possible stop string is held back. `log_prob` None: unknown (first
+    prompt token).
     """
 
     id: int
@@ -79,8 +80,8 @@ class Token:
 class Delta:
     """What one engine Response brought: new tokens, and on the last Delta the reason of the end.
 
-    `prefill` (prompt tokens) stands on the first Delta when it was asked for. An error inside a stream is raised by the pipeline, never
-    hidden in a Delta. The answer's whole text is the concatenation of all token texts.
+    `prefill` (prompt tokens) stands on the first Delta when it was asked for. An error inside a stream is raised by
+    the pipeline, never hidden in a Delta. The answer's whole text is the concatenation of all token texts.
     """
 
     tokens: list[Token]

@@ -1,8 +1,9 @@
 """What the two ends of the engine socket say to each other.
 
-Front end to engine: Submit and Cancel. Engine to front end: Ready once per connection, then Output: one message per step
-with the Responses of all of that front end's requests. Request ids on the wire are the front end's own; `Submit.request.client_id` and
-`Response.request_id` carry them. Encoding is msgpack of typed structs; anything else closes the connection.
+Front end to engine: Submit and Cancel. Engine to front end: Ready once per connection, then Output: one message per
+step with the Responses of all of that front end's requests. Request ids on the wire are the front end's own;
+`Submit.request.client_id` and `Response.request_id` carry them. Encoding is msgpack of typed structs; anything else
+closes the connection.
 """
 
 from __future__ import annotations
