@@ -146,6 +146,11 @@ class SecurityRefused(StartError):
 
 
 def shorten(value: object, max_chars: int = 80) -> str:
-    """A value as it may stand in an error message: one line, quoted, never longer than `max_chars`."""
-    text = ascii(value)
+    """A value as it may stand in an error message: one line, quoted, never longer than `max_chars`.
+
+    Lists and objects are counted, not printed: a client may nest them deeper than Python can print.
+    """
+    if isinstance(value, list | tuple | dict):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    text = ascii(value[:max_chars] if isinstance(value, str) else value)
     return text if len(text) <= max_chars else text[: max_chars - 1] + "…"

@@ -30,6 +30,14 @@ class OutputFormat(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The form of an answer: all that must be known to answer a request at all, if only with an error."""
+
+    output_format: OutputFormat = OutputFormat.JSON
+    tgi_compat: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every door.
 
@@ -58,6 +66,10 @@ class GenerationRequest:
     guided_decoding: GuidedDecodingParams | None = None
     adapter: str | None = None
     tgi_compat: bool = False
+
+    @property
+    def frame(self) -> Frame:
+        return Frame(output_format=self.output_format, tgi_compat=self.tgi_compat)
 
 
 @dataclass(slots=True)
