@@ -1,0 +1,223 @@
+"""The front end's end of the engine sockets.
+
+`Engines` keeps one connection to each engine, sends a request to the one with the fewest outstanding tokens and hands
+each Response to the stream it belongs to. Nothing here retries a request: an engine that is lost ends the requests it
+had with `Unavailable`, and a stream that is closed before its end sends the only message against the current, Cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+
+import msgspec
+
+from lmi import errors
+from lmi.engine.frames import FrameReader, FrameTooLarge, frame
+from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
+from lmi.errors import GenerationFailed, LmiError, OutOfMemory, Unavailable
+from lmi.executor import EngineInfo, ErrorKind, Request, Response, ResponseError, Result
+from lmi.state import EngineRecord, Phase
+
+RECONNECT_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+class Stream:
+    """The Responses of one request, in order. Iterate it to the end or close it; `close` is safe at any time."""
+
+    def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
+        self.num_tokens = num_tokens  # prompt and longest possible answer: the load it puts on the engine
+        self._connection = connection
+        self._id = request_id
+        self._inbox: deque[Result | LmiError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_over = False  # the final Response has come, or nothing more will
+
+    async def next(self) -> Result:
+        """The next Result. Raises the LmiError that ended the request instead, if one did."""
+        if not self._inbox:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._inbox.popleft()
+        if isinstance(item, LmiError):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Forget the request; tell the engine unless it has finished already."""
+        if not self._is_over:
+            self._is_over = True
+            self._connection.cancel(self._id)
+
+    def put(self, item: Result | LmiError) -> None:
+        self._inbox.append(item)
+        if isinstance(item, LmiError) or item.is_final:
+            self._is_over = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class EngineConnection(asyncio.Protocol):
+    """One socket to one engine, from its first byte to its last."""
+
+    def __init__(self) -> None:
+        self.info: EngineInfo | None = None
+        self.num_outstanding_tokens = 0
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ids = count()
+        self._streams: dict[int, Stream] = {}
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def submit(self, request: Request) -> Stream:
+        stream = Stream(self, next(self._ids), len(request.input_token_ids) + request.max_tokens)
+        self._streams[stream._id] = stream
+        self.num_outstanding_tokens += stream.num_tokens
+        self._send(Submit(stream._id, request))
+        return stream
+
+    def cancel(self, request_id: int) -> None:
+        if self._forget(request_id) is not None:
+            self._send(Cancel(request_id))
+
+    def _send(self, message: Submit | Cancel) -> None:
+        if self._transport is not None:
+            self._transport.write(frame(encode(message)))
+
+    def _forget(self, request_id: int) -> Stream | None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self.num_outstanding_tokens -= stream.num_tokens
+        return stream
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                self._handle(decode_to_front_end(payload))
+        except (FrameTooLarge, msgspec.MsgspecError) as error:
+            log.error("engine sent something that is no message of ours, closing: %s", error)
+            self.close()
+
+    def _handle(self, message: Ready | Output | Refused) -> None:
+        if isinstance(message, Output):
+            for response in message.responses:
+                self._deliver(response)
+        elif isinstance(message, Ready):
+            self.info = message.info
+        elif (stream := self._forget(message.request_id)) is not None:
+            stream.put(refusal(message))
+
+    def _deliver(self, response: Response) -> None:
+        stream = self._streams.get(response.request_id)
+        if stream is None:  # cancelled a moment ago
+            return
+        if response.is_final:
+            self._forget(response.request_id)
+        stream.put(response.result if response.error is None and response.result else failure(response.error))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.info = None
+        self._transport = None
+        lost = Unavailable("the engine was lost while it worked on this request")
+        for request_id in list(self._streams):
+            stream = self._forget(request_id)
+            assert stream is not None
+            stream.put(lost)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Engines:
+    """Every engine of this server, as one front-end worker sees them."""
+
+    def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
+        self._sockets = sockets
+        self._records = records
+        self._connections: list[EngineConnection | None] = [None] * len(sockets)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep_connected(slot)) for slot in range(len(self._sockets))]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def submit(self, request: Request) -> Stream:
+        """Send a request to the least loaded engine. Raises Unavailable when there is none."""
+        return self._least_loaded().submit(request)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the model, the same for every replica. Raises Unavailable while no engine is connected."""
+        info = self._least_loaded().info
+        assert info is not None
+        return info
+
+    def _least_loaded(self) -> EngineConnection:
+        ready = [c for c in self._connections if c is not None and c.info is not None]
+        if not ready:
+            raise Unavailable("no engine is ready: " + describe(self._records))
+        return min(ready, key=lambda connection: connection.num_outstanding_tokens)
+
+    async def _keep_connected(self, slot: int) -> None:
+        """Connect whenever the engine of this slot is ready, and again after it was lost."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._records[slot].phase == Phase.READY:
+                with suppress(OSError):
+                    _, connection = await loop.create_unix_connection(EngineConnection, self._sockets[slot])
+                    self._connections[slot] = connection
+                    try:
+                        await connection.closed
+                    finally:
+                        self._connections[slot] = None
+                        connection.close()
+            await asyncio.sleep(RECONNECT_S)
+
+
+def refusal(message: Refused) -> LmiError:
+    """The error that an engine refused a request with, as the class it had there."""
+    for kind in (errors.Overloaded, errors.Unavailable, errors.InvalidRequest):
+        if message.label == kind.label:
+            return kind(message.message)
+    invalid = errors.InvalidRequest(message.message)
+    invalid.label = message.label
+    return invalid
+
+
+def failure(error: ResponseError | None) -> LmiError:
+    if error is None:
+        return GenerationFailed("the engine sent neither a result nor an error")
+    kinds: dict[ErrorKind, type[LmiError]] = {
+        ErrorKind.OUT_OF_MEMORY: OutOfMemory,
+        ErrorKind.ENGINE_LOST: Unavailable,
+        ErrorKind.INVALID: errors.InvalidRequest,
+    }
+    return kinds.get(error.kind, GenerationFailed)(error.message)
+
+
+def describe(records: Sequence[EngineRecord]) -> str:
+    """The state of the engines in a few words for people."""
+    return ", ".join(
+        Phase(record.phase).name.lower() + (f" ({record.stage})" if record.stage else "") for record in records
+    )

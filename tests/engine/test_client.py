@@ -1,0 +1,195 @@
+"""The front end's end of the socket, against a small real server that speaks the same frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from lmi.engine.client import Engines
+from lmi.engine.frames import FrameReader, frame
+from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
+from lmi.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
+from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
+from lmi.state import Block, Phase
+
+INFO = EngineInfo(name="scripted", vocab_size=10, max_sequence_length=100, max_num_sequences=4)
+REQUEST = Request(input_token_ids=(1, 2, 3), max_tokens=5)
+
+
+class ScriptedEngine:
+    """An engine worker that says what the test tells it to say and remembers what it heard."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.heard: list[Submit | Cancel] = []
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def start(self) -> None:
+        self.server = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        self.say(Ready(INFO, epoch=1))
+        frames = FrameReader()
+        while data := await reader.read(65536):
+            self.heard += [decode_to_engine(payload) for payload in frames.feed(data)]
+
+    def say(self, message: Ready | Output | Refused) -> None:
+        self.writers[-1].write(frame(encode(message)))
+
+    async def stop(self) -> None:
+        self.server.close()
+        for writer in self.writers:
+            writer.close()
+        await self.server.wait_closed()
+
+
+@asynccontextmanager
+async def engines(tmp_path: Path, num: int = 1) -> AsyncIterator[tuple[Engines, list[ScriptedEngine], Block]]:
+    block = Block.create(tmp_path / "state", num_engines=num, num_frontends=1)
+    scripted = [ScriptedEngine(str(tmp_path / f"engine-{slot}.sock")) for slot in range(num)]
+    for engine, record in zip(scripted, block.engines, strict=True):
+        await engine.start()
+        record.phase = Phase.READY
+    client = Engines([engine.path for engine in scripted], block.engines)
+    await client.start()
+    await until(lambda: sum(c is not None and c.info is not None for c in client._connections) == num)
+    try:
+        yield client, scripted, block
+    finally:
+        await client.close()
+        for engine in scripted:
+            await engine.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def token(request_id: int, token_id: int, *, is_final: bool = False) -> Response:
+    reason = FinishReason.LENGTH if is_final else FinishReason.NOT_FINISHED
+    return Response(request_id, Result([[token_id]], is_final, is_final, finish_reasons=[reason]))
+
+
+def test_each_stream_gets_its_own_responses_in_order(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            first, second = client.submit(REQUEST), client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 2)
+            engine.say(Output([token(0, 5), token(1, 7)]))
+            engine.say(Output([token(1, 8, is_final=True), token(0, 6, is_final=True)]))
+            assert [(await first.next()).output_token_ids for _ in range(2)] == [[[5]], [[6]]]
+            assert [(await second.next()).output_token_ids for _ in range(2)] == [[[7]], [[8]]]
+
+    run(test)
+
+
+def test_a_stream_closed_early_cancels_and_a_finished_one_does_not(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            finished, early = client.submit(REQUEST), client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 2)
+            engine.say(Output([token(0, 5, is_final=True)]))
+            await finished.next()
+            finished.close()
+            early.close()
+            await until(lambda: len(engine.heard) == 3)
+            assert engine.heard[2] == Cancel(1)
+
+    run(test)
+
+
+def test_a_lost_engine_ends_its_requests_at_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], block):
+            stream = client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 1)
+            block.engines[0].phase = Phase.LOST
+            engine.writers[0].transport.abort()
+            with pytest.raises(Unavailable, match="lost"):
+                await stream.next()
+            with pytest.raises(Unavailable, match="no engine is ready: lost"):
+                client.submit(REQUEST)
+
+    run(test)
+
+
+def test_the_engine_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            engine.writers[0].transport.abort()
+            await until(lambda: len(engine.writers) == 2 and client._connections[0] is not None)
+            await until(lambda: client._connections[0] is not None and client._connections[0].info is not None)
+            client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 1)
+
+    run(test)
+
+
+def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=2) as (client, [first, second], _):
+            long = Request(input_token_ids=(1,) * 50, max_tokens=40)
+            client.submit(long)
+            streams = [client.submit(REQUEST) for _ in range(3)]
+            await until(lambda: len(first.heard) == 1 and len(second.heard) == 3)
+            streams[0].close()
+            assert client._connections[1] is not None
+            assert client._connections[1].num_outstanding_tokens == 2 * 8
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("label", "kind"),
+    [("overloaded", Overloaded), ("unavailable", Unavailable), ("invalid_parameter", InvalidRequest)],
+)
+def test_a_refusal_comes_out_as_the_error_it_was(tmp_path: Path, label: str, kind: type[Exception]) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            stream = client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 1)
+            engine.say(Refused(0, label, "because"))
+            with pytest.raises(kind, match="because") as caught:
+                await stream.next()
+            assert caught.value.label == label  # type: ignore[attr-defined]
+
+    run(test)
+
+
+def test_an_error_response_is_raised_and_nothing_is_cancelled_after_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            stream = client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 1)
+            engine.say(Output([Response(0, error=ResponseError("NaN in the logits"))]))
+            with pytest.raises(GenerationFailed, match="NaN"):
+                await stream.next()
+            stream.close()
+            client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 2)
+            assert isinstance(engine.heard[1], Submit)
+
+    run(test)
+
+
+def test_bytes_that_are_no_message_close_the_connection_and_end_its_requests(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            stream = client.submit(REQUEST)
+            await until(lambda: len(engine.heard) == 1)
+            engine.writers[0].write(frame(b"\xff\xff\xff"))
+            with pytest.raises(Unavailable):
+                await stream.next()
+
+    run(test)
