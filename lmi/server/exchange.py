@@ -1,0 +1,141 @@
+"""One HTTP exchange: a request as a route reads it, and the response as it writes it.
+
+A thin skin over ASGI's scope, receive and send. It adds what every answer of ours has (request id, echoed
+Custom-Attributes), remembers the status for log and metrics, and turns a client that leaves into `ClientGone`, in
+streams and before them. Nothing wraps `send`, so a token costs no extra hop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from lmi.errors import ClientGone, LmiError, shorten
+
+REQUEST_ID_HEADERS = ("x-amzn-sagemaker-inference-id", "x-request-id")
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's own limit; all response headers together stay under 4 KB
+SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+SAFE_ATTRIBUTES = re.compile(r"[\x20-\x7e]*")
+
+Header = tuple[str, str]
+
+
+class BodyTooLarge(LmiError):
+    """The body is over `max_request_size`."""
+
+    status = 413
+    label = "body_too_large"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the request body must have at most {max_bytes} bytes (max_request_size)")
+
+
+class UnsupportedEncoding(LmiError):
+    status = 415
+    label = "unsupported_encoding"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"content-encoding must be identity, given {shorten(given)}")
+
+
+class Exchange:
+    """See the module. `status` is 0 until the response has started."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers = Headers(scope=scope)
+        self.request_id = self._choose_id()
+        self.status = 0
+        self.started_s = time.monotonic()
+        self.error_label = ""
+        self._receive, self._send = receive, send
+        self._is_gone = False
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
+    def _choose_id(self) -> str:
+        """The caller's id where it is short printable ASCII, else a new one."""
+        given = (self.headers.get(name, "") for name in REQUEST_ID_HEADERS)
+        return next((value for value in given if SAFE_ID.fullmatch(value)), None) or uuid.uuid4().hex
+
+    async def body(self, max_bytes: int) -> bytes:
+        """The whole body. Refuses by the announced length before a byte is read, else as soon as it is too long."""
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise UnsupportedEncoding(encoding)
+        if int(self.headers.get("content-length", 0)) > max_bytes:
+            raise BodyTooLarge(max_bytes)
+        chunks, size, has_more = [], 0, True
+        while has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("the client left before its request was complete")
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > max_bytes:
+                raise BodyTooLarge(max_bytes)
+            has_more = message.get("more_body", False)
+        return b"".join(chunks)
+
+    async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
+        self.status = status
+        fields = [("content-type", media_type), ("x-request-id", self.request_id), *self._echoed(), *headers]
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in fields]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes) -> None:
+        """One record, flushed at once."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def answer(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+        """A whole response with its length."""
+        await self.start(status, media_type, [("content-length", str(len(body))), *headers])
+        await self.end(body)
+
+    def _echoed(self) -> list[Header]:
+        attributes = self.headers.get(CUSTOM_ATTRIBUTES, "")
+        if not attributes or len(attributes) > MAX_ATTRIBUTE_CHARS or not SAFE_ATTRIBUTES.fullmatch(attributes):
+            return []
+        return [(CUSTOM_ATTRIBUTES, attributes)]
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """While inside, a client that leaves cancels what runs; that comes out as ClientGone.
+
+        Enter after the body was read: from then on all that `receive` can bring is the disconnect.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._is_gone:
+                raise
+            task.uncancel()
+            raise ClientGone("the client closed its connection") from None
+        finally:
+            watcher.cancel()
+
+    async def _watch(self, task: asyncio.Task[object]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        task.cancel()
