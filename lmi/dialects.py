@@ -1,0 +1,129 @@
+"""The doors of the server: what each reads, how it answers, and which status each error has there.
+
+A row is a handful of functions. `read` gives the body and the form of its answer, `parse` the request, `formatter` the
+writer of its answer; `render_error` answers an error of ours, `render_status` one of HTTP alone (404, 405, 408, 413,
+415, 431). Later doors add a row. Pure: nothing here sends.
+
+    frame = dialect.default_frame(model)
+    try:
+        message = dialect.read(body, content_type, model)
+        frame = message.frame
+        parsed = dialect.parse(message)
+        ...
+    except LmiError as error:
+        rendered = dialect.render_error(error, frame, accepted=...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lmi.config import ModelConfig
+from lmi.errors import (
+    DeadlineExceeded,
+    GenerationFailed,
+    InvalidParameter,
+    InvalidRequest,
+    LmiError,
+    OutOfMemory,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+)
+from lmi.formatters.base import ErrorFields, Formatter, plain_error
+from lmi.formatters.json_object import JsonObject
+from lmi.formatters.jsonlines import Jsonlines
+from lmi.formatters.sse import ServerSentEvents
+from lmi.schemas import lmi
+from lmi.schemas.common import Message, Parsed
+from lmi.types import Frame, GenerationRequest, OutputFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An error as it goes out. After the first byte only `body` does: it is a whole record of the stream."""
+
+    status: int
+    media_type: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class RenderError(Protocol):
+    def __call__(self, error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+        """`accepted`: the request was handed to an engine, or has begun to be answered."""
+
+
+class RenderStatus(Protocol):
+    def __call__(self, status: int, message: str, frame: Frame) -> Rendered: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One door."""
+
+    name: str
+    default_frame: Callable[[ModelConfig], Frame]
+    read: Callable[[bytes, str | None, ModelConfig], Message]
+    parse: Callable[[Message], Parsed]
+    formatter: Callable[[GenerationRequest], Formatter]
+    render_error: RenderError
+    render_status: RenderStatus
+
+
+FORMATTERS: dict[OutputFormat, type[Formatter]] = {
+    OutputFormat.JSON: JsonObject,
+    OutputFormat.JSONLINES: Jsonlines,
+    OutputFormat.SSE: ServerSentEvents,
+}
+
+LMI_INVALID_STATUS = 424  # every InvalidRequest; other doors say 400
+OWN_FAULTS = (InvalidParameter, Unsupported, GenerationFailed, DeadlineExceeded, OutOfMemory)
+"""Errors of a request that was understood: answered in its own form even before an engine has it."""
+
+
+def _lmi_formatter(request: GenerationRequest) -> Formatter:
+    return FORMATTERS[request.output_format](request)
+
+
+def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+    status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
+    fields = ErrorFields(_wire_message(error), status, _tgi_type(error, accepted) if frame.tgi_compat else None)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    if accepted or isinstance(error, OWN_FAULTS):
+        formatter = FORMATTERS[frame.output_format]
+        return Rendered(status, formatter.media_type, formatter.error(fields), headers)
+    return Rendered(status, JsonObject.media_type, plain_error(fields), headers)
+
+
+def _render_lmi_status(status: int, message: str, frame: Frame) -> Rendered:
+    tgi_type = None if not frame.tgi_compat else "validation" if status < 500 else "overloaded"
+    return Rendered(status, JsonObject.media_type, plain_error(ErrorFields(message, status, tgi_type)))
+
+
+def _wire_message(error: LmiError) -> str:
+    """The error's text, with the client's name of the field where the engine's contract has another."""
+    message = str(error)
+    name = error.name if isinstance(error, InvalidParameter | Unsupported) else ""
+    return lmi.WIRE_NAMES.get(name, name) + message[len(name) :] if message.startswith(name) else message
+
+
+def _tgi_type(error: LmiError, accepted: bool) -> str:
+    if isinstance(error, InvalidRequest):
+        return "validation"
+    return "overloaded" if isinstance(error, Overloaded | Unavailable) and not accepted else "generation"
+
+
+LMI = Dialect(
+    name="lmi",
+    default_frame=lmi.default_frame,
+    read=lmi.read,
+    parse=lmi.parse,
+    formatter=_lmi_formatter,
+    render_error=_render_lmi_error,
+    render_status=_render_lmi_status,
+)
+
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (LMI,)}

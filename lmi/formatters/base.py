@@ -1,0 +1,113 @@
+"""What every formatter shares: its shape, and the JSON of the LMI wire's objects.
+
+A formatter belongs to one request: Deltas in, records out, each record one body message. It knows nothing of HTTP
+statuses, sockets or where the tokens come from. The bytes are the reference's: `", "` and `": "` between things, UTF-8
+not escaped, keys in a fixed order. orjson writes strings and floats, so NaN and infinities become null. Under
+tgi_compat the log-prob and the special flag have TGI's names, and TGI's flag is never left out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar, NamedTuple
+
+from orjson import dumps
+
+from lmi.types import Delta, FinishReason, GenerationRequest, Token
+
+NO_TOKEN = Token(id=-1, text="", is_special=True)
+"""Stands where an answer ends without a token of its own, as the reference writes an empty step."""
+
+
+class ErrorFields(NamedTuple):
+    """An error as it stands in a body. `tgi_type` is given under tgi_compat: validation, generation, overloaded."""
+
+    message: str
+    code: int
+    tgi_type: str | None = None
+
+
+class Formatter(ABC):
+    """Writes the answer to one request."""
+
+    media_type: ClassVar[str]
+    is_streaming: ClassVar[bool]  # False: feed gives one record in all, the whole body
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._request = request
+        self._token_json = tgi_token if request.tgi_compat else lmi_token
+
+    @abstractmethod
+    def feed(self, delta: Delta) -> list[bytes]:
+        """The records that this Delta completes, in order."""
+
+    @staticmethod
+    @abstractmethod
+    def error(error: ErrorFields) -> bytes:
+        """The one record that says why there is no answer, or no more of it."""
+
+    def _full_text(self, text: str) -> str:
+        return self._request.prompt + text if self._request.return_full_text else text
+
+    def _details(
+        self,
+        finish_reason: FinishReason | None,
+        num_tokens: int,
+        tokens: list[Token] | None,
+        prefill: list[Token] | None,
+    ) -> bytes:
+        """The Details object; `tokens` is None in a stream."""
+        items = [
+            b'"finish_reason": %b' % dumps(finish_reason),
+            b'"generated_tokens": %d' % num_tokens,
+            b'"inputs": %b' % dumps(self._request.prompt),
+        ]
+        if tokens is not None:
+            items.append(b'"tokens": %b' % self._tokens(tokens))
+        if prefill is not None and self._request.prefill_details:
+            items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, prefill)))
+        if tokens is not None and self._request.num_top_log_probs:
+            items.append(b'"top_tokens": [%b]' % b", ".join(self._tokens(token.top or ()) for token in tokens))
+        return b"{%b}" % b", ".join(items)
+
+    def _tokens(self, tokens: Iterable[Token]) -> bytes:
+        return b"[%b]" % b", ".join(map(self._token_json, tokens))
+
+    def _prompt_token(self, token: Token) -> bytes:
+        plain = self._token_json(token)
+        if not self._request.num_prompt_log_probs:
+            return plain
+        return b'%b, "top_tokens": %b}' % (plain[:-1], self._tokens(token.top or ()))
+
+
+def lmi_token(token: Token) -> bytes:
+    if token.is_special:
+        return b'{"id": %d, "text": %b, "log_prob": %b, "special_token": true}' % (
+            token.id,
+            dumps(token.text),
+            dumps(token.log_prob),
+        )
+    return b'{"id": %d, "text": %b, "log_prob": %b}' % (token.id, dumps(token.text), dumps(token.log_prob))
+
+
+def tgi_token(token: Token) -> bytes:
+    return b'{"id": %d, "text": %b, "logprob": %b, "special": %b}' % (
+        token.id,
+        dumps(token.text),
+        dumps(token.log_prob),
+        b"true" if token.is_special else b"false",
+    )
+
+
+def error_fields(error: ErrorFields) -> bytes:
+    """The two or three keys that every error ends with."""
+    # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
+    message = error.message.encode(errors="replace").decode()
+    fields = b'"error": %b, "code": %d' % (dumps(message), error.code)
+    return fields if error.tgi_type is None else b'%b, "error_type": %b' % (fields, dumps(error.tgi_type))
+
+
+def plain_error(error: ErrorFields) -> bytes:
+    """An error body of its own, for a request that never became one."""
+    return b"{%b}" % error_fields(error)

@@ -1,0 +1,70 @@
+"""The answer token by token, each a line of JSON.
+
+    {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}}
+    {"token": {}, "generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
+
+Every line ends in a newline, the last too: client libraries loop for ever on an unterminated one. Every line carries a
+token; where the end brings none of its own, the last line has the token -1. U+0085, U+2028 and U+2029 are escaped,
+since clients that split text into lines (httpx does) would cut a record there.
+Source: LMI handlers' inference API schema, key order and separators as the reference writes them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from orjson import dumps
+
+from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, error_fields
+from lmi.types import Delta, FinishReason, GenerationRequest, Token
+
+ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
+
+
+class Jsonlines(Formatter):
+    media_type = "application/jsonlines"
+    is_streaming = True
+    opening: ClassVar[bytes] = b"{"
+    closing: ClassVar[bytes] = b"}\n"
+
+    def __init__(self, request: GenerationRequest) -> None:
+        super().__init__(request)
+        self._has_top = bool(request.num_top_log_probs)
+        self._texts: list[str] = []
+        self._prefill: list[Token] | None = None
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        if delta.prefill is not None:
+            self._prefill = delta.prefill
+        self._texts += [token.text for token in delta.tokens]
+        if delta.finish_reason is None:
+            return [self._record(self._token_fields(token)) for token in delta.tokens]
+        *tokens, last = delta.tokens or [NO_TOKEN]
+        records = [self._record(self._token_fields(token)) for token in tokens]
+        return [*records, self._record(self._token_fields(last) + self._end_fields(delta.finish_reason))]
+
+    def _token_fields(self, token: Token) -> bytes:
+        fields = b'"token": ' + self._token_json(token)
+        return b'%b, "top_tokens": %b' % (fields, self._tokens(token.top or ())) if self._has_top else fields
+
+    def _end_fields(self, finish_reason: FinishReason) -> bytes:
+        fields = b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))
+        if not self._request.details:
+            return fields
+        return b'%b, "details": %b' % (fields, self._details(finish_reason, len(self._texts), None, self._prefill))
+
+    @classmethod
+    def _record(cls, fields: bytes) -> bytes:
+        if not fields.isascii():
+            for char, escape in ESCAPES.items():
+                fields = fields.replace(char, escape)
+        return cls.opening + fields + cls.closing
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        names = (b"log_prob", b"special_token") if error.tgi_type is None else (b"logprob", b"special")
+        token = b'{"id": -1, "text": "", "%b": -1, "%b": true}' % names
+        details = b'{"finish_reason": "error", "generated_tokens": null, "inputs": null}'
+        return cls._record(
+            b'"token": %b, "generated_text": "", "details": %b, %b' % (token, details, error_fields(error))
+        )

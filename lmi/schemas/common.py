@@ -1,0 +1,161 @@
+"""What every JSON door shares: reading a body, and reading one field of it.
+
+Bytes in, plain values out. A reader takes the field's name and its value and returns the checked value, or raises an
+error that names field, rule and value. Types are strict: `true` is no number, "5" is no number, 5 is a fine float.
+A body is never quoted in an error, only a shortened value of it. Of duplicate keys the last counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lmi.errors import InvalidParameter, MalformedRequest
+from lmi.types import Frame, GenerationRequest
+
+MAX_INT = 2**63 - 1
+MAX_STOP_SEQUENCES = 16
+MAX_WORDS = 1024  # stop_token_ids, bad words
+MAX_WORD_BYTES = 1024
+
+Reader = Callable[[str, object], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A body that could be read: its fields, and the form that its answer will have, were it only an error."""
+
+    fields: dict[str, Any]
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A request, and a line for the log on each name in it that had no effect."""
+
+    request: GenerationRequest
+    tolerated: tuple[str, ...] = ()
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that the whole body is. Raises MalformedRequest."""
+    if not body.strip():
+        raise MalformedRequest("the body is empty, a JSON object is needed")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedRequest(f"the body is not JSON: {_fault(error)}") from None
+    if not isinstance(value, dict):
+        raise MalformedRequest(f"the body must be a JSON object, not {_kind(value)}")
+    return value
+
+
+def read_text(body: bytes) -> str:
+    """A plain text body. Raises MalformedRequest."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
+
+
+def _fault(error: orjson.JSONDecodeError) -> str:
+    at = error.doc[error.pos : error.pos + 9].lstrip("-")
+    if at.startswith(("NaN", "Infinity")):
+        return f"NaN and Infinity are no JSON numbers: line {error.lineno} column {error.colno}"
+    return str(error)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return names[type(value)]
+
+
+def boolean(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidParameter(name, "true or false", value)
+    return value
+
+
+def text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidParameter(name, "a string", value)
+    return value
+
+
+def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
+    bound = f"at least {minimum}" if maximum == MAX_INT else f"from {minimum} to {maximum}"
+
+    def read(name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidParameter(name, "an integer", value)
+        if value > MAX_INT:
+            raise InvalidParameter(name, "an integer of at most 64 bits", value)
+        if not minimum <= value <= maximum:
+            raise InvalidParameter(name, bound, value)
+        return value
+
+    return read
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Reader:
+    """A finite number in [low, high], or (low, high] with `low_open`."""
+    bound = f"over {low:g}" if low_open else f"at least {low:g}"
+    bound += "" if high == math.inf else f" and at most {high:g}"
+
+    def read(name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidParameter(name, "a finite number", value)
+        if value < low or value > high or (low_open and value == low):
+            raise InvalidParameter(name, bound, value)
+        return float(value)
+
+    return read
+
+
+def choice(allowed: Sequence[str]) -> Reader:
+    rule = "one of " + ", ".join(allowed)
+
+    def read(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise InvalidParameter(name, rule, value)
+        return value
+
+    return read
+
+
+def strings(max_items: int) -> Reader:
+    """A list of non-empty strings, each of at most MAX_WORD_BYTES."""
+
+    def read(name: str, value: object) -> tuple[str, ...]:
+        items = _list(name, value, "strings", max_items)
+        for item in items:
+            if not isinstance(item, str) or not item:
+                raise InvalidParameter(name, "a list of non-empty strings", item)
+            if len(item.encode()) > MAX_WORD_BYTES:
+                raise InvalidParameter(name, f"a list of strings of at most {MAX_WORD_BYTES} bytes", item)
+        return tuple(items)
+
+    return read
+
+
+def token_ids(max_items: int) -> Reader:
+    read_id = integer(0)
+
+    def read(name: str, value: object) -> tuple[int, ...]:
+        return tuple(read_id(f"{name}[{i}]", item) for i, item in enumerate(_list(name, value, "token ids", max_items)))
+
+    return read
+
+
+def _list(name: str, value: object, what: str, max_items: int) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidParameter(name, f"a list of {what}", value)
+    if len(value) > max_items:
+        raise InvalidParameter(name, f"a list of at most {max_items} {what}", value)
+    return value

@@ -1,0 +1,244 @@
+"""The LMI schema with a rolling batch: `{"inputs": "...", "parameters": {...}, "stream": false}`.
+
+Two steps, because a refused parameter is answered in the framing that the client asked for: `read` checks the body as
+a whole and settles the form of the answer, `parse` checks the parameters. A known name is checked even where it has
+no effect; unknown names, null, and names without effect in this request are tolerated and come back for the log, as
+the reference ignores them. Its documented defaults mean "as if left out". Names: the LMI handlers' inference API
+schema (v0.28.0 page), and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `stop` as a list).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lmi.config import ModelConfig
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.executor import MAX_SEED, SamplingConfig
+from lmi.schemas.common import (
+    MAX_STOP_SEQUENCES,
+    MAX_WORDS,
+    Message,
+    Parsed,
+    Reader,
+    boolean,
+    choice,
+    integer,
+    number,
+    read_object,
+    read_text,
+    strings,
+    token_ids,
+)
+from lmi.types import Frame, GenerationRequest, OutputFormat
+
+DEFAULT_MAX_NEW_TOKENS = 30
+MAX_TOLERATED = 32  # lines for the log of one request
+KNOWN_FIELDS = ("inputs", "parameters", "stream")
+SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p")
+FORMATS = tuple(format.value for format in OutputFormat)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """How a parameter is read, and which of its values mean the same as leaving it out."""
+
+    read: Reader
+    off: tuple[object, ...] = ()
+
+
+def _stop(name: str, value: object) -> tuple[str, ...]:
+    """The seed's table calls `stop` a boolean of no stated meaning, its clients send a list of strings."""
+    return () if isinstance(value, bool) else STOP_SEQUENCES(name, value)
+
+
+STOP_SEQUENCES = strings(MAX_STOP_SEQUENCES)
+PARAMETERS: dict[str, Parameter] = {
+    "do_sample": Parameter(boolean, (False,)),
+    "max_new_tokens": Parameter(integer(1), (DEFAULT_MAX_NEW_TOKENS,)),
+    "seed": Parameter(integer(0, MAX_SEED)),
+    "temperature": Parameter(number(0), (1,)),
+    "top_k": Parameter(integer(-1), (-1, 0)),
+    "top_p": Parameter(number(0, 1), (1,)),
+    "min_p": Parameter(number(0, 1), (0,)),
+    "typical_p": Parameter(number(0, 1, low_open=True), (1,)),
+    "repetition_penalty": Parameter(number(0, low_open=True), (1,)),
+    "presence_penalty": Parameter(number(), (0,)),
+    "frequency_penalty": Parameter(number(), (0,)),
+    "min_length": Parameter(integer(0), (0, 1)),
+    "min_tokens": Parameter(integer(0), (0,)),
+    "ignore_eos_token": Parameter(boolean, (False,)),
+    "truncate": Parameter(integer(1)),
+    "stop_sequences": Parameter(STOP_SEQUENCES, ((),)),
+    "stop": Parameter(_stop, ((),)),
+    "stop_token_ids": Parameter(token_ids(MAX_WORDS), ((),)),
+    "bad_sequences": Parameter(strings(MAX_WORDS), ((),)),
+    "include_stop_str_in_output": Parameter(boolean, (False,)),
+    "skip_special_tokens": Parameter(boolean, (True,)),
+    "spaces_between_special_tokens": Parameter(boolean, (True,)),
+    "return_full_text": Parameter(boolean, (False,)),
+    "details": Parameter(boolean),
+    "decoder_input_details": Parameter(boolean, (False,)),
+    "logprobs": Parameter(integer(0), (0,)),
+    "top_n_tokens": Parameter(integer(0), (0,)),
+    "prompt_logprobs": Parameter(integer(0)),
+    "output_formatter": Parameter(choice(FORMATS)),
+    "n": Parameter(integer(1, 16), (1,)),
+    "best_of": Parameter(integer(1, 16), (1,)),
+    "num_beams": Parameter(integer(1, 16), (1,)),
+    "length_penalty": Parameter(number(), (1,)),
+    "early_stopping": Parameter(boolean, (False,)),
+}
+
+WIRE_NAMES = {
+    "input_token_ids": "inputs",
+    "num_top_log_probs": "parameters.logprobs",
+    "num_prompt_log_probs": "parameters.prompt_logprobs",
+    "return_log_probs": "parameters.details",
+    "stop_words": "parameters.stop_token_ids",
+    "bad_words": "parameters.bad_sequences",
+    "beam_width": "parameters.num_beams",
+    "num_return_sequences": "parameters.n",
+    "lora_config": "adapters",
+} | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed")}
+"""The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
+
+
+def default_frame(model: ModelConfig) -> Frame:
+    """The form of an answer to a body that cannot be read."""
+    return Frame(tgi_compat=model.tgi_compat)
+
+
+def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+    """The body as a whole. Raises MalformedRequest.
+
+    `text/plain` is a prompt. Every other content type, or none, is read as JSON: a bare `curl -d` says form-encoded,
+    boto3 says nothing.
+    """
+    is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
+    fields: dict[str, Any] = {"inputs": read_text(body)} if is_text else read_object(body)
+    _check_fields(fields)
+    return Message(fields, _frame(fields, model))
+
+
+def _check_fields(fields: dict[str, Any]) -> None:
+    if "inputs" not in fields:
+        raise MalformedRequest("inputs is missing")
+    inputs = fields["inputs"]
+    if isinstance(inputs, list):
+        raise MalformedRequest("inputs must be one string; a list of them needs option.rolling_batch=disable")
+    if not isinstance(inputs, str) or not inputs:
+        raise MalformedRequest(f"inputs must be a non-empty string, given {shorten(inputs)}")
+    if not isinstance(fields.get("parameters"), dict | None):
+        raise MalformedRequest(f"parameters must be an object, given {shorten(fields['parameters'])}")
+    if not isinstance(fields.get("stream"), bool | None):
+        raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
+
+
+def _frame(fields: dict[str, Any], model: ModelConfig) -> Frame:
+    """The request's own `output_formatter` beats the configured one, which beats `stream`."""
+    wanted = (fields.get("parameters") or {}).get("output_formatter")
+    name = wanted if wanted in FORMATS else model.output_formatter
+    if name is not None:
+        output_format = OutputFormat(name)
+    elif not fields.get("stream"):
+        output_format = OutputFormat.JSON
+    else:
+        output_format = OutputFormat.SSE if model.tgi_compat else OutputFormat.JSONLINES
+    return Frame(output_format=output_format, tgi_compat=model.tgi_compat)
+
+
+def parse(message: Message) -> Parsed:
+    """The request that the message asks for. Raises InvalidParameter or Unsupported."""
+    fields, frame = message.fields, message.frame
+    tolerated = [f"{shorten(name)}: unknown" for name in fields if name not in KNOWN_FIELDS]
+    given = _read_parameters(fields.get("parameters") or {}, tolerated)
+    if fields.get("adapters") is not None:
+        raise Unsupported("adapters", "no adapter is loaded")
+    _check_together(given)
+    given.setdefault("details", frame.tgi_compat)
+    is_greedy = "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
+    for name, reason in _without_effect(given, frame, is_greedy):
+        del given[name]
+        tolerated.append(f"parameters.{name}: no effect {reason}")
+    return Parsed(_request(fields["inputs"], given, frame, is_greedy), tuple(tolerated[:MAX_TOLERATED]))
+
+
+def _read_parameters(parameters: dict[str, Any], tolerated: list[str]) -> dict[str, Any]:
+    """The known parameters that mean something, checked."""
+    given: dict[str, Any] = {}
+    for name, value in parameters.items():
+        parameter = PARAMETERS.get(name)
+        if parameter is None:
+            tolerated.append(f"parameters.{shorten(name)}: unknown")
+        elif value is None:
+            tolerated.append(f"parameters.{name}: null")
+        elif (checked := parameter.read(f"parameters.{name}", value)) not in parameter.off:
+            given[name] = checked
+    return given
+
+
+def _check_together(given: dict[str, Any]) -> None:
+    for name in ("n", "best_of", "num_beams"):
+        if name in given:
+            raise Unsupported(f"parameters.{name}", "one sequence for each request, so far")
+    max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+    for name in ("min_length", "min_tokens"):
+        if given.get(name, 0) > max_new_tokens:
+            raise InvalidParameter(f"parameters.{name}", f"at most max_new_tokens ({max_new_tokens})", given[name])
+    if len(given.get("stop_sequences", ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
+        raise InvalidParameter("parameters.stop", f"at most {MAX_STOP_SEQUENCES} with stop_sequences", given["stop"])
+
+
+def _without_effect(given: dict[str, Any], frame: Frame, is_greedy: bool) -> list[tuple[str, str]]:
+    """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
+    reasons = dict.fromkeys(("length_penalty", "early_stopping"), "without beams")
+    if is_greedy:
+        reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")
+    if not given["details"]:
+        reasons |= dict.fromkeys(("decoder_input_details", "prompt_logprobs"), "without details")
+    if not given["details"] and frame.output_format is OutputFormat.JSON:
+        reasons |= dict.fromkeys(("logprobs", "top_n_tokens"), "without details or a stream")
+    elif "logprobs" in given:
+        reasons["top_n_tokens"] = "beside logprobs"
+    return [(name, reason) for name, reason in reasons.items() if name in given]
+
+
+def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
+    return SamplingConfig(
+        temperature=0.0 if is_greedy else given.get("temperature"),
+        top_k=given.get("top_k"),
+        top_p=given.get("top_p"),
+        min_p=given.get("min_p"),
+        typical_p=given.get("typical_p"),
+        seed=given.get("seed"),
+        min_tokens=max(given.get("min_length", 0), given.get("min_tokens", 0)) or None,
+        repetition_penalty=given.get("repetition_penalty"),
+        presence_penalty=given.get("presence_penalty"),
+        frequency_penalty=given.get("frequency_penalty"),
+    )
+
+
+def _request(prompt: str, given: dict[str, Any], frame: Frame, is_greedy: bool) -> GenerationRequest:
+    num_prompt_log_probs = given.get("prompt_logprobs", 0 if "decoder_input_details" in given else None)
+    return GenerationRequest(
+        prompt=prompt,
+        max_new_tokens=given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        sampling=_sampling(given, is_greedy),
+        is_streaming=frame.output_format is not OutputFormat.JSON,
+        output_format=frame.output_format,
+        stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
+        bad_sequences=given.get("bad_sequences", ()),
+        stop_token_ids=given.get("stop_token_ids", ()),
+        ignore_eos=given.get("ignore_eos_token", False),
+        truncate=given.get("truncate"),
+        include_stop_str_in_output=given.get("include_stop_str_in_output", False),
+        skip_special_tokens=given.get("skip_special_tokens", True),
+        spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
+        return_full_text=given.get("return_full_text", False),
+        details=given["details"],
+        prefill_details=num_prompt_log_probs is not None,
+        num_top_log_probs=given.get("logprobs", given.get("top_n_tokens")),
+        num_prompt_log_probs=num_prompt_log_probs,
+        tgi_compat=frame.tgi_compat,
+    )
