@@ -6,7 +6,8 @@
      │   ├─ InvalidParameter      a named field breaks a rule
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ Overloaded                the queue is full; come back later
-     ├─ Unavailable               no engine can answer: loading, draining, lost
+     ├─ Unavailable               no engine can take the request: loading, draining, restarting
+     │   └─ EngineLost            the engine that worked on the request died
      ├─ DeadlineExceeded          the request took longer than it was allowed to
      ├─ OutOfMemory               the accelerator had no memory left for this request
      ├─ GenerationFailed          the engine gave this request up for a reason of its own
@@ -76,10 +77,16 @@ class Overloaded(LmiError):
 
 
 class Unavailable(LmiError):
-    """No engine can take or finish the request: loading, draining, restarting or lost."""
+    """No engine can take the request: loading, draining or restarting."""
 
     status = 503
     label = "unavailable"
+
+
+class EngineLost(Unavailable):
+    """The engine that had accepted the request died, was replaced or shut down before the end."""
+
+    label = "engine_lost"
 
 
 class DeadlineExceeded(LmiError):

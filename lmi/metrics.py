@@ -39,8 +39,8 @@ class BlockCollector(Collector):
         requests = CounterMetricFamily("lmi_requests", "Inference requests answered, by status", labels=["code"])
         finished = CounterMetricFamily("lmi_finished", "Generations ended, by reason", labels=["finish_reason"])
         for family, field in ((requests, FrontEndRecord.num_requests), (finished, FrontEndRecord.num_finished)):
-            for label in field.labels:  # type: ignore[attr-defined]
-                total = sum(dict(field.read(record).items())[label] for record in self._block.frontends)  # type: ignore[attr-defined]
+            for label in field.labels:
+                total = sum(dict(field.read(record).items())[label] for record in self._block.frontends)
                 family.add_metric([label], total)
             yield family
         frontends, supervisor = self._block.frontends, self._block.supervisor

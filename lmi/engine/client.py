@@ -2,13 +2,14 @@
 
 `Engines` keeps one connection to each engine, sends a request to the one with the fewest outstanding tokens and hands
 each Response to the stream it belongs to. Nothing here retries a request: an engine that is lost ends the requests it
-had with `Unavailable`, and a stream that is closed before its end sends the only message against the current, Cancel.
+had with `EngineLost`, and a stream that is closed before its end sends the only message against the current, Cancel.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,11 +20,12 @@ import msgspec
 from lmi import errors
 from lmi.engine.frames import FrameReader, FrameTooLarge, frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
-from lmi.errors import GenerationFailed, LmiError, OutOfMemory, Unavailable
+from lmi.errors import EngineLost, GenerationFailed, LmiError, OutOfMemory, Unavailable
 from lmi.executor import EngineInfo, ErrorKind, Request, Response, ResponseError, Result
 from lmi.state import EngineRecord, Phase
 
 RECONNECT_S = 0.05
+CONNECT_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +134,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.info = None
         self._transport = None
-        lost = Unavailable("the engine was lost while it worked on this request")
+        lost = EngineLost("the engine was lost while it worked on this request")
         for request_id in list(self._streams):
             stream = self._forget(request_id)
             assert stream is not None
@@ -166,15 +168,25 @@ class Engines:
         """Send a request to the least loaded engine. Raises Unavailable when there is none."""
         return self._least_loaded().submit(request)
 
-    @property
-    def info(self) -> EngineInfo:
-        """Facts about the model, the same for every replica. Raises Unavailable while no engine is connected."""
+    async def ready(self) -> EngineInfo:
+        """Facts about the model, the same for every replica. Raises Unavailable when no engine is ready.
+
+        An engine that has just become ready may not be connected yet: that is waited for.
+        """
+        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+        while (
+            not self._ready() and time.monotonic() < deadline_s and any(r.phase == Phase.READY for r in self._records)
+        ):
+            await asyncio.sleep(RECONNECT_S)
         info = self._least_loaded().info
         assert info is not None
         return info
 
+    def _ready(self) -> list[EngineConnection]:
+        return [c for c in self._connections if c is not None and c.info is not None]
+
     def _least_loaded(self) -> EngineConnection:
-        ready = [c for c in self._connections if c is not None and c.info is not None]
+        ready = self._ready()
         if not ready:
             raise Unavailable("no engine is ready: " + describe(self._records))
         return min(ready, key=lambda connection: connection.num_outstanding_tokens)
@@ -210,7 +222,7 @@ def failure(error: ResponseError | None) -> LmiError:
         return GenerationFailed("the engine sent neither a result nor an error")
     kinds: dict[ErrorKind, type[LmiError]] = {
         ErrorKind.OUT_OF_MEMORY: OutOfMemory,
-        ErrorKind.ENGINE_LOST: Unavailable,
+        ErrorKind.ENGINE_LOST: EngineLost,
         ErrorKind.INVALID: errors.InvalidRequest,
     }
     return kinds.get(error.kind, GenerationFailed)(error.message)

@@ -1,0 +1,133 @@
+"""The ASGI application: the table of routes, and the edge where every error becomes an answer.
+
+Built from starlette's Router alone. The edge is one plain ASGI function around it, which catches what a route raises
+before its response has started, counts the request and writes the access line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lmi.dialects import LMI
+from lmi.engine.client import Engines
+from lmi.errors import ClientGone, LmiError, shorten
+from lmi.pipeline import Pipeline
+from lmi.runtime import Runtime
+from lmi.server.exchange import Exchange
+from lmi.server.routes.health import ping, scrape
+from lmi.server.routes.invocations import invocations, invoke_model
+from lmi.server.service import Service
+from lmi.text.tokenizer import Tokenizer
+
+Handler = Callable[[Exchange, Service], Awaitable[None]]
+
+access = logging.getLogger("lmi.access")
+log = logging.getLogger(__name__)
+
+ROUTES: list[tuple[str, list[str], Handler]] = [
+    ("/ping", ["GET", "HEAD", "POST"], ping),
+    ("/metrics", ["GET"], scrape),
+    ("/invocations", ["POST"], invocations),
+    ("/predictions/{model}", ["POST"], invoke_model),
+    ("/predictions/{model}/{version}", ["POST"], invoke_model),
+    ("/models/{model}/invoke", ["POST"], invoke_model),
+]
+
+
+def create_app() -> ASGIApp:
+    """The application of this front-end worker; its place and settings come from the environment."""
+    runtime = Runtime.from_environ()
+    block = runtime.attach()
+    engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
+    config = runtime.config
+    pipeline = Pipeline(Tokenizer.load(config.model.path), engines)
+    record = block.frontends[int(os.environ["LMI_SLOT"])]
+    return build_app(Service(config, block, record, engines, pipeline))
+
+
+def build_app(service: Service) -> ASGIApp:
+    @asynccontextmanager
+    async def lifespan(app: object) -> AsyncIterator[None]:
+        await service.engines.start()
+        yield
+        await service.engines.close()
+
+    router = Router(
+        [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in ROUTES], lifespan=lifespan
+    )
+    return Edge(router, service)
+
+
+class Endpoint:
+    """A handler as an ASGI application: takes the exchange that the edge made."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(scope["lmi.exchange"], scope["lmi.service"])
+
+
+class Edge:
+    """The outermost application. What a route raises ends here as an answer in the LMI form."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        exchange = Exchange(scope, receive, send)
+        scope.update({"app": self, "lmi.exchange": exchange, "lmi.service": self._service})
+        try:
+            await self._app(scope, receive, send)
+        except HTTPException as error:  # starlette's own 404 and 405
+            message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
+            await refuse(exchange, self._service, error.status_code, message, (error.headers or {}).get("Allow"))
+        except ClientGone:
+            exchange.status = ClientGone.status
+        except LmiError as error:
+            exchange.error_label = error.label
+            await refuse(exchange, self._service, error.status, str(error))
+        except Exception:
+            log.exception("request %s failed in the front end", exchange.request_id)
+            if exchange.status:
+                raise  # an answer has begun: the server cuts the connection, so that nobody takes it for whole
+            await refuse(exchange, self._service, 500, f"internal error, see the log for request {exchange.request_id}")
+        finally:
+            self._finish(exchange)
+        return None
+
+    def _finish(self, exchange: Exchange) -> None:
+        if exchange.path in ("/ping", "/metrics"):
+            return
+        duration_s = time.monotonic() - exchange.started_s
+        record = self._service.record
+        record.num_requests.add(str(exchange.status))
+        record.request_duration_s.observe(duration_s)
+        access.info(
+            "%s %s %d",
+            exchange.method,
+            exchange.path,
+            exchange.status,
+            extra={
+                "request_id": exchange.request_id,
+                "status": exchange.status,
+                "duration_ms": round(duration_s * 1000, 1),
+                **({"error_label": exchange.error_label} if exchange.error_label else {}),
+            },
+        )
+
+
+async def refuse(exchange: Exchange, service: Service, status: int, message: str, allow: str | None = None) -> None:
+    rendered = LMI.render_status(status, message, LMI.default_frame(service.config.model))
+    headers = [("allow", allow)] if allow else []
+    await exchange.answer(rendered.status, rendered.media_type, rendered.body, headers)

@@ -1,0 +1,53 @@
+"""`/ping` and `/metrics`: answered from shared memory alone, so a busy or dead engine cannot delay them."""
+
+from __future__ import annotations
+
+import time
+
+import orjson
+
+from lmi import metrics
+from lmi.server.exchange import Exchange
+from lmi.server.service import Service
+from lmi.state import Phase
+
+
+async def ping(exchange: Exchange, service: Service) -> None:
+    """200 when an engine can serve, 503 while none can, 500 when that is final. For people, the body says why."""
+    status, body = health(service)
+    await exchange.answer(status, "application/json", orjson.dumps(body))
+
+
+async def scrape(exchange: Exchange, service: Service) -> None:
+    await exchange.answer(200, metrics.MEDIA_TYPE, metrics.render(service.block, service.config))
+
+
+def health(service: Service) -> tuple[int, dict[str, object]]:
+    supervisor, engines = service.block.supervisor, service.block.engines
+    num_alive = sum(service.is_alive(engine) for engine in engines)
+    if supervisor.phase == Phase.FAILED:
+        return 500, {"status": "Failed", "reason": supervisor.reason}
+    if supervisor.phase == Phase.DRAINING:
+        return 503, {"status": "Draining"}
+    if num_alive == len(engines):
+        return 200, {"status": "Healthy"}
+    if num_alive:
+        status = 207 if service.config.server.allow_multi_status else 200
+        return status, {"status": "Healthy", "engines_ready": num_alive, "engines": len(engines)}
+    return 503, unready(service)
+
+
+def unready(service: Service) -> dict[str, object]:
+    """Why no engine can serve: the one that is furthest on speaks for all."""
+    engine = max(service.block.engines, key=lambda engine: (engine.phase != Phase.LOST, engine.progress))
+    if engine.phase == Phase.READY:
+        return {"status": "Unresponsive", "silent_s": round(time.monotonic() - engine.beat_s, 1)}
+    loading: dict[str, object] = {"stage": engine.stage or "start", "progress": round(engine.progress, 3)}
+    if not engine.reason:
+        return {"status": "Loading", **loading}
+    restart = {
+        "reason": engine.reason,
+        "lost_for_s": round(time.monotonic() - engine.lost_s, 1),
+        "start": engine.num_starts,
+    }
+    return {"status": "Restarting", **loading, **restart}

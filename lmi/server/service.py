@@ -1,0 +1,59 @@
+"""What every route needs: settings, shared state, engines and the pipeline of one front-end worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from lmi.config import Config
+from lmi.engine.client import Engines
+from lmi.errors import Overloaded, Unavailable
+from lmi.pipeline import Pipeline
+from lmi.state import Block, EngineRecord, FrontEndRecord, Phase
+
+log = logging.getLogger(__name__)
+
+MAX_REPORTED = 1000
+SILENT_S = 5.0  # an engine that gave no sign of life for so long does not count as ready
+
+
+@dataclass(slots=True)
+class Service:
+    config: Config
+    block: Block
+    record: FrontEndRecord  # this worker's own
+    engines: Engines
+    pipeline: Pipeline
+    _reported: set[str] = field(default_factory=set)
+
+    @property
+    def is_draining(self) -> bool:
+        return self.block.supervisor.phase == Phase.DRAINING
+
+    def is_alive(self, engine: EngineRecord) -> bool:
+        return engine.phase == Phase.READY and time.monotonic() - engine.beat_s < SILENT_S
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Hold a place among the requests in flight. Raises Overloaded or Unavailable before any costly work."""
+        if self.is_draining:
+            raise Unavailable("the server is shutting down and takes no new requests")
+        limit = self.config.server.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+        if sum(frontend.num_in_flight for frontend in self.block.frontends) >= limit:
+            raise Overloaded(f"{limit} requests are in flight already (job_queue_size and the running batch)")
+        self.record.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.record.num_in_flight -= 1
+
+    def report_tolerated(self, lines: tuple[str, ...], request_id: str) -> None:
+        """Log what had no effect in a request: loudly the first time, so that a busy client does not fill the log."""
+        for line in lines:
+            is_new = line not in self._reported and len(self._reported) < MAX_REPORTED
+            log.log(logging.WARNING if is_new else logging.DEBUG, "%s", line, extra={"request_id": request_id})
+            if is_new:
+                self._reported.add(line)
