@@ -36,16 +36,18 @@ class Jsonlines(Formatter):
     def feed(self, delta: Delta) -> list[bytes]:
         if delta.prefill is not None:
             self._prefill = delta.prefill
-        self._texts += [token.text for token in delta.tokens]
-        if delta.finish_reason is None:
-            return [self._record(self._token_fields(token)) for token in delta.tokens]
-        *tokens, last = delta.tokens or [NO_TOKEN]
-        records = [self._record(self._token_fields(token)) for token in tokens]
-        return [*records, self._record(self._token_fields(last) + self._end_fields(delta.finish_reason))]
+        records = []
+        for token in delta.tokens:
+            self._texts.append(token.text)
+            records.append(self._record(self._token_fields(token)))
+        if delta.finish_reason is not None:
+            last = delta.tokens[-1] if delta.tokens else NO_TOKEN
+            records[-1:] = [self._record(self._token_fields(last) + self._end_fields(delta.finish_reason))]
+        return records
 
     def _token_fields(self, token: Token) -> bytes:
         fields = b'"token": ' + self._token_json(token)
-        return b'%b, "top_tokens": %b' % (fields, self._tokens(token.top or ())) if self._has_top else fields
+        return fields + b', "top_tokens": ' + self._tokens(token.top or ()) if self._has_top else fields
 
     def _end_fields(self, finish_reason: FinishReason) -> bytes:
         fields = b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))

@@ -64,9 +64,8 @@ def read_text(body: bytes) -> str:
 
 def _fault(error: orjson.JSONDecodeError) -> str:
     at = error.doc[error.pos : error.pos + 9].lstrip("-")
-    if at.startswith(("NaN", "Infinity")):
-        return f"NaN and Infinity are no JSON numbers: line {error.lineno} column {error.colno}"
-    return str(error)
+    what = "NaN and Infinity are no JSON numbers" if at.startswith(("NaN", "Infinity")) else error.msg
+    return f"{what}: line {error.lineno} column {error.colno}"
 
 
 def _kind(value: object) -> str:

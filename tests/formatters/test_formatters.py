@@ -1,0 +1,144 @@
+"""Laws that hold for every answer, whatever its tokens and however they arrive."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi.dialects import FORMATTERS, LMI
+from lmi.executor import SamplingConfig
+from lmi.formatters.base import ErrorFields, Formatter
+from lmi.types import Delta, FinishReason, GenerationRequest, OutputFormat, Token
+
+STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+SEPARATORS = "\x85\u2028\u2029"
+LOG_PROB = st.none() | st.floats(-20, 0).map(lambda x: round(x, 3)) | st.sampled_from([math.nan, -math.inf, math.inf])
+PLAIN = st.builds(Token, id=st.integers(0, 2**31), text=TEXT, log_prob=LOG_PROB, is_special=st.booleans())
+TOKENS = st.lists(PLAIN, min_size=1, max_size=8)
+
+
+def _formatter(output_format: OutputFormat, **fields: Any) -> Formatter:
+    sampling = SamplingConfig(temperature=0.0)
+    request = GenerationRequest(
+        prompt="né\n", max_new_tokens=9, sampling=sampling, output_format=output_format, **fields
+    )
+    return LMI.formatter(request)
+
+
+def _feed(formatter: Formatter, tokens: list[Token], cut: int) -> list[bytes]:
+    """The tokens in Deltas of `cut`, the last with the end."""
+    records: list[bytes] = []
+    for at in range(0, len(tokens), cut):
+        is_last = at + cut >= len(tokens)
+        records += formatter.feed(Delta(tokens[at : at + cut], FinishReason.LENGTH if is_last else None))
+    return records
+
+
+def _objects(records: list[bytes], output_format: OutputFormat) -> list[dict[str, Any]]:
+    """What a client reads that splits the decoded text into lines as Python does."""
+    lines = b"".join(records).decode().splitlines()
+    if output_format is OutputFormat.SSE:
+        assert lines[1::2] == [""] * len(records)
+        assert all(line.startswith("data: ") for line in lines[::2])
+        lines = [line.removeprefix("data: ") for line in lines[::2]]
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]
+
+
+@pytest.mark.parametrize("output_format", STREAMS)
+@given(tokens=TOKENS, cut=st.integers(1, 4))
+def test_a_stream_is_one_record_for_each_token_and_its_pieces_make_the_whole_text(
+    output_format: OutputFormat, tokens: list[Token], cut: int
+) -> None:
+    records = _feed(_formatter(output_format, is_streaming=True), tokens, cut)
+    objects = _objects(records, output_format)
+    assert [line["token"]["id"] for line in objects] == [token.id for token in tokens]
+    assert "".join(line["token"]["text"] for line in objects) == objects[-1]["generated_text"]
+    assert all(set(line) == {"token"} for line in objects[:-1])
+    assert set(objects[-1]) == {"token", "generated_text"}
+    assert all(record.endswith(b"\n") for record in records)
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+@pytest.mark.parametrize("tgi_compat", [False, True])
+@given(
+    tokens=st.lists(PLAIN.filter(lambda token: not set(token.text) & set(SEPARATORS)), min_size=1),
+    cut=st.integers(1, 4),
+)
+def test_the_layout_is_that_of_the_json_module_with_text_not_escaped(
+    output_format: OutputFormat, tgi_compat: bool, tokens: list[Token], cut: int
+) -> None:
+    formatter = _formatter(output_format, details=True, tgi_compat=tgi_compat)
+    for record in _feed(formatter, tokens, cut):
+        line = record.decode().removeprefix("data: ").rstrip("\n")
+        assert line == json.dumps(json.loads(line), ensure_ascii=False)
+
+
+@given(tokens=TOKENS, cut=st.integers(1, 4))
+def test_every_format_tells_the_same_answer(tokens: list[Token], cut: int) -> None:
+    [body] = _feed(_formatter(OutputFormat.JSON, details=True), tokens, cut)
+    whole = json.loads(body)
+    for output_format in STREAMS:
+        lines = _objects(_feed(_formatter(output_format, details=True), tokens, cut), output_format)
+        assert [line["token"] for line in lines] == whole["details"]["tokens"]
+        assert lines[-1]["generated_text"] == whole["generated_text"]
+        assert lines[-1]["details"] == {key: whole["details"][key] for key in lines[-1]["details"]}
+        assert "tokens" not in lines[-1]["details"]
+
+
+@pytest.mark.parametrize("log_prob", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("output_format", OutputFormat)
+def test_a_log_prob_that_json_cannot_write_is_null(output_format: OutputFormat, log_prob: float | None) -> None:
+    token = Token(5, "a", log_prob, top=[Token(6, "b", log_prob)])
+    formatter = _formatter(output_format, details=True, num_top_log_probs=1)
+    [record] = formatter.feed(Delta([token], FinishReason.LENGTH))
+    assert record.count(b'"log_prob": null') == 2
+
+
+def test_a_token_without_alternatives_has_an_empty_list_where_alternatives_were_asked_for() -> None:
+    formatter = _formatter(OutputFormat.JSONLINES, num_top_log_probs=2)
+    [record] = formatter.feed(Delta([Token(5, "a", -1.0)]))
+    assert json.loads(record)["top_tokens"] == []
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_a_line_separator_in_a_text_does_not_cut_a_record(separator: str) -> None:
+    formatter = _formatter(OutputFormat.JSONLINES)
+    [record] = formatter.feed(Delta([Token(5, f"a{separator}b", -1.0)]))
+    assert len(record.decode().splitlines()) == 1
+    assert json.loads(record)["token"]["text"] == f"a{separator}b"
+
+
+def test_nothing_of_a_json_body_goes_out_before_the_end() -> None:
+    formatter = _formatter(OutputFormat.JSON)
+    assert formatter.feed(Delta([Token(5, "a", -1.0)])) == []
+    assert formatter.feed(Delta([Token(6, "b", -1.0)], FinishReason.LENGTH)) == [b'{"generated_text": "ab"}']
+
+
+def test_prompt_tokens_stand_in_the_details_only_when_they_were_asked_for() -> None:
+    for asked in (False, True):
+        formatter = _formatter(OutputFormat.JSON, details=True, prefill_details=asked)
+        [body] = formatter.feed(Delta([Token(5, "a", -1.0)], FinishReason.LENGTH, prefill=[Token(1, "né", None)]))
+        assert ("prefill" in json.loads(body)["details"]) is asked
+
+
+@pytest.mark.parametrize("output_format", OutputFormat)
+@given(message=st.text(max_size=40), tgi_type=st.sampled_from([None, "generation"]))
+def test_an_error_can_be_written_whatever_its_message(
+    output_format: OutputFormat, message: str, tgi_type: str | None
+) -> None:
+    record = FORMATTERS[output_format].error(ErrorFields(message, 424, tgi_type))
+    fields = json.loads(record.decode().removeprefix("data: "))
+    assert fields["error"] == message.encode(errors="replace").decode()
+    assert fields["details"]["finish_reason"] == "error"
+    assert list(fields)[-3:] == (["error", "code", "error_type"] if tgi_type else ["details", "error", "code"])
+    assert (record.count(b"\n"), output_format) in (
+        (0, OutputFormat.JSON),
+        (1, OutputFormat.JSONLINES),
+        (2, OutputFormat.SSE),
+    )
