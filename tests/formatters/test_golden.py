@@ -1,7 +1,7 @@
 """The bytes of the LMI door, file by file: tests/golden/lmi/<case>.request gives <case>.response.
 
-A request file holds the body, the model's settings, the Deltas that an engine would bring, and the error that ends it, if
-there is one. The responses were written by Python's own json module from objects put together by hand, never by the formatters.
+A request file holds the body, the model's settings, the Deltas that an engine would bring, and the error that ends it.
+The responses were written by Python's own json module from objects put together by hand, never by the formatters.
 """
 
 from __future__ import annotations
