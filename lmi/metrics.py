@@ -6,6 +6,7 @@ Counters and histograms are sums over the slots; gauges are sums over the proces
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from lmi import __version__
 from lmi.config import Config
-from lmi.state import Block, FrontEndRecord, HistogramView, Phase
+from lmi.state import Block, CounterView, HistogramView, Phase
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
@@ -36,14 +37,9 @@ class BlockCollector(Collector):
         return InfoMetricFamily("lmi_build", "What runs here", value=labels)
 
     def _requests(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("lmi_requests", "Inference requests answered, by status", labels=["code"])
-        finished = CounterMetricFamily("lmi_finished", "Generations ended, by reason", labels=["finish_reason"])
-        for family, field in ((requests, FrontEndRecord.num_requests), (finished, FrontEndRecord.num_finished)):
-            for label in field.labels:
-                total = sum(dict(field.read(record).items())[label] for record in self._block.frontends)
-                family.add_metric([label], total)
-            yield family
         frontends, supervisor = self._block.frontends, self._block.supervisor
+        yield labelled("lmi_requests", "Inference requests answered", "code", [f.num_requests for f in frontends])
+        yield labelled("lmi_finished", "Generations ended", "finish_reason", [f.num_finished for f in frontends])
         yield gauge(
             "lmi_requests_in_flight", "Requests between admission and end", sum(f.num_in_flight for f in frontends)
         )
@@ -92,6 +88,17 @@ def gauge(name: str, text: str, value: float) -> Metric:
 
 def counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value=value)
+
+
+def labelled(name: str, text: str, label: str, views: Iterable[CounterView]) -> Metric:
+    """The sum of the views, one line for each label."""
+    totals: Counter[str] = Counter()
+    for view in views:
+        totals.update(dict(view.items()))
+    family = CounterMetricFamily(name, f"{text}, by {label}", labels=[label])
+    for value, total in totals.items():
+        family.add_metric([value], total)
+    return family
 
 
 def histogram(name: str, text: str, views: Iterable[HistogramView]) -> Metric:
