@@ -1,12 +1,26 @@
 """Every setting of lmi, resolved once.
 
-Frozen dataclasses that the supervisor fills from command line, environment and serving.properties and hands to its children as
-one JSON file. Nobody else reads the environment. A default stands here and nowhere else.
+Frozen dataclasses that the supervisor fills from command line, environment and serving.properties and hands to its
+children as one JSON file. Nobody else reads the environment. A default stands here and nowhere else: what depends on
+the machine or the folder is chosen in `lmi/choices.py`, and `lmi/options.py` is the table of names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lmi import choices
+from lmi.choices import Machine
+from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.options import ADDRESS, ENGINE_KEYS, OPTIONS, WITHOUT_EFFECT, find
+from lmi.properties import Properties, read
+from lmi.sources import Findings, Given, Picked, closest, collect, fault, pick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +63,7 @@ class EngineConfig:
 
     handler: str = "lmi-dist"
     num_engines: int = 1
+    device_ids: tuple[str, ...] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
     dtype: str = "auto"  # auto, fp32, bf16, fp16
     quantize: str | None = None  # int8
     device: str = "auto"  # auto, cpu, cuda
@@ -74,3 +89,256 @@ class Config:
     server: ServerConfig
     model: ModelConfig
     engine: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of `lmi config`."""
+
+    option: str
+    value: str
+    source: str
+    shadowed: tuple[str, ...] = ()  # "value (source)" of what was given too and does not count
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The configuration, where each value comes from, and what its author should hear."""
+
+    config: Config
+    settings: tuple[Setting, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def dump(config: Config) -> bytes:
+    return msgspec.json.encode(config)
+
+
+def load(data: bytes) -> Config:
+    return msgspec.json.decode(data, type=Config)
+
+
+def resolve_folder(
+    asked: str | None, environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path | None = None
+) -> Resolved:
+    """What `lmi serve ASKED` would run with. Raises BadConfiguration or ModelUnusable."""
+    cwd = cwd or Path.cwd()
+    folder = choices.find_folder(asked, cwd)
+    file = folder / "serving.properties" if folder else None
+    properties = read(file) if file and file.exists() else Properties()
+    return resolve(properties, environ, flags, folder=folder, cwd=cwd)
+
+
+def resolve(
+    properties: Properties,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str],
+    *,
+    folder: Path | None = None,
+    cwd: Path = Path(),
+    machine: Machine | None = None,
+) -> Resolved:
+    """Settle every option. Raises BadConfiguration with one line for each fault, then ModelUnusable.
+
+    `flags` are texts by key of the command line. `folder` None: there is no folder, the demo is served.
+    """
+    machine = machine or Machine.here(environ)
+    findings = Findings(warnings=list(properties.warnings))
+    resolution = _Resolution(pick(_expand(collect(properties, environ, flags), machine), findings), findings)
+    resolution.choose_engine(machine)
+    resolution.choose_replicas(machine)
+    options = resolution.other_options()
+    if findings.faults:
+        raise BadConfiguration("\n".join(findings.faults))
+    resolution.choose_model(folder, cwd)
+    resolution.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
+    return Resolved(resolution.config(options), resolution.settings(), tuple(findings.warnings), tuple(findings.notes))
+
+
+def _expand(givens: list[Given], machine: Machine) -> list[Given]:
+    """Givens that stand for others: an address is host and port, gpu.minWorkers is minWorkers where a GPU is."""
+    expanded = []
+    for given in givens:
+        layer = given.rank[0]
+        prefix, _, rest = given.key.partition(".")
+        if prefix in ("gpu", "cpu"):
+            if (prefix == "gpu") == bool(machine.gpus):
+                expanded.append(replace(given, key=rest, rank=(layer, -1)))
+            continue
+        expanded.append(given)
+        if given.key == "inference_address":
+            with suppress(ValueError):  # its own row reports a bad one
+                host, port = ADDRESS.parse(given.text)
+                expanded.append(replace(given, key="host", text=host, rank=(layer, 1)))
+                expanded.append(replace(given, key="port", text=str(port), rank=(layer, 1)))
+    return expanded
+
+
+class _Resolution:
+    """Values on their way into a Config: picked from what was given, else chosen, else the field's default."""
+
+    def __init__(self, picked: dict[str, Picked], findings: Findings) -> None:
+        self.picked = picked
+        self.findings = findings
+        self.chosen: dict[str, tuple[Any, str]] = {}  # key of an option -> value, why
+
+    def choose(self, key: str, value: Any, reason: str) -> None:
+        """Set what nobody gave."""
+        if key not in self.picked:
+            self.chosen[key] = value, reason
+
+    def choose_engine(self, machine: Machine) -> None:
+        asked = self._given("option.rolling_batch", "auto")
+        try:
+            handler, reason = choices.choose_handler(asked, machine)
+        except BadConfiguration as error:
+            self._refuse("option.rolling_batch", str(error))
+            return
+        if asked != handler:
+            self.findings.notes.append(f"option.rolling_batch={asked}: the engine is {handler}, because {reason}")
+        self._settle("option.rolling_batch", handler, reason)
+        if handler == choices.EMBEDDED and self._given("option.quantize", "int8") != "int8":
+            self._refuse("option.quantize", f"int8 on {handler}")
+
+    def choose_replicas(self, machine: Machine) -> None:
+        gpus = self._gpus(machine)
+        pipeline: int = self._given("option.pipeline_parallel_degree", 1)
+        tensor = self._given("option.tensor_parallel_degree", 1)
+        is_embedded = self._final("option.rolling_batch") == choices.EMBEDDED
+        if tensor == "max":
+            tensor = 1 if is_embedded else max(1, len(gpus) // pipeline)
+            self._settle("option.tensor_parallel_degree", tensor, f"max of {len(gpus)} GPUs")
+        for key, degree in (("tensor", tensor), ("pipeline", pipeline)):
+            if is_embedded and degree > 1:
+                self._refuse(f"option.{key}_parallel_degree", f"1 on {choices.EMBEDDED}, which runs on one device")
+                return
+        low, high = self._given("minWorkers", None), self._given("maxWorkers", None)
+        try:
+            num_engines = choices.num_engines(len(gpus), tensor * pipeline, low, high)
+        except BadConfiguration as error:
+            sources = [self.picked[key].given.source for key in ("minWorkers", "maxWorkers") if key in self.picked]
+            self.findings.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
+            return
+        self.num_engines, self.device_ids = num_engines, gpus[: num_engines * tensor * pipeline]
+
+    def choose_model(self, folder: Path | None, cwd: Path) -> None:
+        try:
+            path, name = choices.find_model(self._given("option.model_id", None), folder, cwd)
+        except ModelUnusable as error:
+            source = (
+                self._setting("option.model_id").source if "option.model_id" in self.picked else "no option.model_id"
+            )
+            raise ModelUnusable(f"{error} ({source})") from None
+        self.model_path = path.resolve()
+        self.choose("option.model_id", str(self.model_path), "the folder" if folder else "the built-in demo")
+        self.choose("option.model_name", name, "the model's last name")
+        if (path / "model.py").exists():
+            self.findings.warnings.append(f"{path / 'model.py'}: code of your own is not run yet")
+
+    def other_options(self) -> dict[str, str]:
+        """What engines may know more about; everything that nobody knows is told."""
+        others = [picked for key, picked in self.picked.items() if find(key) is None]
+        is_strict, handler = self._given("option.strict", False), self._final("option.rolling_batch")
+        for given in (picked.given for picked in others):
+            said = f"{given.written} ({given.source})"
+            if given.key in WITHOUT_EFFECT:
+                self.findings.notes.append(f"{said}: has no effect here")
+            elif given.key in ENGINE_KEYS and handler != choices.EMBEDDED:
+                continue
+            elif given.key in ENGINE_KEYS:
+                self.findings.warnings.append(f"{said}: {handler} does not use it")
+            elif is_strict and given.key.startswith("option."):
+                self.findings.faults.append(f"{said}: unknown option, and option.strict is true{closest(given.key)}")
+            else:
+                self.findings.warnings.append(f"{said}: unknown option{closest(given.key)}")
+        return {
+            picked.given.key.removeprefix("option."): picked.value
+            for picked in others
+            if picked.given.key.startswith("option.") and picked.given.key not in WITHOUT_EFFECT
+        }
+
+    def config(self, options: dict[str, str]) -> Config:
+        values: dict[str, dict[str, Any]] = {"server": {}, "model": {}, "engine": {}}
+        for option in OPTIONS:
+            if option.field and (option.key in self.picked or option.key in self.chosen):
+                part, _, name = option.field.partition(".")
+                values[part][name] = self._final(option.key)
+        return Config(
+            server=ServerConfig(**values["server"]),
+            model=ModelConfig(
+                path=str(self.model_path), is_demo=self.model_path == choices.demo_folder(), **values["model"]
+            ),
+            engine=EngineConfig(
+                num_engines=self.num_engines, device_ids=self.device_ids, options=options, **values["engine"]
+            ),
+        )
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Every option of the table in its order, then the others that were given."""
+        known = [option.key for option in OPTIONS]
+        rows = [self._setting(key) for key in [*known, *sorted(set(self.picked) - set(known))]]
+        for row in rows:
+            for loser in row.shadowed:
+                self.findings.notes.append(f"{row.option}: {row.value} ({row.source}) counts, not {loser}")
+        return tuple(rows)
+
+    def _setting(self, key: str) -> Setting:
+        value = _text(self._final(key))
+        picked = self.picked.get(key)
+        if picked is None:
+            return Setting(key, value, self.chosen[key][1] if key in self.chosen else "default")
+        reason = f", {self.chosen[key][1]}" if key in self.chosen else ""
+        shadowed = tuple(f"{given.shown} ({given.source})" for given in picked.shadowed)
+        is_secret = picked.given.shown != picked.given.text
+        return Setting(key, "***" if is_secret else value, picked.given.source + reason, shadowed)
+
+    def _gpus(self, machine: Machine) -> tuple[str, ...]:
+        device, wanted = self._given("option.device", "auto"), self._given("load_on_devices", None)
+        if device == "cuda" and not machine.gpus:
+            self._refuse("option.device", "auto or cpu, since no GPU is visible")
+        gpus = () if device == "cpu" else machine.gpus
+        if wanted is None:
+            return gpus
+        if any(int(number) >= len(gpus) for number in wanted):
+            self._refuse("load_on_devices", f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used")
+            return gpus
+        return tuple(gpus[int(number)] for number in wanted)
+
+    def _given(self, key: str, otherwise: Any) -> Any:
+        return self.picked[key].value if key in self.picked else otherwise
+
+    def _final(self, key: str) -> Any:
+        if key in self.chosen:
+            return self.chosen[key][0]
+        return self.picked[key].value if key in self.picked else _default(key)
+
+    def _settle(self, key: str, value: Any, reason: str) -> None:
+        """Set what a given word such as auto or max comes to."""
+        if self._given(key, None) != value:
+            self.chosen[key] = value, reason
+
+    def _refuse(self, key: str, allowed: str) -> None:
+        self.findings.faults.append(fault(self.picked[key].given, allowed))
+
+
+DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
+
+
+def _default(key: str) -> Any:
+    option = find(key)
+    if option is None or not option.field:
+        return None
+    part, _, name = option.field.partition(".")
+    return getattr(DEFAULTS[part], name)
+
+
+def _text(value: Any) -> str:
+    """A value as serving.properties would have it."""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ";".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,161 @@
+"""What is chosen where nobody said it: the folder, the model, the engine, the number of replicas.
+
+Looks at the machine and at folders, never into weights, and imports no engine: importing torch takes seconds and
+belongs to the engine's process. Folders and names are chosen as LMI's `serve` does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi.errors import BadConfiguration, ModelUnusable, shorten
+
+PLATFORM_FOLDER = Path("/opt/ml/model")
+DEMO = "demo"
+EMBEDDED = "lmi-dist"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to run on."""
+
+    num_cores: int
+    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str]) -> Machine:
+        return cls(_num_cores(), _visible_gpus(environ))
+
+
+def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER) -> Path | None:
+    """The folder to serve: the one asked for, SageMaker's, the current one; None: no folder, so the demo.
+
+    A folder that holds nothing but one other folder stands for that one, since archives are often packed so.
+    """
+    if asked is not None:
+        folder = cwd / asked
+        if not folder.is_dir():
+            problem = "is not a folder" if folder.exists() else "does not exist"
+            hint = (
+                "; downloading a model from a hub is not built yet" if re.fullmatch(r"[\w.-]+/[\w.-]+", asked) else ""
+            )
+            raise ModelUnusable(f"{asked}: {problem}{hint}")
+    elif platform_folder.is_dir() and any(platform_folder.iterdir()):
+        folder = platform_folder
+    elif any((cwd / name).is_file() for name in ("serving.properties", "config.json")):
+        folder = cwd
+    else:
+        return None
+    inside = list(folder.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
+    """The model's local folder and its name in URLs. Raises ModelUnusable with the reason."""
+    path = _model_path(model_id, folder, cwd)
+    if not (path / "config.json").is_file():
+        raise ModelUnusable(f"{path}: {_what_is_there(path)}; a model's folder has a config.json")
+    name = DEMO if path == demo_folder() else model_name(Path(model_id).name if model_id else path.name)
+    return path, name
+
+
+def model_name(text: str) -> str:
+    """`text` with everything replaced that a URL's path segment or a log line would trip over."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
+
+
+def demo_folder() -> Path:
+    spec = importlib.util.find_spec("handlers")  # the top package only: no import of an engine
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelUnusable("the package handlers is not installed, so there is no demo model")
+    return Path(spec.submodule_search_locations[0]) / "lmi_dist" / "demo"
+
+
+def choose_handler(asked: str, machine: Machine, installed: frozenset[str] | None = None) -> tuple[str, str]:
+    """The handler and the reason for it. Raises BadConfiguration with what is allowed."""
+    installed = installed_handlers() if installed is None else installed
+    word = asked.lower()
+    if word == "auto":
+        if not machine.gpus:
+            return EMBEDDED, "no GPU is visible"
+        if "vllm" not in installed or importlib.util.find_spec("vllm") is None:
+            return EMBEDDED, "vllm is not installed"
+        return "vllm", "vllm is installed and a GPU is visible"
+    if word == "scheduler":
+        return EMBEDDED, "scheduler is served by lmi-dist"
+    if word in installed:
+        return word, "asked for"
+    missing = {"disable": "dynamic batching is not built yet", "vllm": "not installed", "trtllm": "not installed"}
+    reason = f" ({word}: {missing[word]})" if word in missing else ""
+    raise BadConfiguration(", ".join(["auto", "scheduler", *sorted(installed)]) + reason)
+
+
+def installed_handlers() -> frozenset[str]:
+    return frozenset(entry.name for entry in importlib.metadata.entry_points(group="lmi.handlers")) | {EMBEDDED}
+
+
+def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
+    """Replicas: as many as fit, at least `low`, at most `high`. Raises BadConfiguration where they do not fit.
+
+    Without GPUs one replica fits by default, since it uses all cores.
+    """
+    if low is not None and high is not None and low > high:
+        raise BadConfiguration(f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers")
+    if num_gpus == 0:
+        return max(low or 1, min(1, high or 1))
+    fit = num_gpus // gpus_each
+    if fit < (low or 1):
+        raise BadConfiguration(
+            f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs in all"
+        )
+    return min(fit, high or fit)
+
+
+def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:
+    if model_id is None:
+        return folder or demo_folder()
+    for base in (folder or cwd, cwd):
+        if (base / model_id).is_dir():
+            return base / model_id
+    if model_id == DEMO:
+        return demo_folder()
+    if re.match(r"[a-z0-9]+://", model_id):
+        raise ModelUnusable(f"{shorten(model_id)}: downloading a model is not built yet, give a local folder")
+    raise ModelUnusable(
+        f"{shorten(model_id)}: no such folder in {folder or cwd}; downloading a model from a hub is not built yet"
+    )
+
+
+def _what_is_there(path: Path) -> str:
+    if not path.is_dir():
+        return "does not exist"
+    names = sorted(entry.name for entry in path.iterdir())
+    return f"holds {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "is empty"
+
+
+def _num_cores() -> int:
+    """Cores that this process may use, a container's quota counted in."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    present = sorted((path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*")), key=int)
+    if not present or not (Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia").exists()):
+        return ()
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(str(number) for number in range(len(present)))
+    names = [name.strip() for name in visible.split(",")]
+    invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
+    return tuple(names[:invalid])  # as CUDA does: the first invalid name ends the list

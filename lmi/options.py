@@ -1,0 +1,350 @@
+"""The one table of settings: names, aliases, environment variables, types, help.
+
+Each row is one option, under the key it has in serving.properties. Command-line flags, `lmi config`, the environment's
+names and the messages about bad values all come from here. It knows nothing of files or precedence; defaults stand in
+`lmi/config.py`, on the field that a row fills. Names: research of LMI's serving.properties and of TGI's environment.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a text becomes a value. `parse` raises ValueError for what `allowed` does not name."""
+
+    allowed: str
+    parse: Callable[[str], Any]
+
+
+def integer(low: int, high: int = 2**31 - 1) -> Kind:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,12}", text) or not low <= int(text) <= high:
+            raise ValueError
+        return int(text)
+
+    return Kind(f"a whole number of at least {low}" if high == 2**31 - 1 else f"a whole number {low}..{high}", parse)
+
+
+def choice(*words: str, **long_names: str) -> Kind:
+    """One of `words`, in any case; `long_names` are further names of them."""
+    known = {word: word for word in words} | long_names
+
+    def parse(text: str) -> str:
+        if text.lower() not in known:
+            raise ValueError
+        return known[text.lower()]
+
+    return Kind(", ".join(words), parse)
+
+
+def matching(allowed: str, pattern: str) -> Kind:
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError
+        return text
+
+    return Kind(allowed, parse)
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in WORDS:
+        raise ValueError
+    return WORDS[text.lower()]
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (0 < value <= 1e7 and math.isfinite(value)):
+        raise ValueError
+    return value
+
+
+def _seconds_or_none(text: str) -> float | None:
+    return None if text.lower() in ("none", "0", "-1") else _seconds(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
+    if match is None or not 0 < int(match[1]) * SIZE_UNITS[match[2]] < 2**50:
+        raise ValueError
+    return int(match[1]) * SIZE_UNITS[match[2]]
+
+
+def _degree(text: str) -> int | str:
+    return "max" if text.lower() == "max" else int(integer(1, 1024).parse(text))
+
+
+def _devices(text: str) -> tuple[str, ...] | None:
+    if text.strip() == "*":
+        return None
+    names = tuple(name.strip() for name in re.split("[;,]", text))
+    if not all(re.fullmatch(r"[0-9]{1,4}", name) for name in names) or len(set(names)) < len(names):
+        raise ValueError
+    return names
+
+
+def _address(text: str) -> tuple[str, int]:
+    parts = urlsplit(text)
+    if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
+        raise ValueError
+    return parts.hostname, parts.port
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= 65535:
+        raise ValueError
+    return int(match[1]), int(match[2])
+
+
+TEXT = Kind("any text", str)
+BOOLEAN = Kind("true or false", _boolean)
+SECONDS = Kind("seconds, more than 0", _seconds)
+SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)
+SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
+DEGREE = Kind("a whole number of at least 1, or max", _degree)
+ADDRESS = Kind("http://HOST:PORT", _address)
+NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+DTYPE = choice(
+    "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row. `field` is "server.port" and the like, "" where `lmi/choices.py` makes several values out of it."""
+
+    key: str
+    field: str
+    kind: Kind
+    help: str
+    aliases: tuple[str, ...] = ()  # further keys of the same meaning
+    env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…, the first one given counts
+    platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
+    has_flag: bool = True
+
+    @property
+    def flag(self) -> str:
+        words = re.sub(r"([a-z])([A-Z])", r"\1_\2", self.key.removeprefix("option.")).lower()
+        return "--" + words.replace("_", "-")
+
+
+OPTIONS = (
+    Option(
+        "host", "server.host", matching("a host name or address", r"[A-Za-z0-9.:_-]{1,253}"), "address to listen on"
+    ),
+    Option("port", "server.port", integer(0, 65535), "port; 0: any free one", platform=("SAGEMAKER_BIND_TO_PORT",)),
+    Option("inference_address", "", ADDRESS, "host and port in one"),
+    Option(
+        "safe_port_range",
+        "",
+        Kind("FIRST-LAST, two ports", _port_range),
+        "ports for further listeners; none are opened, so it is only checked",
+        platform=("SAGEMAKER_SAFE_PORT_RANGE",),
+    ),
+    Option("frontend_workers", "server.frontend_workers", integer(1, 256), "front-end processes"),
+    Option(
+        "job_queue_size",
+        "server.job_queue_size",
+        integer(1),
+        "waiting requests of the model; more are answered 503",
+        env=("MAX_CONCURRENT_REQUESTS",),
+    ),
+    Option(
+        "max_request_size",
+        "server.max_request_size",
+        SIZE,
+        "bytes of a request's body; more are answered 413",
+        platform=("SAGEMAKER_MAX_REQUEST_SIZE", "SAGEMAKER_MAX_PAYLOAD_IN_MB"),
+    ),
+    Option(
+        "predict_timeout",
+        "server.predict_timeout_s",
+        SECONDS_OR_NONE,
+        "seconds for a whole request, then 504",
+        aliases=("option.predict_timeout",),
+        platform=("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "SAGEMAKER_MODEL_SERVER_TIMEOUT"),
+    ),
+    Option("drain_timeout", "server.drain_timeout_s", SECONDS, "seconds for open answers after SIGTERM"),
+    Option("stall_timeout", "server.stall_timeout_s", SECONDS, "seconds that a client may leave its answer unread"),
+    Option("header_timeout", "server.header_timeout_s", SECONDS, "seconds for a request's head"),
+    Option("body_timeout", "server.body_timeout_s", SECONDS, "seconds for a request's body"),
+    Option("allow_multi_status", "server.allow_multi_status", BOOLEAN, "/ping may answer 207"),
+    Option(
+        "log_level",
+        "server.log_level",
+        choice("DEBUG", "INFO", "WARNING", "ERROR", debug="DEBUG", info="INFO", warning="WARNING", error="ERROR"),
+        "least level that is logged",
+    ),
+    Option("log_format", "server.log_format", choice("auto", "text", "json"), "auto: text on a terminal, else json"),
+    Option(
+        "option.model_id",
+        "",
+        TEXT,
+        "folder of the model, or demo; nothing: the folder of serving.properties itself",
+        env=("HF_MODEL_ID",),
+    ),
+    Option("option.model_name", "model.name", NAME, "name in URLs and answers; nothing: the folder's name"),
+    Option("option.output_formatter", "model.output_formatter", choice("json", "jsonlines", "sse"), "form of answers"),
+    Option("option.tgi_compat", "model.tgi_compat", BOOLEAN, "answers in the shape of TGI"),
+    Option("option.chat_template", "model.chat_template", TEXT, "replaces the tokenizer's own template"),
+    Option(
+        "option.trust_remote_code",
+        "model.trust_remote_code",
+        BOOLEAN,
+        "run Python code that comes with the model",
+        env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
+    ),
+    Option("option.allow_pickle", "model.allow_pickle", BOOLEAN, "load pickled weights, which can run code"),
+    Option("option.rolling_batch", "engine.handler", TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
+    Option("option.dtype", "engine.dtype", DTYPE, "type of the weights: auto, fp32, bf16, fp16"),
+    Option(
+        "option.quantize",
+        "engine.quantize",
+        matching("the name of a method, such as int8", r"[A-Za-z0-9_-]{1,64}"),
+        "quantise the weights at load",
+        aliases=("option.quantization",),
+        env=("HF_MODEL_QUANTIZE",),
+    ),
+    Option("option.device", "engine.device", choice("auto", "cpu", "cuda"), "auto: cuda where a GPU is visible"),
+    Option(
+        "option.max_rolling_batch_size",
+        "engine.max_num_sequences",
+        integer(1, 65536),
+        "sequences that run at once",
+        aliases=("option.max_num_seqs",),
+        env=("MAX_BATCH_SIZE",),
+    ),
+    Option(
+        "option.max_rolling_batch_prefill_tokens",
+        "engine.max_prefill_tokens",
+        integer(1),
+        "prompt tokens of one step",
+        aliases=("option.max_num_batched_tokens",),
+        env=("MAX_BATCH_PREFILL_TOKENS",),
+    ),
+    Option("option.max_kv_cache_tokens", "engine.max_kv_cache_tokens", integer(1), "size of the KV cache in tokens"),
+    Option("option.max_model_len", "engine.max_sequence_length", integer(1), "longest prompt and answer together"),
+    Option("option.batch_invariant", "engine.batch_invariant", BOOLEAN, "neighbours change no bit of an answer"),
+    Option(
+        "option.tensor_parallel_degree",
+        "engine.tensor_parallel_degree",
+        DEGREE,
+        "GPUs that share each layer; max: all",
+        aliases=("option.tensor_parallel_size",),
+        env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
+    ),
+    Option(
+        "option.pipeline_parallel_degree",
+        "engine.pipeline_parallel_degree",
+        integer(1, 1024),
+        "GPUs that share the layers in turn",
+        aliases=("option.pipeline_parallel_size",),
+        env=("PIPELINE_PARALLEL_DEGREE",),
+    ),
+    Option("option.num_threads", "engine.num_threads", integer(1, 1024), "threads of an engine on a CPU"),
+    Option("minWorkers", "", integer(1, 1024), "least number of replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)),
+    Option("maxWorkers", "", integer(1, 1024), "most replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)),
+    Option("load_on_devices", "", Kind("* or GPU numbers with ; between", _devices), "GPUs to use, as in 0;1"),
+    Option(
+        "step_timeout",
+        "engine.step_timeout_s",
+        SECONDS,
+        "seconds without a step while work waits: the engine hangs",
+        aliases=("option.step_timeout",),
+    ),
+    Option("first_step_timeout", "engine.first_step_timeout_s", SECONDS, "the same for an engine's first step"),
+    Option(
+        "model_loading_timeout",
+        "engine.model_loading_timeout_s",
+        SECONDS,
+        "seconds for loading the model",
+        aliases=("option.model_loading_timeout",),
+        platform=("SAGEMAKER_STARTUP_TIMEOUT",),
+    ),
+    Option(
+        "retry_threshold",
+        "engine.retry_threshold",
+        integer(1, 1000),
+        "deaths of an engine in retry_window, then the server ends",
+        aliases=("option.retry_threshold",),
+        env=("PROCESS_MAX_START_RETRIES",),
+    ),
+    Option("retry_window", "engine.retry_window_s", SECONDS, "seconds in which those deaths are counted"),
+    Option("option.strict", "", BOOLEAN, "an unknown option.* stops the start"),
+    Option(
+        "engine", "", choice("Python", "MPI", python="Python", mpi="MPI"), "accepted, means nothing", has_flag=False
+    ),
+    Option(
+        "option.entryPoint",
+        "",
+        matching("djl_python.… (code of your own is not run yet)", r"djl_python\.[A-Za-z0-9_.]+"),
+        "accepted, means nothing",
+        env=("DJL_ENTRY_POINT",),
+        has_flag=False,
+    ),
+)
+
+# Environment names of options that have no row here, and names whose values are written in another way.
+OTHER_ENV = {
+    "HF_REVISION": "option.revision",
+    "HF_TASK": "option.task",
+    "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
+    "ENABLE_CUDA_GRAPHS": "option.enforce_eager",
+}
+TRANSLATED: dict[str, Callable[[str], str]] = {
+    "ENABLE_CUDA_GRAPHS": lambda text: str(not WORDS.get(text.lower(), True)).lower(),
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": lambda text: "" if text == "0" else f"{text}m",  # 0: bodies without end
+}
+
+# Keys of the reference that ask for nothing here: processes, memory and batches are arranged differently.
+WITHOUT_EFFECT = frozenset(
+    "batch_size max_dynamic_batch_size max_batch_delay max_idle_time log_request_metric metrics_aggregation "
+    "required_memory_mb reserved_memory_mb translatorFactory load_models model_store download_dir features "
+    "option.mpi_mode option.async_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
+    "option.handler option.task option.pythonExecutable option.enable_venv option.max_output_size "
+    "option.log_request_metric option.bedrock_compat".split()
+)
+
+# Keys that some engine understands: never called unknown, always handed on.
+ENGINE_KEYS = frozenset(
+    "option.revision option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
+    "option.max_loras option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
+    "option.enable_prefix_caching option.enable_chunked_prefill option.speculative_draft_model "
+    "option.speculative_length option.draft_model_tp_size option.swap_space option.cpu_offload_gb "
+    "option.limit_mm_per_prompt option.tokenizer option.tokenizer_mode option.max_input_len option.max_output_len "
+    "option.max_num_tokens option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "
+    "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block option.enable_streaming".split()
+)
+
+_BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}
+_BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for key in _BY_KEY}
+
+
+def find(key: str) -> Option | None:
+    """The row of a key or alias of serving.properties."""
+    return _BY_KEY.get(key)
+
+
+def key_of_env(name: str) -> str:
+    """The key that OPTION_X_Y or SERVING_X_Y stands for: MIN_WORKERS is minWorkers, other names become lower case."""
+    prefix, _, rest = name.partition("_")
+    known = _BY_ENV_NAME.get(rest.replace("_", "").lower())
+    if known is not None:
+        return known
+    lowered = rest.lower() if rest.isupper() else rest
+    return f"option.{lowered}" if prefix == "OPTION" else lowered
+
+
+def known_keys() -> list[str]:
+    return sorted({*_BY_KEY, *WITHOUT_EFFECT, *ENGINE_KEYS})

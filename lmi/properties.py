@@ -1,0 +1,88 @@
+"""The text of a serving.properties file, key by key, with the line of each.
+
+Syntax is that of java.util.Properties (continuations, escapes, `=`, `:` or blank between key and value), read by the
+javaproperties library. This module adds what a person needs who has to find a mistake: line numbers, repeated keys,
+the byte order mark that an editor left, and errors that name file and line. It knows nothing of what a key means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import javaproperties
+
+from lmi.errors import BadConfiguration, shorten
+
+MAX_BYTES = 1 << 20  # a configuration, not a data file
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    value: str
+    line: int  # of the key, counted from 1
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What one file says. `name` is how messages call the file."""
+
+    name: str = "serving.properties"
+    entries: dict[str, Entry] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def source(self, key: str) -> str:
+        return f"{self.name}:{self.entries[key].line}"
+
+
+def read(path: Path) -> Properties:
+    """Raises BadConfiguration when the file cannot be read as properties."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadConfiguration(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise BadConfiguration(f"{path}: {len(data)} bytes, allowed are {MAX_BYTES}")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
+        raise BadConfiguration(f"{path}: not a text file in UTF-8 (a NUL byte or a UTF-16 mark stands in it)")
+    try:
+        return parse(data.decode("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        properties = parse(data.decode("latin-1"), str(path))
+        properties.warnings.append(f"{path}:{line}: not UTF-8, the file is read as ISO-8859-1")
+        return properties
+
+
+def parse(text: str, name: str = "serving.properties") -> Properties:
+    """The last of several values of a key wins, with a warning."""
+    properties = Properties(name)
+    line = 1
+    elements = javaproperties.parse(text.removeprefix("\ufeff"))
+    while True:
+        try:
+            element = next(elements, None)
+        except javaproperties.InvalidUEscapeError as error:
+            rule = "\\u must be followed by four hexadecimal digits"
+            raise BadConfiguration(f"{name}:{line}: {rule}, given {shorten(error.escape)}") from None
+        if element is None:
+            return properties
+        if isinstance(element, javaproperties.KeyValue):
+            _add(properties, element.key, Entry(element.value, line))
+        line += _num_lines(element.source)
+
+
+def _add(properties: Properties, key: str, entry: Entry) -> None:
+    if not key:
+        properties.warnings.append(f"{properties.name}:{entry.line}: a value without a key is ignored")
+        return
+    earlier = properties.entries.get(key)
+    if earlier is not None:
+        where = f"{properties.name}:{entry.line}: {shorten(key)}"
+        properties.warnings.append(f"{where} stands in line {earlier.line} already; the later line counts")
+    properties.entries[key] = entry
+
+
+def _num_lines(source: str) -> int:
+    """Line ends in `source`: CR LF is one, a lone CR or LF is one."""
+    return source.count("\n") + source.count("\r") - source.count("\r\n")
