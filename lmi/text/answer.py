@@ -1,0 +1,122 @@
+"""The text side of one answer: engine tokens in, Tokens with their text out.
+
+Puts the detokenizer and the stop strings together and decides what an end shows: the end token and a stop token have
+no text of their own; text that was held back until the end stands in the last Token. Knows no socket and no wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
+from lmi.text.detokenizer import Detokenizer
+from lmi.text.stop import StopStrings
+from lmi.text.tokenizer import Tokenizer
+from lmi.types import Token
+
+
+class AnswerText:
+    """Give each Result's tokens to `feed`. `stopped` turns True once a stop string ended the answer.
+
+    Like end tokens, stop strings count only behind the first `min_tokens` tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        stop_sequences: Sequence[str] = (),
+        stop_token_ids: Collection[int] = (),
+        include_stop_str_in_output: bool = False,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = tokenizer.special_ids
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        self._stop = StopStrings(stop_sequences, include_stop_str_in_output) if stop_sequences else None
+        self._silent_stop_ids = frozenset() if include_stop_str_in_output else frozenset(stop_token_ids)
+        self._num_unchecked = min_tokens
+        self._last_id = -1
+        self.stopped = False
+
+    def feed(
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float] | None = None,
+        top: Sequence[Sequence[TokenLogProb]] | None = None,
+        finish_reason: FinishReason = FinishReason.NOT_FINISHED,
+    ) -> list[Token]:
+        """The Tokens of one Result; those behind a stop string are dropped, and further Results give nothing.
+
+        With a `finish_reason` the text held back goes into the last Token, or into one more for the last id when this
+        Result has none.
+        """
+        tokens: list[Token] = []
+        num_spoken = len(ids) - self._is_last_silent(ids, finish_reason)
+        for n, token_id in enumerate(ids):
+            if self.stopped:
+                break
+            text = self._detokenizer.feed(token_id) if n < num_spoken else ""
+            if self._stop is not None:
+                text = self._without_stop(self._stop, text)
+            tokens.append(
+                Token(token_id, text, None if log_probs is None else log_probs[n], token_id in self._special_ids)
+            )
+            if top is not None:
+                tokens[n].top = self._alternatives(top[n])
+        if ids:
+            self._last_id = ids[-1]
+        if finish_reason is not FinishReason.NOT_FINISHED and (text := self._flush()):
+            if not tokens:
+                tokens.append(Token(self._last_id, ""))
+            tokens[-1].text += text
+        return tokens
+
+    def _flush(self) -> str:
+        """The text held back: a stop string that never came to its end, U+FFFD for half a character."""
+        text = self._detokenizer.flush()
+        if self._stop is None:
+            return text
+        text = self._stop.feed(text) + self._stop.flush()
+        self.stopped = self._stop.matched is not None
+        return text
+
+    def _is_last_silent(self, ids: Sequence[int], finish_reason: FinishReason) -> bool:
+        if finish_reason is FinishReason.END_ID:
+            return bool(ids)
+        return finish_reason is FinishReason.STOP_WORDS and bool(ids) and ids[-1] in self._silent_stop_ids
+
+    def _without_stop(self, stop: StopStrings, text: str) -> str:
+        if self._num_unchecked > 0:
+            self._num_unchecked -= 1
+            return text
+        text = stop.feed(text)
+        self.stopped = stop.matched is not None
+        return text
+
+    def _alternatives(self, top: Sequence[TokenLogProb]) -> list[Token]:
+        return [_lone_token(self._tokenizer, item.token_id, item.log_prob) for item in top]
+
+
+def prompt_tokens(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], log_probs: Sequence[PromptLogProb] | None
+) -> list[Token]:
+    """The prompt as Tokens (`prefill` on the wire), each with its text alone; bare when the engine gave no log-probs."""
+    tokens = [_lone_token(tokenizer, token_id, None) for token_id in prompt_ids]
+    for token, position in zip(tokens, log_probs or (), strict=False):
+        token.log_prob = position.log_prob
+        if position.top:
+            token.top = [_lone_token(tokenizer, item.token_id, item.log_prob) for item in position.top]
+    return tokens
+
+
+def _lone_token(tokenizer: Tokenizer, token_id: int, log_prob: float | None) -> Token:
+    return Token(token_id, tokenizer.token_text(token_id), log_prob, token_id in tokenizer.special_ids)

@@ -1,0 +1,192 @@
+"""Messages to a prompt, with the Jinja template that came with the model.
+
+Renders what transformers' `apply_chat_template` renders: the same sandbox, filters and globals. A template is code of
+the model folder, so a rendering has bounds in time (looked at in every loop and macro) and in length. It may take
+seconds up to the bound, so callers run it in a thread. Knows no tokenizer and no wire.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable
+
+MAX_TEMPLATE_CHARS = 256 << 10
+MAX_PROMPT_CHARS = 64 << 20
+MAX_RENDER_S = 2.0
+
+
+class ChatTemplate:
+    """One or more templates of a model; `tool_use` is taken when there are tools, else `default`."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, source: str = "") -> None:
+        self._environment = _Environment()
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
+        except jinja2.TemplateError as error:
+            raise ModelUnusable(f"{source or 'chat template'}: {_one_line(error)}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path, special_tokens: Mapping[str, str], override: str | None = None) -> Self | None:
+        """The model's template, or `override` (a file, or the template itself); None when there is neither."""
+        folder = Path(folder)
+        if override is not None:
+            return cls({"default": _override_text(folder, override)}, special_tokens, source="option.chat_template")
+        templates, file = _templates_in(folder)
+        return cls(templates, special_tokens, source=str(file)) if templates else None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. Raises InvalidRequest when the template refuses the messages, GenerationFailed over a bound.
+
+        `variables` are further names for the template (`enable_thinking` ...).
+        """
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default") or next(iter(self._templates.values()))
+        known: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
+        known["add_generation_prompt"] = add_generation_prompt
+        try:
+            return self._environment.render_bounded(template, self._special_tokens | dict(variables or {}) | known)
+        except GenerationFailed:
+            raise
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise InvalidRequest(f"the chat template does not take these messages: {_one_line(error)}") from error
+        except (RecursionError, MemoryError) as error:
+            raise GenerationFailed("the chat template used up the stack or the memory") from error
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja as transformers sets it up, with a clock in every loop and macro."""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._deadline = threading.local()
+
+    def compile_bounded(self, text: str) -> jinja2.Template:
+        tree = self.parse(text)
+        for loop in tree.find_all(nodes.For):
+            loop.body.insert(0, _look_at_clock(loop.lineno))
+        for macro in tree.find_all(nodes.Macro):
+            macro.body.insert(0, _look_at_clock(macro.lineno))
+        return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
+
+    def render_bounded(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+        self._deadline.at_s = time.monotonic() + MAX_RENDER_S
+        chunks: list[str] = []
+        num_chars = 0
+        for chunk in template.generate(**variables):
+            num_chars += len(chunk)
+            if num_chars > MAX_PROMPT_CHARS:
+                raise GenerationFailed(f"the chat template wrote over {MAX_PROMPT_CHARS} characters")
+            chunks.append(chunk)
+        return "".join(chunks)
+
+    def check_time(self) -> None:
+        if time.monotonic() > self._deadline.at_s:
+            raise GenerationFailed(f"the chat template ran for over {MAX_RENDER_S:g} s")
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks the model's own words for training; here its inside is only a scope of its own."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(lineno)
+
+
+def _look_at_clock(lineno: int) -> nodes.Node:
+    call = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
+    return nodes.ExprStmt(call).set_lineno(lineno)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter would write HTML escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _override_text(folder: Path, override: str) -> str:
+    """A template stands for itself when it holds a Jinja tag or spans lines, else it names a file."""
+    if "{{" in override or "{%" in override or "\n" in override:
+        return override
+    file = next((file for file in (folder / override, Path(override)) if file.is_file()), None)
+    if file is None:
+        raise BadConfiguration(f"option.chat_template: neither a template nor a file: {override}")
+    return _read_text(file)
+
+
+def _templates_in(folder: Path) -> tuple[dict[str, str], Path]:
+    """The folder's templates by name, and their file: chat_template.jinja goes before tokenizer_config.json."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+        return named | {"default": _read_text(file)}, file
+    for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
+        if file.is_file() and (templates := _templates_of(_parse_object(file).get("chat_template"))):
+            return templates, file
+    return {}, file
+
+
+def _templates_of(value: Any) -> dict[str, str]:
+    """One template, or a list of {"name": …, "template": …}."""
+    if isinstance(value, list):
+        return {item["name"]: item["template"] for item in value}
+    return {"default": value} if isinstance(value, str) else {}
+
+
+def _parse_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ModelUnusable(f"{file}: {_one_line(error)}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelUnusable(f"{file}: {_one_line(error)}") from error
+    if len(text) > MAX_TEMPLATE_CHARS:
+        raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")
+    return text
+
+
+def _one_line(error: BaseException) -> str:
+    line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    return " ".join(str(error).split()) + line

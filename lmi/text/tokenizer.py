@@ -1,0 +1,345 @@
+"""A model's tokenizer: text to token ids, token ids to pieces of text, and the facts about its special tokens.
+
+Reads a Hugging Face model folder: tokenizer.json, and laid over it as transformers does tokenizer_config.json,
+special_tokens_map.json, generation_config.json and config.json. Needs the `tokenizers` library alone; a folder without
+tokenizer.json is converted by a child process (convert.py), since transformers would bring torch into this one.
+Knows no request and no wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
+
+from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
+
+# The library's own threads would idle (one text a call) and do not survive a fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+MAX_INLINE_CHARS = 4096  # takes 0.8 ms with a vocabulary of 129k; longer texts leave the event loop
+NUM_THREADS = 2  # for long texts, so that a few of them cannot take every core
+CONVERSION_TIMEOUT_S = 120.0
+
+_NAMED_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
+_SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.txt")
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """What the model folder says about its special tokens and its size. `named`: "bos_token" → "<s>" and so on."""
+
+    named: Mapping[str, str] = field(default_factory=dict)
+    ids: frozenset[int] = frozenset()
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    pad_id: int | None = None
+    context_length: int | None = None
+
+
+class Pieces(dict[int, str | bytes]):
+    """Token id → what it adds to a running text, found at first use: text, or bytes where a character is not whole."""
+
+    def __init__(self, piece_of: Callable[[int], str | bytes]) -> None:
+        self._piece_of = piece_of
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        piece = self[token_id] = self._piece_of(token_id)
+        return piece
+
+
+class Tokenizer:
+    """Encode prompts, decode tokens. `pieces` shows special tokens, `pieces_without_special` has "" for them."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens | None = None) -> None:
+        special = special or SpecialTokens()
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._pool: ThreadPoolExecutor | None = None
+        self._is_byte_level = b'"ByteLevel"' in _decoder_state(backend)
+        self.special_tokens = special.named
+        self.special_ids = special.ids | _special_ids(backend)
+        self.eos_ids, self.bos_id, self.pad_id = special.eos_ids, special.bos_id, special.pad_id
+        self.context_length = special.context_length
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
+        self._anchor = self._find_anchor()
+        self._left = self.decode([self._anchor])
+        self._right = self.decode([self._anchor, self._anchor]).removeprefix(self._left)
+        self.pieces = Pieces(self._piece)
+        self.pieces_without_special = Pieces(lambda i: "" if i in self.special_ids else self.pieces[i])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model folder. Raises ModelUnusable with one line that names the file."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise ModelUnusable(f"{folder}: no such folder")
+        config = _read_json(folder / "special_tokens_map.json")
+        config |= {
+            name: value for name, value in _read_json(folder / "tokenizer_config.json").items() if value is not None
+        }
+        backend = _load_backend(folder)
+        named = _apply_config(backend, config)
+        return cls(backend, _special_tokens(folder, backend, named))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a raw prompt, with the special tokens that the model's own tokenizer puts around it."""
+        try:
+            with _panics_as_failures():
+                # Unlike `encode`, a batch (of one) releases the interpreter lock.
+                return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except TypeError as error:
+            raise InvalidParameter("inputs", "text of whole Unicode characters", "a lone surrogate") from error
+
+    async def encode_async(self, text: str) -> list[int]:
+        """`encode` that never holds up the event loop: a long text goes to one of a few threads."""
+        if len(text) <= MAX_INLINE_CHARS:
+            return self.encode(text)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.encode, text)
+
+    async def encode_prompt(self, text: str, *, max_tokens: int, truncate: int | None = None) -> list[int]:
+        """Token ids of a prompt that may have `max_tokens` of them; with `truncate` the last `truncate` ids.
+
+        A text that cannot fit whatever its tokens are is refused before any work; with `truncate` its far left is cut
+        off instead.
+        """
+        if truncate is None:
+            self.check_length(text, max_tokens)
+        ids = await self.encode_async(text if truncate is None else text[-max_tokens * self.max_token_chars :])
+        if not ids:
+            raise InvalidParameter("inputs", "a text of at least one token", text)
+        return ids if truncate is None else ids[-truncate:]
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Refuse a text with more characters than `max_tokens` of the longest token could hold."""
+        max_chars = max_tokens * self.max_token_chars
+        if len(text) > max_chars:
+            rule = f"at most {max_chars} characters ({max_tokens} tokens of {self.max_token_chars})"
+            raise InvalidParameter("inputs", rule, f"{len(text)} characters")
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """Every way to write a word in tokens: with and without a space before it, at the start of a text or inside."""
+        found: dict[tuple[int, ...], None] = {}
+        line = self.encode("\n", add_special_tokens=False)
+        for spelled in (word, " " + word.lstrip(" ")):
+            found[tuple(self.encode(spelled, add_special_tokens=False))] = None
+            inside = self.encode("\n" + spelled, add_special_tokens=False)
+            if line and inside[: len(line)] == line:
+                found[tuple(inside[len(line) :])] = None
+        found.pop((), None)
+        return list(found)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        with _panics_as_failures():
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself as it reads inside a text: with its leading space, U+FFFD for part of a character."""
+        piece = self.pieces[token_id]
+        return piece if isinstance(piece, str) else piece.decode(errors="replace")
+
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary spells it."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def _find_anchor(self) -> int:
+        """A plain token to put around another one, so that decoders that trim the ends of a text leave it whole."""
+        for token_id in chain(self.encode("a", add_special_tokens=False), range(self.vocab_size)):
+            text = self.decode([token_id])
+            if token_id not in self.special_ids and text.isascii() and text.isalnum():
+                return token_id
+        raise ModelUnusable("the tokenizer has no plain token")
+
+    def _piece(self, token_id: int) -> str | bytes:
+        text = self.decode([self._anchor, token_id, self._anchor])
+        text = text.removeprefix(self._left).removesuffix(self._right)
+        if "\ufffd" not in text:
+            return text
+        token = self.token_name(token_id)
+        if self._is_byte_level:
+            data = _bytes_of_token(token)
+        elif _BYTE_TOKEN.fullmatch(token):
+            data = bytes.fromhex(token[3:5])
+        else:
+            return text
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return data
+
+
+def _bytes_of_token(token: str) -> bytes:
+    """The bytes that a byte-level token stands for; an added token that is not in that alphabet stands for itself."""
+    try:
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    except KeyError:
+        return token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Printable Latin-1 stands for its own byte, each other byte for the next character from U+0100 on (GPT-2)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
+
+
+@contextmanager
+def _panics_as_failures() -> Iterator[None]:
+    """A panic of the library (a regex that runs wild) is a BaseException; here it fails one request and no more."""
+    try:
+        yield
+    except TypeError:
+        raise
+    except BaseException as error:
+        if not _is_from_library(error):
+            raise
+        raise GenerationFailed(f"the tokenizer gave up on this text: {_first_line(error)}") from error
+
+
+def _is_from_library(error: BaseException) -> bool:
+    """A plain Exception or a panic, whose class cannot be imported."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _decoder_state(backend: tokenizers.Tokenizer) -> bytes:
+    return b"" if backend.decoder is None else bytes(backend.decoder.__getstate__())
+
+
+def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    return frozenset(token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A file's object; empty when there is no such file."""
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelUnusable(f"{file}: {_first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ModelUnusable(f"{file}: must hold a JSON object")
+    return value
+
+
+def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+    file = folder / "tokenizer.json"
+    try:
+        if file.is_file():
+            return tokenizers.Tokenizer.from_file(str(file))
+        return tokenizers.Tokenizer.from_str(_convert(folder))
+    except ModelUnusable:
+        raise
+    except BaseException as error:
+        if not _is_from_library(error):
+            raise
+        raise ModelUnusable(f"{file}: not a tokenizer: {_first_line(error)}") from error
+
+
+def _convert(folder: Path) -> str:
+    """The text of a tokenizer.json for a folder that has only an older form."""
+    file = next((folder / name for name in _SLOW_FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise ModelUnusable(f"{folder}: no tokenizer: tokenizer.json is missing, and so are {', '.join(_SLOW_FILES)}")
+    command = [sys.executable, "-P", str(Path(__file__).with_name("convert.py")), str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ModelUnusable(f"{file}: conversion took over {CONVERSION_TIMEOUT_S:g} s") from error
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ModelUnusable(f"{file}: cannot be converted to tokenizer.json: {reason}")
+    return done.stdout
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict[str, str]:
+    """Add to the backend what tokenizer_config.json says beyond tokenizer.json; the named special tokens by name."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    backend.add_tokens([_added_token(token) for _, token in listed if token["content"] not in known])
+    named = {name: _added_token(config[name]) for name in _NAMED_SPECIAL if config.get(name)}
+    extra = chain.from_iterable(_extra_tokens(config.get(name)) for name in _EXTRA_SPECIAL)
+    backend.add_special_tokens([*named.values(), *extra])
+    contents = {name: token.content for name, token in named.items()}
+    if "add_bos_token" in config or "add_eos_token" in config:
+        bos = contents.get("bos_token") if config.get("add_bos_token") else None
+        eos = contents.get("eos_token") if config.get("add_eos_token") else None
+        backend.post_processor = _wrap_in(backend, bos, eos)
+    backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+    return contents
+
+
+def _extra_tokens(value: Any) -> list[AddedToken]:
+    """Further special tokens: a list, or an object of names and tokens."""
+    return [_added_token(token) for token in (value.values() if isinstance(value, dict) else value or ())]
+
+
+def _added_token(value: str | dict[str, Any]) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value, special=True, normalized=False)
+    flags = {name: bool(value[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in value}
+    return AddedToken(value["content"], special=bool(value.get("special", True)), **flags)
+
+
+def _wrap_in(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> TemplateProcessing:
+    """A post-processor that puts `bos` before a text and `eos` behind it."""
+    single = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
+    tokens = [(token, backend.token_to_id(token)) for token in {bos, eos} if token]
+    return TemplateProcessing(single=single, pair=None, special_tokens=tokens)
+
+
+def _special_tokens(folder: Path, backend: tokenizers.Tokenizer, named: dict[str, str]) -> SpecialTokens:
+    config, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
+    text_config = config.get("text_config")
+    layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
+    ids = {name: backend.token_to_id(content) for name, content in named.items()}
+    eos_ids = _ids(_first(layers, ("eos_token_id",))) + _ids(ids.get("eos_token"))
+    bos_ids = _ids(ids.get("bos_token")) + _ids(_first(layers, ("bos_token_id",)))
+    pad_ids = _ids(ids.get("pad_token")) + _ids(_first(layers, ("pad_token_id",)))
+    context_length = _first(layers[1:], _CONTEXT_KEYS)
+    return SpecialTokens(
+        named=named,
+        ids=frozenset(token_id for token_id in ids.values() if token_id is not None),
+        eos_ids=tuple(dict.fromkeys(eos_ids)),
+        bos_id=next(iter(bos_ids), None),
+        pad_id=next(iter(pad_ids), None),
+        context_length=context_length if isinstance(context_length, int) else None,
+    )
+
+
+def _first(layers: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Any:
+    """The first value that is set, by layer and then by key."""
+    return next((layer[key] for layer in layers for key in keys if layer.get(key) is not None), None)
+
+
+def _ids(value: Any) -> list[int]:
+    """Token ids that stand as one number or as a list."""
+    return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int and item >= 0]
