@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from typing import cast
 
 import msgspec
 
@@ -103,8 +104,7 @@ class EngineConnection(asyncio.Protocol):
         return stream
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, not the base class
 
     def data_received(self, data: bytes) -> None:
         try:
