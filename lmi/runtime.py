@@ -1,7 +1,8 @@
 """The folder that the processes of one running server share.
 
-Made by the supervisor with mode 0700: `config.json` (the resolved settings), `state` (the shared block) and one
-`engine-N.sock` for each engine. Children find it through one environment variable.
+Made by the supervisor with mode 0700: `config.json` (the resolved settings), `state` (the shared block), for each
+engine `engine-N.sock` and, once it has loaded, `engine-N.json` (what it is, for the banner), and `front-end-failure`
+when a front end cannot start (why). Children find it through one environment variable.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class Runtime:
     def create(cls, config: Config) -> Runtime:
         path = Path(tempfile.mkdtemp(prefix="lmi-"))
         (path / "config.json").write_bytes(dump(config))
-        Block.create(path / "state", config.engine.num_engines, config.server.frontend_workers)
-        return cls(path, config)
+        runtime = cls(path, config)
+        Block.create(path / "state", config.engine.num_engines, runtime.num_front_end_slots)
+        return runtime
 
     @classmethod
     def from_environ(cls) -> Runtime:
@@ -37,10 +39,21 @@ class Runtime:
 
     def attach(self) -> Block:
         """Map the shared block into this process."""
-        return Block.attach(self.path / "state", self.config.engine.num_engines, self.config.server.frontend_workers)
+        return Block.attach(self.path / "state", self.config.engine.num_engines, self.num_front_end_slots)
+
+    @property
+    def num_front_end_slots(self) -> int:
+        """Twice the workers: those of a master that died finish their streams while those of the next one start."""
+        return 2 * self.config.server.frontend_workers
 
     def engine_socket(self, slot: int) -> str:
         return str(self.path / f"engine-{slot}.sock")
+
+    def engine_report(self, slot: int) -> Path:
+        return self.path / f"engine-{slot}.json"
+
+    def front_end_failure(self) -> Path:
+        return self.path / "front-end-failure"
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

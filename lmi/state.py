@@ -164,10 +164,14 @@ class Record:
 
     def claim(self) -> None:
         """A new process takes the slot: gauges and its predecessor's words go, totals stay."""
+        self.release()
+        self.pid = os.getpid()
+
+    def release(self) -> None:
+        """The process of the slot is gone: its gauges go, totals stay. Called by whoever reaped it."""
         for place in self.fields.values():
             if place.is_gauge:
                 place.clear(self)
-        self.pid = os.getpid()
 
 
 class Phase(enum.IntEnum):
