@@ -1,0 +1,58 @@
+"""The listening socket: bound once by the supervisor, before anything costly, and handed to every front end.
+
+A port that is taken is found here, with the process that holds it where /proc tells. Source: proc(5), /proc/net/tcp.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from lmi.errors import PortUnavailable
+
+BACKLOG = 2048
+LISTENING = "0A"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Raises PortUnavailable, which names the port and its owner."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        owner = find_owner(port)
+        by = f", it belongs to process {owner[0]} ({owner[1]})" if owner else ""
+        raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}{by}") from error
+
+
+def find_owner(port: int) -> tuple[int, str] | None:
+    """Pid and name of the process that listens on a local port, if this user may see it."""
+    inodes = set(_listening_inodes(port))
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and inodes & _socket_inodes(process):
+            return int(process.name), (process / "comm").read_text().strip()
+    return None
+
+
+def _listening_inodes(port: int) -> list[str]:
+    inodes = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                row = line.split()
+                if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port:
+                    inodes.append(row[9])
+    return inodes
+
+
+def _socket_inodes(process: Path) -> set[str]:
+    inodes = set()
+    with suppress(OSError):
+        for fd in (process / "fd").iterdir():
+            with suppress(OSError):
+                target = os.readlink(fd)
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+    return inodes

@@ -1,0 +1,146 @@
+"""What the kernel must know about our processes: who dies with whom, who is killed first, what each is called.
+
+Linux only. Knows nothing of engines or front ends. Sources: prctl(2), waitpid(2), proc(5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+EXIT_EXEC_FAILED = 127
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
+    """Let the kernel send `signum` to this process when its parent dies.
+
+    The signal is bound to the parent's thread that forked, so a parent must fork from its main thread. A parent that
+    died before this call is noticed too: then the signal is raised at once.
+    """
+    _prctl(PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, as PID 1 is of all."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_title(title: str) -> None:
+    """The name that top and ps show; the kernel keeps 15 characters."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(title[:15])
+
+
+def set_oom_score(score: int) -> None:
+    """From -1000 (never) to 1000 (first): whom the kernel kills when memory runs out. Lowering it needs a privilege."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(score))
+
+
+def spawn(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    death_signal: signal.Signals,
+    oom_score: int = 0,
+    inherited_fds: Sequence[int] = (),
+) -> int:
+    """Start a program as leader of a process group of its own and return its pid.
+
+    By hand rather than with `subprocess`, whose own waiting would race with a supervisor that reaps every child. Call
+    it from a process without threads.
+    """
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        with suppress(OSError):  # the child does it too; whoever is first wins
+            os.setpgid(pid, pid)
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)  # the pipe is the parent's
+        os.setpgid(0, 0)
+        for signum in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_DFL)
+        die_with_parent(parent_pid, death_signal)
+        set_oom_score(oom_score)
+        for fd in inherited_fds:
+            os.set_inheritable(fd, True)
+        os.execve(argv[0], list(argv), dict(environ))
+    except BaseException as error:
+        os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
+    finally:
+        os._exit(EXIT_EXEC_FAILED)
+
+
+def reap() -> list[tuple[int, int]]:
+    """Pid and exit code of every child that has ended, ours or adopted; a negative code is the signal that ended it."""
+    ended = []
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def send(pid: int, signum: signal.Signals, *, to_group: bool = False) -> None:
+    """Signal a process or its whole group; one that is gone already is no fault."""
+    with suppress(ProcessLookupError):
+        (os.killpg if to_group else os.kill)(pid, signum)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def children() -> list[int]:
+    """Pids of this process's children, adopted ones too."""
+    me, pids = str(os.getpid()), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+                if after_name[1] == me:
+                    pids.append(int(entry.name))
+    return pids
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words for a log line."""
+    if code >= 0:
+        return f"exited with code {code}"
+    name = signal.Signals(-code).name
+    hint = ", which the kernel also does when memory runs out" if -code == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+def num_usable_cores() -> int:
+    """Cores that this process may keep busy: its CPU mask, and in a container its share of time."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
