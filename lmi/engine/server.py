@@ -1,0 +1,201 @@
+"""The engine's end of the engine sockets: requests of all front ends on one executor.
+
+A `Desk` gives each request that a connection submits to the executor and hands every batch of Responses back in one
+frame for each connection. A front end that breaks the protocol or stops reading loses its connection and nothing
+else; a connection that closes cancels what it had asked for. Everything here runs on the event loop of the worker;
+only the executor is shared with other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import time
+from typing import cast
+
+import msgspec
+
+from lmi.engine.frames import FrameReader, FrameTooLarge, frame
+from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
+from lmi.errors import InvalidRequest, LmiError, Unavailable
+from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
+from lmi.state import EngineRecord
+
+MAX_UNSENT_BYTES = 64 << 20  # a front end that lets this much pile up is not reading any more
+
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Keeps the books between connections and executor, and the engine's record."""
+
+    def __init__(self, executor: Executor, record: EngineRecord) -> None:
+        self.ready = Ready(executor.info, record.num_starts)
+        self.is_closing = False
+        self._executor = executor
+        self._record = record
+        self._owners: dict[int, tuple[Connection, int]] = {}  # executor's id -> whose request, and its id there
+        record.max_num_sequences = executor.info.max_num_sequences
+        record.step_s = time.monotonic()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._owners)
+
+    def submit(self, connection: Connection, message: Submit) -> None:
+        try:
+            if self.is_closing:
+                raise Unavailable("this engine is shutting down")
+            engine_id = self._executor.enqueue_request(message.request)
+        except (LmiError, ValueError, RuntimeError) as error:
+            connection.send(Refused(message.request_id, _label(error), str(error)))
+            return
+        if not self._owners:
+            self._record.step_s = time.monotonic()  # idleness is no hang
+        self._owners[engine_id] = connection, message.request_id
+        connection.engine_ids[message.request_id] = engine_id
+        self._record.num_prompt_tokens += len(message.request.input_token_ids)
+        self._count()
+
+    def cancel(self, engine_id: int) -> None:
+        self._executor.cancel_request(engine_id)
+
+    def deliver(self, responses: list[Response]) -> None:
+        """Hand out what one or more steps made: one frame for each connection."""
+        outputs: dict[Connection, list[Response]] = {}
+        num_tokens = 0
+        for response in responses:
+            engine_id = response.request_id
+            owner = self._owners.get(engine_id)
+            if owner is None:
+                continue
+            connection, response.request_id = owner
+            if response.is_final:
+                del self._owners[engine_id]
+                connection.engine_ids.pop(response.request_id, None)
+            if response.result is not None:
+                num_tokens += sum(map(len, response.result.output_token_ids))
+            outputs.setdefault(connection, []).append(response)
+        for connection, batch in outputs.items():
+            connection.send_output(batch)
+        self._record.num_generated_tokens += num_tokens
+        self.observe(has_output=True)
+
+    def observe(self, has_output: bool = False) -> None:
+        """Bring the record up to date with the executor's steps. Output is a step even if the executor counts none."""
+        steps = self._executor.get_latest_iteration_stats()
+        if steps:
+            self._note(steps)
+        elif has_output:
+            self._record.step += 1
+            self._record.step_s = time.monotonic()
+        self._count(steps[-1].num_active_requests if steps else None)
+
+    def _note(self, steps: list[IterationStats]) -> None:
+        record, last = self._record, steps[-1]
+        record.step += len(steps)
+        record.step_s = time.monotonic()
+        record.num_preemptions += sum(step.num_preemptions for step in steps)
+        record.num_used_blocks = last.kv_cache_stats.used_num_blocks
+        record.max_num_blocks = last.kv_cache_stats.max_num_blocks
+
+    def _count(self, num_active: int | None = None) -> None:
+        """Running and waiting together are the requests that have no end yet, whatever the executor says."""
+        active = self._record.num_running if num_active is None else num_active
+        self._record.num_running = min(active, self.num_requests)
+        self._record.num_waiting = self.num_requests - self._record.num_running
+
+
+class Connection(asyncio.Protocol):
+    """One front end."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.engine_ids: dict[int, int] = {}  # the front end's id -> the executor's
+        self._desk = desk
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if _peer_uid(transport.get_extra_info("socket")) not in (os.geteuid(), 0):
+            log.error("refused a connection of another user")
+            self._transport.abort()
+            return
+        self.send(self._desk.ready)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                self._handle(decode_to_engine(payload))
+        except (FrameTooLarge, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("a front end sent something that is no message of ours, closing: %s", error)
+            self._close()
+
+    def _handle(self, message: Submit | Cancel) -> None:
+        if isinstance(message, Submit):
+            if message.request_id in self.engine_ids:
+                raise msgspec.ValidationError(f"request id {message.request_id} is in use")
+            self._desk.submit(self, message)
+        elif (engine_id := self.engine_ids.get(message.request_id)) is not None:
+            self._desk.cancel(engine_id)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        for engine_id in self.engine_ids.values():
+            self._desk.cancel(engine_id)
+
+    def send_output(self, responses: list[Response]) -> None:
+        """One frame, or several where one would be over the limit; a Response that fills a frame alone is an error."""
+        try:
+            self.send(Output(responses))
+        except FrameTooLarge as error:
+            if len(responses) > 1:
+                middle = len(responses) // 2
+                self.send_output(responses[:middle])
+                self.send_output(responses[middle:])
+                return
+            request_id = responses[0].request_id
+            if (engine_id := self.engine_ids.get(request_id)) is not None:
+                self._desk.cancel(engine_id)
+            self.send(Output([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
+
+    def send(self, message: Ready | Output | Refused) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(frame(encode(message)))
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            log.error("a front end has stopped reading, closing its connection")
+            self._close()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def listen(desk: Desk, path: str) -> asyncio.Server:
+    """Accept front ends of this user alone at `path`; what a dead predecessor left there goes."""
+    if os.path.exists(path):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(previous)
+    return await asyncio.get_running_loop().create_unix_server(lambda: Connection(desk), sock=listener)
+
+
+def _peer_uid(peer: socket.socket) -> int:
+    """Source of the layout (pid, uid, gid): unix(7), SO_PEERCRED."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
+    return uid
+
+
+def _label(error: Exception) -> str:
+    if isinstance(error, LmiError):
+        return error.label
+    return InvalidRequest.label if isinstance(error, ValueError) else Unavailable.label

@@ -1,0 +1,223 @@
+"""The engine process: one model replica behind one unix socket.
+
+`python -m lmi.engine.worker --slot N` loads the model of the runtime folder with the configured handler, says in its
+record how far it is, then serves front ends until it is told to stop. The main thread reads sockets; one more thread
+waits for the executor. Whether this process hangs is judged by the supervisor, from the record alone. Exit codes are
+those of `lmi.errors`; a model that cannot be used is one line on stderr, an unexpected fault is a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, cast
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lmi import processes
+from lmi.engine.resolve import missing_library, resolve
+from lmi.engine.server import Desk, listen
+from lmi.errors import StartError
+from lmi.executor import EngineInfo, Executor, Response
+from lmi.runtime import Runtime
+from lmi.state import EngineRecord, Phase
+
+BEAT_S = 0.2
+AWAIT_S = 0.5  # how long the pump waits before it looks whether it should stop
+FINISH_S = 2.0  # for requests that are still open when the worker is told to stop
+
+log = logging.getLogger(__name__)
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """What the supervisor tells people about a loaded engine."""
+
+    info: EngineInfo
+    stages_s: dict[str, float]  # seconds by stage, in order
+
+
+class Loading:
+    """How far a load is: in the record for every process, and for people as a bar on a terminal or lines in the log."""
+
+    def __init__(self, record: EngineRecord, *, has_bar: bool) -> None:
+        self.stages_s: dict[str, float] = {}
+        self._record = record
+        self._started_s = time.monotonic()
+        self._tenth = -1
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if has_bar:
+            columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def __call__(self, stage: str, share: float) -> None:
+        now = time.monotonic()
+        if stage != self._record.stage:
+            self._end_stage(now)
+            self._record.stage = stage
+        self._record.progress = share
+        self._record.beat_s = now
+        if self._bar is not None:
+            self._show(stage, share)
+        elif (tenth := int(share * 10)) > self._tenth:
+            self._tenth = tenth
+            log.info("loading: %s %d %%", stage, tenth * 10)
+
+    def _end_stage(self, now: float) -> None:
+        if stage := self._record.stage:
+            self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now - self._started_s
+        self._started_s, self._tenth = now, -1
+
+    def _show(self, stage: str, share: float) -> None:
+        assert self._bar is not None
+        if self._task is None:
+            self._task = self._bar.add_task(stage, total=1.0)
+        self._bar.update(self._task, description=stage, completed=share)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if kind is None:
+            self._end_stage(time.monotonic())
+            self._record.stage = ""
+
+
+class Worker:
+    """An executor, the desk in front of it and the thread between them."""
+
+    def __init__(self, executor: Executor, record: EngineRecord) -> None:
+        self.desk = Desk(executor, record)
+        self.failure: BaseException | None = None
+        self._executor = executor
+        self._record = record
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self, socket_path: str) -> None:
+        """Serve until SIGTERM or until the executor fails; then `failure` says how."""
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signum, self._stop.set)
+        server = await listen(self.desk, socket_path)
+        threading.Thread(target=self._pump, name="pump", daemon=True).start()
+        self._beat()
+        self._record.phase = Phase.READY
+        await self._stop.wait()
+        self.desk.is_closing = True
+        self._record.phase = Phase.DRAINING
+        server.close()
+        await self._finish()
+
+    async def _finish(self) -> None:
+        deadline_s = time.monotonic() + FINISH_S
+        while self.desk.num_requests and self.failure is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+
+    def _beat(self) -> None:
+        self._record.beat_s = time.monotonic()
+        self.desk.observe()
+        self._loop.call_later(BEAT_S, self._beat)
+
+    def _pump(self) -> None:
+        """In its own thread: wait for responses and pass each batch whole to the event loop."""
+        try:
+            while not self.desk.is_closing or self.desk.num_requests:
+                responses = cast(list[Response], self._executor.await_responses(timeout_s=AWAIT_S))
+                if responses:
+                    self._loop.call_soon_threadsafe(self.desk.deliver, responses)
+        except BaseException as error:
+            with suppress(RuntimeError):  # the loop is closed: we are stopping anyway
+                self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self._stop.set()
+
+
+def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
+    """Load the configured engine. Raises StartError for what an operator can mend."""
+    engine = runtime.config.engine
+    is_alone = engine.num_engines == 1
+    with Loading(
+        record, has_bar=is_alone and sys.stderr.isatty() and runtime.config.server.log_format != "json"
+    ) as loading:
+        loading("import", 0.0)
+        load_engine = resolve(engine.handler)
+        try:
+            executor = load_engine(engine, runtime.config.model.path, loading)
+        except ImportError as error:
+            raise missing_library(engine.handler, error) from error
+    return executor, LoadReport(executor.info, loading.stages_s)
+
+
+def write_report(runtime: Runtime, slot: int, report: LoadReport) -> None:
+    path = runtime.engine_report(slot)
+    path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
+    path.with_suffix(".new").rename(path)
+
+
+def read_report(runtime: Runtime, slot: int) -> LoadReport:
+    return msgspec.json.decode(runtime.engine_report(slot).read_bytes(), type=LoadReport)
+
+
+async def serve(executor: Executor, record: EngineRecord, socket_path: str) -> BaseException | None:
+    worker = Worker(executor, record)
+    await worker.serve(socket_path)
+    return worker.failure
+
+
+def run(slot: int) -> int:
+    """Load, serve, stop; returns the exit code."""
+    runtime = Runtime.from_environ()
+    record = runtime.attach().engines[slot]
+    record.claim()
+    record.phase = Phase.LOADING
+    processes.set_title(f"lmi-engine-{slot}")
+    try:
+        executor, report = load(runtime, record)
+        with executor:
+            write_report(runtime, slot, report)
+            failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot)))
+            if failure is not None:
+                raise failure
+    except StartError as error:
+        record.reason = str(error)
+        print(f"engine {slot}: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        record.reason = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="lmi.engine.worker", description=__doc__)
+    parser.add_argument("--slot", type=int, required=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    code = run(parser.parse_args().slot)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a library must not hold up the end
+
+
+if __name__ == "__main__":
+    main()
