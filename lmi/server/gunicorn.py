@@ -1,0 +1,149 @@
+"""gunicorn's settings and the front-end worker; `gunicorn -c python:lmi.server.gunicorn` reads this module.
+
+Imported in the gunicorn master only, which finds the runtime folder in its environment. Every lower-case name that
+gunicorn knows is a setting. A worker beats once a second until its process ends, also while it drains, because gunicorn
+kills a silent one; it ends at once when the supervisor is gone, and drains when only its master is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
+from uvicorn.server import Server
+from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
+
+from lmi import processes
+from lmi.errors import StartError
+from lmi.runtime import Runtime
+from lmi.server.protocol import GuardedProtocol
+from lmi.state import FrontEndRecord, Phase
+from lmi.supervision import drain_notice_s
+
+BEAT_S = 1.0
+SILENT_S = 15.0  # a record without a beat for so long belongs to nobody
+
+_runtime = Runtime.from_environ()
+_block = _runtime.attach()
+_server = _runtime.config.server
+_supervisor_pid = int(os.environ["LMI_SUPERVISOR_PID"])
+_finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
+
+
+class FrontEndProtocol(GuardedProtocol):
+    header_timeout_s = _server.header_timeout_s
+    body_timeout_s = _server.body_timeout_s
+
+
+class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
+    """One front-end process: uvicorn with the guarded protocol, and a beat of its own."""
+
+    CONFIG_KWARGS = {
+        "loop": "uvloop",
+        "http": FrontEndProtocol,
+        "ws": "none",
+        "lifespan": "on",
+        "server_header": False,
+        "proxy_headers": False,
+        "access_log": False,
+        "timeout_graceful_shutdown": _finish_s,
+    }
+    slot: int
+    record: FrontEndRecord
+    _draining_since_s = 0.0
+
+    def load_wsgi(self) -> None:
+        """A model that the front end cannot use ends the server with one line, like one that the engine cannot use."""
+        try:
+            super().load_wsgi()
+        except StartError as error:
+            _runtime.front_end_failure().write_text(str(error))
+            self.log.error("the front end cannot start: %s", error)
+            sys.exit(Arbiter.APP_LOAD_ERROR)
+
+    async def _serve(self) -> None:
+        self.config.app = self.wsgi
+        server = Server(config=self.config)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, os._exit, 0)
+        beat = asyncio.create_task(self._beat(server))
+        try:
+            await server.serve(sockets=self.sockets)
+        finally:
+            beat.cancel()
+        if not server.started:
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+
+    async def _beat(self, server: Server) -> None:
+        master_pid = os.getppid() if os.getppid() != _supervisor_pid else self.ppid
+        due_s = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self.notify()
+            self.record.beat_s = now
+            self.record.loop_lag_s = now - due_s
+            self.record.num_open_connections = len(server.server_state.connections)
+            if os.getppid() not in (master_pid, _supervisor_pid):
+                os._exit(0)  # nobody is left to answer for
+            if os.getppid() != master_pid or self._is_told_to_stop(now):
+                server.should_exit = True
+            due_s = now + BEAT_S
+            await asyncio.sleep(BEAT_S)
+
+    def _is_told_to_stop(self, now: float) -> bool:
+        """The supervisor drains. Its TERM says so too, but one that comes while a worker boots is lost."""
+        if _block.supervisor.phase != Phase.DRAINING:
+            self._draining_since_s = now
+        return now - self._draining_since_s > 2 * BEAT_S
+
+
+def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
+    """In the master, before the fork: the lowest slot that no live worker has, of this master or of one that died."""
+    mine = {other.slot for other in server.WORKERS.values()}
+    free = [i for i, record in enumerate(_block.frontends) if i not in mine and not _is_in_use(record)]
+    if not free:  # masters died faster than their workers' streams ended
+        oldest = min(set(range(len(_block.frontends))) - mine, key=lambda i: _block.frontends[i].beat_s)
+        processes.send(_block.frontends[oldest].pid, signal.SIGKILL)
+        free = [oldest]
+    worker.slot = free[0]
+
+
+def _is_in_use(record: FrontEndRecord) -> bool:
+    return record.pid != 0 and processes.is_alive(record.pid) and time.monotonic() - record.beat_s < SILENT_S
+
+
+def settle(server: Arbiter, worker: FrontEndWorker) -> None:
+    """In the new worker: its record, its name, and the signal that it gets when the master dies."""
+    processes.die_with_parent(server.pid, signal.SIGTERM)
+    processes.set_title(f"lmi-front-{worker.slot}")
+    worker.record = _block.frontends[worker.slot]
+    worker.record.claim()
+    os.environ["LMI_SLOT"] = str(worker.slot)
+
+
+def leave_slot(server: Arbiter, worker: FrontEndWorker) -> None:
+    """In the master, after a worker has ended."""
+    record = _block.frontends[worker.slot]
+    if record.pid == worker.pid:
+        record.release()
+
+
+processes.set_title("lmi-gunicorn")
+workers = _server.frontend_workers
+worker_class = FrontEndWorker
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a beat on an overlay disk can stall
+timeout = 10  # seconds without a beat
+graceful_timeout = int(_finish_s) + 2  # must exceed uvicorn's own
+keepalive = 120  # longer than a proxy keeps an idle connection
+backlog = 2048
+control_socket_disable = True
+preload_app = False
+max_requests = 0
+forwarded_allow_ips = ""
+accesslog = None
+pre_fork = take_slot
+post_fork = settle
+child_exit = leave_slot

@@ -1,0 +1,276 @@
+"""HTTP/1.1 with limits: uvicorn's httptools protocol, and what it lacks against hostile or broken clients.
+
+httptools cuts requests strictly but knows no size and no time. Here a head has a bounded number of bytes, fields and
+seconds, a body has seconds, a least speed and a bounded number of chunks, and a request that could be read in two ways
+is refused. A refusal is one JSON object, and the connection closes after it. Knows no route and no model. Sources:
+RFC 9112 and RFC 9110; the limits are those of edge proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import httptools
+import orjson
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_FIELDS = 128
+MAX_CHUNKS = 65_536
+MAX_PIPELINED = 16
+MIN_BODY_BYTES_PER_S = 1024
+SLOW_START_S = 10.0  # a body may be slower than that in the beginning
+LINGER_S = 1.0  # how long a refused client may go on sending before the connection is cut
+BODY_LOOK_S = 1.0
+
+
+class Refusal(Exception):
+    """This request is not served; raised inside the parser's callbacks."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    header_timeout_s: ClassVar[float] = 10.0
+    body_timeout_s: ClassVar[float] = 60.0
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._is_in_head = True  # waiting for or reading a head
+        self._is_in_body = False
+        self._num_unparsed_bytes = 0  # of a head that is not complete
+        self._num_head_bytes = 0
+        self._num_chunks = 0
+        self._num_body_bytes = 0
+        self._body_s = 0.0  # that the client had for its body so far
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusal: Refusal | None = None
+
+    # Bytes in.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return  # lingering: read and forgotten
+        self._unset_keepalive_if_required()
+        was_in_head = self._is_in_head
+        try:
+            self._feed(data)
+            if self._is_in_head:
+                self._check_unparsed(len(data) if was_in_head else 0)
+        except Refusal as refusal:
+            self._refuse(refusal)
+        except httptools.HttpParserError as error:
+            reason = error.__context__ if isinstance(error.__context__, Refusal) else _unreadable(error)
+            self._refuse(reason)
+        else:
+            self._mind_time()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. An upgrade that a client offers is not taken: the request is read again without the offer.
+
+        The parser ends at such a head and would take the body for another protocol, yet some clients (Java's, h2c)
+        offer an upgrade with every first request.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+                for name, value in self.headers:
+                    head += [name, b": ", value, b"\r\n"] if name != b"upgrade" else []
+                data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
+                self.parser = httptools.HttpRequestParser(self)
+
+    def _check_unparsed(self, num_new_bytes: int) -> None:
+        self._num_unparsed_bytes += num_new_bytes
+        if self._num_unparsed_bytes > MAX_HEAD_BYTES:
+            raise _head_too_large()
+
+    # What the parser finds.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
+        self._body_s = 0.0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_head(len(name) + len(value) + 4)
+        if len(self.headers) > MAX_FIELDS:
+            raise Refusal(431, f"a request has at most {MAX_FIELDS} header fields")
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise _head_too_large()
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            raise Refusal(405, "this is no proxy")
+        if self.parser.should_upgrade():
+            return  # _feed comes back with it
+        self._check_head()
+        self._is_in_head, self._is_in_body = False, True
+        self._num_unparsed_bytes = 0
+        super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.pipeline.popleft()  # the request that has just been queued
+            raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
+
+    def _check_head(self) -> None:
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        values: dict[bytes, list[bytes]] = {b"host": [], b"transfer-encoding": [], b"expect": []}
+        for name, value in self.headers:
+            if name in values:
+                values[name].append(value)
+        num_hosts = len(values[b"host"])
+        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
+            raise Refusal(400, f"a request has exactly one Host field, this one {num_hosts}")
+        if version == "1.0" and values[b"transfer-encoding"]:
+            raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
+        if any(value.lower() != b"100-continue" for value in values[b"expect"]):
+            raise Refusal(417, "the only expectation that can be met is 100-continue")
+
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+        if self._num_chunks > MAX_CHUNKS:
+            raise Refusal(400, f"a body has at most {MAX_CHUNKS} chunks")
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._is_in_head, self._is_in_body = True, False
+        super().on_message_complete()
+
+    # Time.
+
+    def _mind_time(self) -> None:
+        """After each read: a head that is not complete has a deadline, and so has a body."""
+        if self._is_in_body:
+            if self._timer is None or self._timer.cancelled():
+                self._timer = self.loop.call_later(BODY_LOOK_S, self._look_at_body)
+        elif self._num_unparsed_bytes == 0:
+            self._stop_timer()
+        elif self._timer is None:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._timer = self.loop.call_later(self.header_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        self._refuse(Refusal(408, f"no complete request head came within {self.header_timeout_s:g} s"))
+
+    def _look_at_body(self) -> None:
+        self._timer = None
+        if not self._is_in_body or self._refusal is not None:
+            return
+        if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:  # else we are the slow ones
+            self._body_s += BODY_LOOK_S
+        is_slow = self._body_s > SLOW_START_S and self._num_body_bytes < MIN_BODY_BYTES_PER_S * self._body_s
+        if is_slow or self._body_s >= self.body_timeout_s:
+            self._refuse(Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s"))
+        else:
+            self._timer = self.loop.call_later(BODY_LOOK_S, self._look_at_body)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # The end.
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer and close; requests of this connection that came before and still run are answered first."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._refusal = refusal
+        self._stop_timer()
+        if self._is_in_body and self.cycle is not None and not self.cycle.response_complete:
+            self._drop_request(self.cycle)
+        if self._has_open_answer():
+            return  # on_response_complete comes back to it
+        self._answer_refusal(refusal)
+
+    def _drop_request(self, cycle: RequestResponseCycle) -> None:
+        """The request whose body is at fault: its application hears that the client has gone."""
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+            return
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def _has_open_answer(self) -> bool:
+        running = self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
+        return bool(self.pipeline) or running
+
+    def _answer_refusal(self, refusal: Refusal) -> None:
+        if self._is_in_body and self.cycle is not None and self.cycle.response_started:
+            self.transport.abort()  # half an answer is out: nothing can be said any more
+            return
+        body = orjson.dumps({"error": str(refusal), "code": refusal.status})
+        phrase = HTTPStatus(refusal.status).phrase
+        head = (
+            f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """A close with unread bytes resets the connection, and a client that still sends would never see the answer."""
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal is not None and not self._has_open_answer() and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._answer_refusal(self._refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+
+def _head_too_large() -> Refusal:
+    return Refusal(431, f"a request head has at most {MAX_HEAD_BYTES} bytes")
+
+
+def _unreadable(error: httptools.HttpParserError) -> Refusal:
+    """What httptools could not parse. Its own words say nothing to a client, except about the version."""
+    if "version" in str(error).lower():
+        return Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+    return Refusal(400, "this is no HTTP/1.1 request")
