@@ -1,0 +1,73 @@
+"""When a process may start again, and when a live one counts as hung. No processes here, only times and rules.
+
+Source of the numbers: the restart table of the design; every time is `time.monotonic()`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from lmi.config import EngineConfig
+from lmi.state import EngineRecord, Phase
+
+FIRST_DELAY_S = 0.2
+LONGEST_DELAY_S = 30.0
+STEADY_S = 60.0  # a process that ran this long starts its next life with the first delay
+IDLE_BEAT_S = 10.0
+
+# After SIGTERM: clients hear 503 for a moment, the port closes, open answers end, then what is left is cut.
+DRAIN_CUT_S = 1.5  # after drain_timeout: front ends that are still there are killed
+DRAIN_END_S = 3.0  # after drain_timeout: everything is
+
+
+def drain_notice_s(drain_timeout_s: float) -> float:
+    """How long the port stays open and answers 503, so that a balancer looks elsewhere."""
+    return min(1.0, drain_timeout_s / 4)
+
+
+class RestartTable:
+    """Deaths of one process, and how long to wait after each: doubling delays, and an end after too many."""
+
+    def __init__(self, max_deaths: int, window_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
+        self.max_deaths = max_deaths
+        self._window_s = window_s
+        self._first_delay_s = first_delay_s
+        self._delay_s = first_delay_s
+        self._deaths: deque[float] = deque()
+
+    @property
+    def num_deaths(self) -> int:
+        """Deaths inside the window, as of the last one."""
+        return len(self._deaths)
+
+    def delay_s(self, started_s: float, died_s: float) -> float | None:
+        """Note a death. How long to wait before the next start; None when there have been too many."""
+        self._deaths.append(died_s)
+        while self._deaths[0] < died_s - self._window_s:
+            self._deaths.popleft()
+        if len(self._deaths) >= self.max_deaths:
+            return None
+        if died_s - started_s >= STEADY_S:
+            self._delay_s = self._first_delay_s
+        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, LONGEST_DELAY_S)
+        return delay_s
+
+
+def hang(record: EngineRecord, config: EngineConfig, spawned_s: float, now: float) -> str | None:
+    """Why a live engine counts as hung, or None.
+
+    With work it hangs when no step comes; idle, when no sign of life comes; loading, when it takes too long. A long
+    prompt or a compilation moves the step counter piece by piece, so a busy engine is never taken for a hung one.
+    """
+    if record.phase in (Phase.STARTING, Phase.LOADING):
+        return _late("did not finish loading", now - spawned_s, config.model_loading_timeout_s)
+    if record.phase != Phase.READY:
+        return None
+    if record.num_running + record.num_waiting > 0:
+        limit_s = config.step_timeout_s if record.step else config.first_step_timeout_s
+        return _late("made no step though work waits", now - record.step_s, limit_s)
+    return _late("gave no sign of life", now - record.beat_s, IDLE_BEAT_S)
+
+
+def _late(what: str, waited_s: float, limit_s: float) -> str | None:
+    return f"{what} for {waited_s:.1f} s (limit {limit_s:g} s)" if waited_s > limit_s else None
