@@ -290,7 +290,7 @@ class _Resolution:
             return Setting(key, value, self.chosen[key][1] if key in self.chosen else "default")
         reason = f", {self.chosen[key][1]}" if key in self.chosen else ""
         shadowed = tuple(f"{given.shown} ({given.source})" for given in picked.shadowed)
-        is_secret = picked.given.shown != picked.given.text
+        is_secret = picked.given.shown == "***"
         return Setting(key, "***" if is_secret else value, picked.given.source + reason, shadowed)
 
     def _gpus(self, machine: Machine) -> tuple[str, ...]:

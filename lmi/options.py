@@ -107,7 +107,7 @@ def _port_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-TEXT = Kind("any text", str)
+TEXT = Kind("any text in UTF-8", str)
 BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds)
 SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)

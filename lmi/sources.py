@@ -33,7 +33,9 @@ class Given:
 
     @property
     def shown(self) -> str:
-        return "***" if SECRET.search(self.key) else self.text
+        if SECRET.search(self.key):
+            return "***"
+        return self.text if self.text.isprintable() else ascii(self.text)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def pick(givens: list[Given], findings: Findings) -> dict[str, Picked]:
 
 def fault(given: Given, allowed: str) -> str:
     """The line about a bad value: key, value, source, what is allowed."""
-    shown = "***" if given.shown != given.text else shorten(given.text)
+    shown = "***" if given.shown == "***" else shorten(given.text)
     return f"{given.written}={shown} ({given.source}): allowed is {allowed}"
 
 
@@ -96,7 +98,8 @@ def closest(key: str) -> str:
 
 def _given(written: str, text: str, source: str, rank: tuple[int, int]) -> Given:
     option = find(written)
-    return Given(option.key if option else written, written, text.strip(), source, rank)
+    shown = written if written.isprintable() else ascii(written)[1:-1]
+    return Given(option.key if option else written, shown[:100], text.strip(), source, rank)
 
 
 def _flag_source(key: str) -> str:

@@ -1,0 +1,496 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi import choices
+from lmi.choices import Machine
+from lmi.config import Config, EngineConfig, ModelConfig, Resolved, ServerConfig, dump, load, resolve, resolve_folder
+from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.options import OPTIONS
+from lmi.properties import parse
+
+CPU = Machine(num_cores=4)
+FOUR_GPUS = Machine(num_cores=32, gpus=("0", "1", "2", "3"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that looks like a model's from outside."""
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    return model
+
+
+def settle(
+    folder: Path,
+    text: str = "",
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    machine: Machine = CPU,
+) -> Resolved:
+    return resolve(parse(text), environ or {}, flags or {}, folder=folder, cwd=folder.parent, machine=machine)
+
+
+def faults(folder: Path, text: str = "", **given: object) -> list[str]:
+    with pytest.raises(BadConfiguration) as caught:
+        settle(folder, text, **given)  # type: ignore[arg-type]
+    assert caught.value.exit_code == 2
+    return str(caught.value).split("\n")
+
+
+def source_of(resolved: Resolved, option: str) -> str:
+    return next(setting.source for setting in resolved.settings if setting.option == option)
+
+
+def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
+    config = settle(folder).config
+    assert config.server == ServerConfig(frontend_workers=2)
+    assert config.model == ModelConfig(path=str(folder), name="tiny")
+    assert config.engine == EngineConfig()
+    assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
+    assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)
+    assert (config.server.drain_timeout_s, config.server.predict_timeout_s) == (25, None)
+    assert (config.engine.step_timeout_s, config.engine.first_step_timeout_s) == (60, 300)
+    assert (config.engine.retry_threshold, config.engine.retry_window_s) == (3, 600)
+
+
+# Each rung beats those below it: command line, platform, file, OPTION_/SERVING_, other names.
+LADDERS = {
+    "predict_timeout": [
+        ("flag", "predict_timeout", "1"),
+        ("env", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "2"),
+        ("env", "SAGEMAKER_MODEL_SERVER_TIMEOUT", "3"),
+        ("file", "option.predict_timeout", "4"),
+        ("env", "SERVING_PREDICT_TIMEOUT", "5"),
+    ],
+    "port": [
+        ("flag", "port", "1001"),
+        ("env", "SAGEMAKER_BIND_TO_PORT", "1002"),
+        ("file", "port", "1003"),
+        ("file", "inference_address", "http://127.0.0.1:1004"),
+        ("env", "SERVING_PORT", "1005"),
+        ("env", "SERVING_INFERENCE_ADDRESS", "http://127.0.0.1:1006"),
+    ],
+    "option.max_rolling_batch_size": [
+        ("flag", "option.max_rolling_batch_size", "1"),
+        ("file", "option.max_num_seqs", "2"),
+        ("env", "OPTION_MAX_ROLLING_BATCH_SIZE", "3"),
+        ("env", "MAX_BATCH_SIZE", "4"),
+    ],
+    "max_request_size": [
+        ("flag", "max_request_size", "1m"),
+        ("env", "SAGEMAKER_MAX_REQUEST_SIZE", "2097152"),
+        ("env", "SAGEMAKER_MAX_PAYLOAD_IN_MB", "3"),
+        ("file", "max_request_size", "4m"),
+        ("env", "SERVING_MAX_REQUEST_SIZE", "5m"),
+    ],
+    "job_queue_size": [
+        ("flag", "job_queue_size", "1"),
+        ("file", "job_queue_size", "2"),
+        ("env", "SERVING_JOB_QUEUE_SIZE", "3"),
+        ("env", "MAX_CONCURRENT_REQUESTS", "4"),
+    ],
+}
+
+
+@pytest.mark.parametrize("option", LADDERS)
+def test_each_source_beats_all_below_it_and_shadows_them(folder: Path, option: str) -> None:
+    rungs = LADDERS[option]
+    winners = []
+    for start in range(len(rungs)):
+        left = rungs[start:]
+        resolved = settle(
+            folder,
+            "\n".join(f"{name}={value}" for kind, name, value in left if kind == "file"),
+            {name: value for kind, name, value in left if kind == "env"},
+            {name: value for kind, name, value in left if kind == "flag"},
+        )
+        setting = next(setting for setting in resolved.settings if setting.option == option)
+        assert len(setting.shadowed) == len(left) - 1
+        assert len([note for note in resolved.notes if note.startswith(f"{option}: ")]) == len(left) - 1
+        assert rungs[start][1] in setting.source or rungs[start][0] != "env"
+        winners.append(setting.value)
+    numbers = [float(winner) for winner in winners]
+    assert numbers == sorted(numbers) and len(set(numbers)) == len(rungs)
+
+
+def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> None:
+    samples = {
+        "host": "127.0.0.1",
+        "inference_address": "http://127.0.0.1:1",
+        "safe_port_range": "1-2",
+        "log_level": "debug",
+        "log_format": "json",
+        "option.model_id": str(folder),
+        "option.rolling_batch": "lmi-dist",
+        "option.dtype": "bf16",
+        "option.quantize": "int8",
+        "option.device": "cpu",
+        "option.output_formatter": "sse",
+        "load_on_devices": "*",
+        "engine": "MPI",
+        "option.entryPoint": "djl_python.huggingface",
+    }
+    for option in OPTIONS:
+        text = samples.get(option.key, "1")
+        prefix = "OPTION_" if option.key.startswith("option.") else "SERVING_"
+        name = prefix + option.flag.removeprefix("--").replace("-", "_").upper()
+        given = [
+            settle(folder, "", {}, {option.key: text}),
+            settle(folder, f"{option.key}={text}"),
+            settle(folder, "", {name: text}),
+        ]
+        assert given[0].config == given[1].config == given[2].config, option.key
+        assert not any(resolved.warnings for resolved in given), option.key
+        assert source_of(given[2], option.key).startswith(name), option.key
+        if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
+            part, _, name = option.field.partition(".")
+            assert getattr(getattr(given[0].config, part), name) == option.kind.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("OPTION_DTYPE", "BFloat16", "engine.dtype", "bf16"),
+        ("OPTION_MAX_NUM_SEQS", "7", "engine.max_num_sequences", 7),
+        ("OPTION_max_model_len", "99", "engine.max_sequence_length", 99),
+        ("OPTION_LOAD_IN_8BIT", "x", "engine.options", {"load_in_8bit": "x"}),
+        ("OPTION_loadIn8Bit", "x", "engine.options", {"loadIn8Bit": "x"}),
+        ("HF_MODEL_QUANTIZE", "int8", "engine.quantize", "int8"),
+        ("HF_MODEL_TRUST_REMOTE_CODE", "true", "model.trust_remote_code", True),
+        ("MAX_BATCH_PREFILL_TOKENS", "128", "engine.max_prefill_tokens", 128),
+        ("MAX_BATCH_SIZE", "4", "engine.max_num_sequences", 4),
+        ("MAX_CONCURRENT_REQUESTS", "5", "server.job_queue_size", 5),
+        ("ENABLE_CUDA_GRAPHS", "true", "engine.options", {"enforce_eager": "false"}),
+        ("ENABLE_CUDA_GRAPHS", "false", "engine.options", {"enforce_eager": "true"}),
+        ("CUDA_MEMORY_FRACTION", "0.5", "engine.options", {"gpu_memory_utilization": "0.5"}),
+        ("HF_REVISION", "main", "engine.options", {"revision": "main"}),
+        ("TENSOR_PARALLEL_DEGREE", "max", "engine.tensor_parallel_degree", 1),
+        ("SM_NUM_GPUS", "1", "engine.tensor_parallel_degree", 1),
+        ("SAGEMAKER_STARTUP_TIMEOUT", "600", "engine.model_loading_timeout_s", 600.0),
+        ("SAGEMAKER_NUM_MODEL_WORKERS", "2", "engine.num_engines", 2),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6", "server.max_request_size", 6 << 20),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_request_size", 64 << 20),
+        ("SERVING_MIN_WORKERS", "3", "engine.num_engines", 3),
+        ("PROCESS_MAX_START_RETRIES", "5", "engine.retry_threshold", 5),
+        ("SERVING_JOB_QUEUE_SIZE", "", "server.job_queue_size", 1000),
+    ],
+)
+def test_environment_names_of_the_reference_are_translated(
+    folder: Path, name: str, text: str, field: str, value: object
+) -> None:
+    config = settle(folder, "", {name: text}).config
+    part, _, attribute = field.partition(".")
+    assert getattr(getattr(config, part), attribute) == value
+
+
+def test_the_lmi_name_beats_the_tgi_name_without_a_conflict(folder: Path) -> None:
+    resolved = settle(folder, "", {"OPTION_QUANTIZE": "int8", "HF_MODEL_QUANTIZE": "awq"})
+    assert resolved.config.engine.quantize == "int8"
+    assert "option.quantize: int8 (OPTION_QUANTIZE) counts, not awq (HF_MODEL_QUANTIZE)" in resolved.notes
+
+
+BAD_LINES = {
+    "port=http": "a whole number 0..65535",
+    "port=65536": "a whole number 0..65535",
+    "inference_address=127.0.0.1:80": "http://HOST:PORT",
+    "inference_address=http://127.0.0.1:99999": "http://HOST:PORT",
+    "job_queue_size=many": "a whole number of at least 1",
+    "job_queue_size=0": "a whole number of at least 1",
+    "job_queue_size=1e3": "a whole number of at least 1",
+    "job_queue_size=٣": "a whole number of at least 1",
+    "max_request_size=64x": "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
+    "max_request_size=0": "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
+    "predict_timeout=soon": "seconds, more than 0, or none",
+    "drain_timeout=-1": "seconds, more than 0",
+    "drain_timeout=nan": "seconds, more than 0",
+    "drain_timeout=inf": "seconds, more than 0",
+    "log_level=loud": "DEBUG, INFO, WARNING, ERROR",
+    "option.dtype=fp8": "auto, fp32, bf16, fp16",
+    "option.tgi_compat=maybe": "true or false",
+    "option.output_formatter=xml": "json, jsonlines, sse",
+    "option.tensor_parallel_degree=all": "a whole number of at least 1, or max",
+    "option.tensor_parallel_degree=2": "1 on lmi-dist, which runs on one device",
+    "option.pipeline_parallel_degree=2": "1 on lmi-dist, which runs on one device",
+    "option.model_name=a/b": "1 to 128 letters, digits or ._:@-, a letter or digit first",
+    "option.quantize=awq": "int8 on lmi-dist",
+    "option.device=cuda": "auto or cpu, since no GPU is visible",
+    "option.entryPoint=model.py": "djl_python.… (code of your own is not run yet)",
+    "engine=PyTorch": "Python, MPI",
+    "load_on_devices=0": "*, since no GPU is used",
+    "load_on_devices=a": "* or GPU numbers with ; between",
+    "minWorkers=0": "a whole number 1..1024",
+    "retry_threshold=0": "a whole number 1..1000",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_bad_value_names_key_value_source_and_what_is_allowed(folder: Path, line: str) -> None:
+    key, _, value = line.partition("=")
+    (fault,) = faults(folder, f"# comment\n{line}\n")
+    assert fault == f"{key}={value!a} (serving.properties:2): allowed is {BAD_LINES[line]}"
+
+
+def test_all_faults_are_told_at_once_each_with_its_own_source(folder: Path) -> None:
+    lines = faults(
+        folder,
+        "option.dtype=x\n\noption.rolling_batch=nope\n",
+        environ={"SAGEMAKER_BIND_TO_PORT": "x", "OPTION_MAX_MODEL_LEN": "y", "SAGEMAKER_SAFE_PORT_RANGE": "9-1"},
+        flags={"frontend_workers": "z"},
+    )
+    assert len(lines) == 6
+    text = "\n".join(lines)
+    for source in (
+        "serving.properties:1",
+        "serving.properties:3",
+        "SAGEMAKER_BIND_TO_PORT",
+        "OPTION_MAX_MODEL_LEN",
+        "SAGEMAKER_SAFE_PORT_RANGE",
+        "--frontend-workers",
+    ):
+        assert f"({source}): allowed is " in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "option.dtype=a\\n\\u001b[31m\\u2028" + "x" * 1000,
+        "option.strict=true\noption.a\\nb\\u2028" + "x" * 1000 + "=1",
+    ],
+)
+def test_a_hostile_key_or_value_stays_one_line_and_short(folder: Path, text: str) -> None:
+    (fault,) = faults(folder, text)
+    assert fault.isprintable() and len(fault) < 300
+
+
+@pytest.mark.parametrize("range_", ["8081", "1-70000", "0-5", "a-b", "5-4", "1-2-3", "-1-5"])
+def test_a_malformed_safe_port_range_is_refused(folder: Path, range_: str) -> None:
+    (fault,) = faults(folder, environ={"SAGEMAKER_SAFE_PORT_RANGE": range_})
+    assert fault.endswith("(SAGEMAKER_SAFE_PORT_RANGE): allowed is FIRST-LAST, two ports")
+
+
+def test_two_names_of_one_option_must_agree_in_one_source(folder: Path) -> None:
+    (fault,) = faults(folder, "option.max_num_seqs=8\noption.max_rolling_batch_size=9\n")
+    assert "option.max_num_seqs=8 (serving.properties:1)" in fault
+    assert "option.max_rolling_batch_size=9 (serving.properties:2)" in fault
+    agreeing = settle(folder, "option.max_num_seqs=8\noption.max_rolling_batch_size=8\n")
+    assert agreeing.config.engine.max_num_sequences == 8
+
+
+def test_a_bad_value_that_is_shadowed_stops_nothing(folder: Path) -> None:
+    assert settle(folder, "option.dtype=fp32", {"OPTION_DTYPE": "wrong"}).config.engine.dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("option.rolling_back", "option.rolling_batch"),
+        ("option.max_rolling_batchsize", "option.max_rolling_batch_size"),
+        ("job_queue_sise", "job_queue_size"),
+        ("dtype", "option.dtype"),
+        ("option.job_queue_size", "job_queue_size"),
+        ("option.Dtype", "option.dtype"),
+        ("min_workers", "minWorkers"),
+        ("option.tensor_parralel_degree", "option.tensor_parallel_degree"),
+    ],
+)
+def test_an_unknown_key_is_told_with_the_closest_known_one(folder: Path, key: str, nearest: str) -> None:
+    (warning,) = settle(folder, f"{key}=1").warnings
+    assert warning == f"{key} (serving.properties:1): unknown option; the closest known key is {nearest}"
+
+
+def test_an_unknown_option_is_handed_on_and_stops_the_start_only_when_strict(folder: Path) -> None:
+    resolved = settle(folder, "option.zzqq=1\nzzqq=2\n")
+    assert resolved.config.engine.options == {"zzqq": "1"}
+    assert [warning.split(" ")[0] for warning in resolved.warnings] == ["option.zzqq", "zzqq"]
+    (fault,) = faults(folder, "option.zzqq=1\nzzqq=2\noption.strict=true\n")
+    assert fault == "option.zzqq (serving.properties:1): unknown option, and option.strict is true"
+
+
+def test_an_option_of_another_engine_is_no_error_even_when_strict(folder: Path) -> None:
+    resolved = settle(folder, "option.gpu_memory_utilization=0.9\noption.strict=true\n")
+    assert resolved.warnings == ("option.gpu_memory_utilization (serving.properties:1): lmi-dist does not use it",)
+
+
+def test_what_the_reference_needs_and_we_do_not_is_only_noted(folder: Path) -> None:
+    resolved = settle(folder, "option.mpi_mode=true\nbatch_size=4\nengine=MPI\n", {"SERVING_FEATURES": "vllm"})
+    assert resolved.warnings == () and resolved.config.engine.options == {}
+    assert {note for note in resolved.notes if note.endswith("has no effect here")} == {
+        "batch_size (serving.properties:2): has no effect here",
+        "features (SERVING_FEATURES): has no effect here",
+        "option.mpi_mode (serving.properties:1): has no effect here",
+    }
+
+
+def test_secrets_are_never_shown(folder: Path) -> None:
+    secret = "hf_abcdefgh"
+    resolved = settle(
+        folder,
+        f"option.hf_token={secret}\noption.aws_secret_access_key={secret}\noption.env=A={secret}\n",
+        {"OPTION_HF_TOKEN": secret + "2", "HF_TOKEN": secret},
+    )
+    told = repr((resolved.settings, resolved.warnings, resolved.notes))
+    assert secret not in told and "***" in told
+    assert resolved.config.engine.options["hf_token"] == secret
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "wanted"),
+    [
+        ("", CPU, (1, 1, ())),
+        ("maxWorkers=3", CPU, (1, 1, ())),
+        ("minWorkers=2", CPU, (2, 1, ())),
+        ("", FOUR_GPUS, (4, 1, ("0", "1", "2", "3"))),
+        ("maxWorkers=2", FOUR_GPUS, (2, 1, ("0", "1"))),
+        ("load_on_devices=3;1", FOUR_GPUS, (2, 1, ("3", "1"))),
+        ("load_on_devices=*", FOUR_GPUS, (4, 1, ("0", "1", "2", "3"))),
+        ("option.device=cpu", FOUR_GPUS, (1, 1, ())),
+        ("gpu.maxWorkers=1\ncpu.minWorkers=2", FOUR_GPUS, (1, 1, ("0",))),
+        ("gpu.maxWorkers=1\ncpu.minWorkers=2", CPU, (2, 1, ())),
+        ("option.tensor_parallel_degree=max", FOUR_GPUS, (4, 1, ("0", "1", "2", "3"))),
+    ],
+)
+def test_replicas_are_as_many_as_fit_between_the_two_bounds(
+    folder: Path, text: str, machine: Machine, wanted: object
+) -> None:
+    engine = settle(folder, text, machine=machine).config.engine
+    assert (engine.num_engines, engine.tensor_parallel_degree, engine.device_ids) == wanted
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "gpus_each", "low", "high", "wanted"),
+    [(8, 2, None, None, 4), (8, 2, 2, 3, 3), (7, 2, None, None, 3), (8, 8, None, None, 1), (0, 1, None, None, 1)],
+)
+def test_replicas_share_the_gpus(num_gpus: int, gpus_each: int, low: int, high: int, wanted: int) -> None:
+    assert choices.num_engines(num_gpus, gpus_each, low, high) == wanted
+
+
+def test_replicas_that_do_not_fit_are_refused_with_numbers(folder: Path) -> None:
+    (fault,) = faults(folder, "minWorkers=5", machine=FOUR_GPUS)
+    assert fault == "5 replicas of 1 GPUs each do not fit: allowed are 4 GPUs in all (serving.properties:1)"
+    (fault,) = faults(folder, "minWorkers=2\nmaxWorkers=1")
+    assert "minWorkers=2, maxWorkers=1" in fault
+    with pytest.raises(BadConfiguration, match="1 replicas of 2 GPUs"):
+        choices.num_engines(1, 2, None, None)
+
+
+def test_auto_takes_the_embedded_engine_where_vllm_cannot_run() -> None:
+    assert choices.choose_handler("auto", CPU, frozenset({"lmi-dist", "vllm"})) == ("lmi-dist", "no GPU is visible")
+    assert choices.choose_handler("auto", FOUR_GPUS, frozenset({"lmi-dist"}))[0] == "lmi-dist"
+    assert choices.choose_handler("Scheduler", CPU)[0] == "lmi-dist"
+    assert choices.choose_handler("other", CPU, frozenset({"lmi-dist", "other"})) == ("other", "asked for")
+
+
+def test_auto_takes_vllm_where_it_is_installed_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('imported by the supervisor')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert choices.choose_handler("auto", FOUR_GPUS, frozenset({"lmi-dist", "vllm"}))[0] == "vllm"
+
+
+@pytest.mark.parametrize("word", ["disable", "trtllm", "nonsense"])
+def test_an_engine_that_is_not_there_is_refused_with_those_that_are(folder: Path, word: str) -> None:
+    (fault,) = faults(folder, f"option.rolling_batch={word}")
+    assert fault.startswith(f"option.rolling_batch='{word}' (serving.properties:1): allowed is auto, scheduler, ")
+    assert "lmi-dist" in fault
+
+
+def test_a_model_beside_the_file_or_named_by_it_is_found(folder: Path) -> None:
+    outer = folder.parent
+    assert settle(outer, "option.model_id=tiny").config.model.path == str(folder)
+    assert settle(outer, f"option.model_id={folder}").config.model.name == "tiny"
+    named = settle(folder, "option.model_name=My-Model").config.model
+    assert (named.path, named.name) == (str(folder), "My-Model")
+
+
+@pytest.mark.parametrize("model_id", ["someone/some-model", "s3://bucket/prefix/", "missing"])
+def test_a_model_that_is_no_folder_is_refused_by_name(folder: Path, model_id: str) -> None:
+    for text, environ in ((f"option.model_id={model_id}", {}), ("", {"HF_MODEL_ID": model_id})):
+        with pytest.raises(ModelUnusable, match=model_id) as caught:
+            settle(folder, text, environ)
+        assert "is not built yet" in str(caught.value) and caught.value.exit_code == 4
+
+
+def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnusable, match="is empty"):
+        settle(tmp_path)
+    (tmp_path / "weights.bin").write_text("")
+    with pytest.raises(ModelUnusable, match=r"holds weights\.bin; a model's folder has a config\.json"):
+        settle(tmp_path)
+    with pytest.raises(ModelUnusable, match="does not exist"):
+        resolve_folder(str(tmp_path / "nowhere"), {}, {}, tmp_path)
+    with pytest.raises(ModelUnusable, match="is not a folder"):
+        resolve_folder("weights.bin", {}, {}, tmp_path)
+    with pytest.raises(ModelUnusable, match="hub is not built yet"):
+        resolve_folder("someone/some-model", {}, {}, tmp_path)
+
+
+def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(tmp_path: Path) -> None:
+    platform, current = tmp_path / "platform", tmp_path / "current"
+    current.mkdir()
+    assert choices.find_folder(None, current, platform) is None
+    platform.mkdir()
+    assert choices.find_folder(None, current, platform) is None
+    (current / "serving.properties").write_text("")
+    assert choices.find_folder(None, current, platform) == current
+    (platform / "config.json").write_text("{}")
+    assert choices.find_folder(None, current, platform) == platform
+    assert choices.find_folder("../current", current, platform) == current / "../current"
+
+
+def test_a_folder_that_only_holds_a_folder_stands_for_it(folder: Path) -> None:
+    assert choices.find_folder(str(folder.parent), Path.cwd()) == folder
+
+
+def test_the_demo_is_found_without_importing_an_engine(tmp_path: Path) -> None:
+    demo = choices.demo_folder()
+    assert demo.parts[-3:] == ("handlers", "lmi_dist", "demo")
+    for flags in ({}, {"option.model_id": "demo"}):
+        resolved = resolve_folder(None, {}, flags, tmp_path)
+        assert resolved.config.model.is_demo
+        assert resolved.config.model.name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("Llama-3.1_8B", "Llama-3.1_8B"), ("my model (v2)", "my_model__v2_"), ("…", "model"), ("..", "model")],
+)
+def test_a_folders_name_becomes_a_safe_model_name(text: str, name: str) -> None:
+    assert choices.model_name(text) == name
+
+
+def test_the_machine_has_cores_and_obeys_the_list_of_visible_gpus() -> None:
+    assert Machine.here({}).num_cores >= 1
+    assert Machine.here({"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
+
+
+def test_a_model_that_brings_its_own_code_is_told_that_it_does_not_run(folder: Path) -> None:
+    (folder / "model.py").write_text("")
+    (warning,) = settle(folder).warnings
+    assert warning == f"{folder / 'model.py'}: code of your own is not run yet"
+
+
+@pytest.mark.parametrize("text", ["option.x=\\ud800", "option.dtype=\\udfff"])
+def test_half_a_character_is_refused(folder: Path, text: str) -> None:
+    assert len(faults(folder, text)) == 1
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.builds(ServerConfig), st.builds(ModelConfig, path=words), st.builds(EngineConfig))
+def test_a_configuration_survives_the_way_to_a_child(
+    server: ServerConfig, model: ModelConfig, engine: EngineConfig
+) -> None:
+    config = Config(server=server, model=model, engine=engine)
+    assert load(dump(config)) == config
+
+
+def test_a_resolved_configuration_survives_the_way_to_a_child(folder: Path) -> None:
+    text = "option.x=ü\nload_on_devices=1;2\npredict_timeout=1.5\noption.quantize=int8\n"
+    config = settle(folder, text, machine=FOUR_GPUS).config
+    assert load(dump(config)) == config
+    assert config.engine.device_ids == ("1", "2")
