@@ -1,0 +1,5 @@
+"""`python -m lmi` is the command `lmi`."""
+
+from lmi.cli import main
+
+main()

@@ -1,0 +1,197 @@
+"""The command `lmi`, and the words `serve` and `djl-serving` that container platforms start an image with.
+
+Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails says each fault on a
+line of its own on stderr, then one JSON object, and ends with the exit code of its error; an unknown word or flag is
+one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+import orjson
+
+from lmi import __version__, log
+from lmi.config import Resolved, Setting, resolve_folder
+from lmi.errors import StartError
+from lmi.options import BOOLEAN, OPTIONS, Option
+
+REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette", "vllm", "tensorrt-llm")
+FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
+Command = Callable[..., Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script `lmi`."""
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def serve_main() -> None:
+    """The console script `serve`, which SageMaker starts."""
+    words = sys.argv[1:]
+    sys.exit(run(words if words[:1] == ["serve"] else ["serve", *words]))
+
+
+def djl_serving_main() -> None:
+    """The console script `djl-serving`, which LMI's images start."""
+    sys.exit(run(["djl-serving", *sys.argv[1:]]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        return lmi.main(arguments, "lmi", standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message())
+        return error.exit_code
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "lmi"
+        click.echo(f"{where}: {' '.join(error.format_message().split())} See {where} --help.", err=True)
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except StartError as error:
+        return _fail(error)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def lmi() -> None:
+    """Serve a large language model behind the contracts that its clients already speak."""
+
+
+def _with_options(command: Command) -> Command:
+    """Add DIR and a flag for each option to a command, which gets them as `folder` and `flags`."""
+
+    @functools.wraps(command)
+    def collected(folder: str | None, model_dir: str | None, settings: tuple[str, ...], **others: Any) -> Any:
+        if folder and model_dir and folder != model_dir:
+            raise click.UsageError(f"DIR is {folder} and --model-dir is {model_dir}.")
+        flags = {option.key: _text(others.pop(name)) for name, option in FLAGGED.items()}
+        given = {key: text for key, text in flags.items() if text is not None}
+        for key, text in map(_pair, settings):
+            if given.setdefault(key, text) != text:
+                raise click.UsageError(f"{key} is given as {given[key]} and as {text}.")
+        return command(folder=folder or model_dir, flags=given, **others)
+
+    wrapped: Command = collected
+    for name, option in reversed(FLAGGED.items()):
+        wrapped = _flag(name, option)(wrapped)
+    wrapped = click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of serving.properties"
+    )(wrapped)
+    wrapped = click.option("--model-dir", metavar="DIR", help="the same as DIR")(wrapped)
+    wrapped = click.argument("folder", required=False, metavar="[DIR]")(wrapped)
+    return wrapped
+
+
+def _flag(name: str, option: Option) -> Command:
+    help = f"{option.help} [{option.key}]"
+    if option.kind is BOOLEAN:
+        return click.option(f"{option.flag}/--no-{option.flag[2:]}", name, default=None, help=help)
+    return click.option(option.flag, name, metavar="VALUE", help=help)
+
+
+def _text(value: bool | str | None) -> str | None:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise click.UsageError(f"--set takes KEY=VALUE, given {setting}.")
+    return key.strip(), text.strip()
+
+
+@lmi.command()
+@_with_options
+def serve(folder: str | None, flags: dict[str, str]) -> int:
+    """Serve the model in DIR: a folder with serving.properties or config.json.
+
+    Without DIR: /opt/ml/model when it holds something, else the current folder when it has one of these files, else the
+    built-in demo model.
+    """
+    return _serve(resolve_folder(folder, os.environ, flags))
+
+
+@lmi.command("djl-serving")
+@click.option("-s", "--model-store", "folder", metavar="DIR", help="folder of the model")
+def djl_serving(folder: str | None) -> int:
+    """Serve as the LMI container's own start command does."""
+    return _serve(resolve_folder(folder, os.environ, {}))
+
+
+@lmi.command()
+@_with_options
+@click.option("--json", "is_json", is_flag=True, help="one JSON object")
+def config(folder: str | None, flags: dict[str, str], is_json: bool) -> None:
+    """Show every option, its value, where it came from, and what it shadowed. Starts nothing."""
+    resolved = resolve_folder(folder, os.environ, flags)
+    if is_json:
+        click.echo(orjson.dumps(_document(resolved), option=orjson.OPT_INDENT_2).decode())
+        return
+    click.echo("\n".join(_table(resolved.settings)))
+    for warning in resolved.warnings:
+        click.echo(f"warning: {log.escape(warning)}", err=True)
+
+
+@lmi.command("version")
+def show_version() -> None:
+    """Show the versions of lmi and of what it runs on."""
+    click.echo(f"lmi {__version__}")
+    click.echo(f"python {platform.python_version()}")
+    for name in REPORTED_LIBRARIES:
+        try:
+            click.echo(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            click.echo(f"{name} not installed")
+
+
+def _serve(resolved: Resolved) -> int:
+    from lmi import launcher
+
+    server = resolved.config.server
+    log.setup("supervisor", server.log_level, server.log_format)
+    logger = logging.getLogger("lmi.config")
+    for note in resolved.notes:
+        logger.info("%s", note)
+    for warning in resolved.warnings:
+        logger.warning("%s", warning)
+    return launcher.run(resolved)
+
+
+def _document(resolved: Resolved) -> dict[str, Any]:
+    return {
+        "options": [
+            {"option": row.option, "value": row.value, "source": row.source, "shadowed": row.shadowed}
+            for row in resolved.settings
+        ],
+        "warnings": resolved.warnings,
+        "notes": resolved.notes,
+    }
+
+
+def _table(settings: Sequence[Setting]) -> list[str]:
+    """The settings as aligned columns; the last one is as long as it likes."""
+    heads = ("option", "value", "source", "shadowed")
+    rows = [heads, *((row.option, row.value or "-", row.source, ", ".join(row.shadowed)) for row in settings)]
+    cells = [tuple(log.escape(cell) for cell in row) for row in rows]
+    widths = [min(60, max(len(row[column]) for row in cells)) for column in range(3)]
+    return ["  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]).rstrip() for row in cells]
+
+
+def _fail(error: StartError) -> int:
+    """The last words of a start that failed."""
+    from lmi.announce import Failure, say_failed
+
+    for line in str(error).split("\n"):
+        click.echo(f"lmi: {log.escape(line)}", err=True)
+    say_failed(Failure(code=error.exit_code, cause=error.label, stage="configuration", message=str(error)))
+    return error.exit_code
