@@ -1,0 +1,216 @@
+"""Attention of one step over the rows of the cache.
+
+Decodes are answered in groups of neighbouring rows: one call over views of the rows, all padded to the longest, with
+a mask. The queries that share a key head are folded into the query length, so no key is repeated. Prompt pieces go
+one by one with a causal mask. A padded length comes from the `Grid`: lengths between which the kernel gives the same
+bits. Knows nothing of projections.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from handlers.lmi_dist.kv_rows import KvRows, Span
+from handlers.lmi_dist.plan import Piece, Plan
+
+KEY_BLOCK = 512  # keys that torch's CPU kernel takes at a time; whole blocks never change each other's rounding
+# A group of rows is split where that saves more than the cost of one more call: bytes of keys and values read
+# meanwhile.
+_SPLIT_BYTES = 400_000
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Shapes that decode attention is rounded up to.
+
+    `rests` are the allowed lengths over a multiple of KEY_BLOCK; `query_multiple` divides the number of queries in
+    one call. Which values keep the bits equal is a property of the CPU: see `invariance`.
+    """
+
+    rests: tuple[int, ...] = (128, 256, 384, KEY_BLOCK)
+    query_multiple: int = 1
+
+    def length(self, num_keys: int) -> int:
+        whole, rest = divmod(num_keys - 1, KEY_BLOCK)
+        return whole * KEY_BLOCK + next(size for size in self.rests if size > rest)
+
+    def num_queries(self, group: int) -> int:
+        return -(-group // self.query_multiple) * self.query_multiple
+
+
+@dataclass(slots=True)
+class RowGroup:
+    """Decodes of neighbouring rows, answered by one call. Row i of the span asks with token `first_query` + i."""
+
+    span: Span
+    mask: Tensor  # (rows, 1, 1, positions), 0 or -inf
+    first_query: int
+    first_token: int  # the tokens that get the answers
+    num_tokens: int
+    queries: Tensor | None = None  # instead of first_query, where rows without a token lie between: (rows,)
+    answers: Tensor | None = None  # then the rows whose answer counts: (num_tokens,)
+
+    @property
+    def num_plain_rows(self) -> int:
+        """Rows of the span if row i is the query `first_query` + i, else 0."""
+        return self.span.last_row - self.span.first_row if self.queries is None else 0
+
+
+@dataclass(slots=True)
+class PieceSpan:
+    """One prompt piece: its tokens and the keys that they may see."""
+
+    span: Span
+    mask: Tensor | None  # (tokens, positions); None: plain causal from position 0
+    first_token: int
+    last_token: int
+
+
+@dataclass(slots=True)
+class View:
+    """What the layers of one window size see in one step."""
+
+    num_tokens: int
+    groups: list[RowGroup]
+    pieces: list[PieceSpan]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention over `kv` with `group` queries for each key head. With `is_paired` a call never holds a single row."""
+
+    kv: KvRows
+    grid: Grid
+    group: int
+    is_paired: bool
+
+    @property
+    def num_queries(self) -> int:
+        """Queries for each key head that a caller must hand over; those past `group` may be any finite numbers."""
+        return self.grid.num_queries(self.group)
+
+    def plan(self, plan: Plan, num_tokens: int, window: int | None) -> View:
+        """Groups and masks of a step of `num_tokens` rows: those of the plan and, perhaps, padding behind them."""
+        groups = [
+            self._group(plan.decodes[first:last], first, num_tokens, window)
+            for first, last in self._split(plan.decodes)
+        ]
+        pieces, first_token = [], len(plan.decodes)
+        for piece in plan.prefills:
+            pieces.append(self._piece(piece, first_token, window))
+            first_token += len(piece.token_ids)
+        return View(num_tokens, groups, pieces)
+
+    def _split(self, decodes: Sequence[Piece]) -> list[tuple[int, int]]:
+        """Cut the decodes where padding them together would read more than one more call costs."""
+        spare_keys = _SPLIT_BYTES // self.kv.bytes_per_key
+        cuts: list[int] = []
+        first_row = last_row = longest = 0
+        for index, piece in enumerate(decodes):
+            length = self.grid.length(piece.end)
+            together = (piece.row + 1 - first_row) * max(longest, length)
+            if not cuts or together > (last_row - first_row) * longest + length + spare_keys:
+                cuts.append(index)
+                first_row, longest = piece.row, 0
+            last_row, longest = piece.row + 1, max(longest, length)
+        return list(zip(cuts, [*cuts[1:], len(decodes)], strict=True)) if cuts else []
+
+    def _group(self, decodes: Sequence[Piece], first_token: int, num_tokens: int, window: int | None) -> RowGroup:
+        first_row, last_row, first_query = decodes[0].row, decodes[-1].row + 1, first_token
+        if self.is_paired and len(decodes) == 1:  # a neighbour joins in; its answer is dropped
+            if first_token + 1 < num_tokens:
+                last_row += 1
+            else:
+                first_row, first_query = first_row - 1, first_query - 1
+        end = self.grid.length(max(piece.end for piece in decodes))
+        start = 0 if window is None else max(0, min(piece.end for piece in decodes) - window) // KEY_BLOCK * KEY_BLOCK
+        span = Span(first_row, last_row, start, end)
+        group = RowGroup(span, self._mask(span, decodes, window), first_query, first_token, len(decodes))
+        if len(decodes) > 1 and last_row - first_row > len(decodes):
+            tokens_of = {piece.row: first_token + index for index, piece in enumerate(decodes)}
+            queries = [tokens_of.get(row, first_token) for row in range(first_row, last_row)]
+            group.queries = torch.tensor(queries, device=self.kv.device)
+            group.answers = torch.tensor([piece.row - first_row for piece in decodes], device=self.kv.device)
+        return group
+
+    def _mask(self, span: Span, decodes: Sequence[Piece], window: int | None) -> Tensor:
+        """Row by row, what its one new token sees. Rows without a token see all: a row that sees nothing gives NaN."""
+        ends = dict.fromkeys(range(span.first_row, span.last_row), span.end)
+        ends.update((piece.row, piece.end) for piece in decodes)
+        positions = torch.arange(span.start, span.end, device=self.kv.device)
+        ends_of_rows = torch.tensor(list(ends.values()), device=self.kv.device)[:, None]
+        is_hidden = positions >= ends_of_rows  # (rows, positions)
+        if window is not None:
+            firsts = {row: 0 for row in ends} | {piece.row: piece.end - window for piece in decodes}
+            is_hidden |= positions < torch.tensor(list(firsts.values()), device=self.kv.device)[:, None]
+        mask = torch.zeros(is_hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
+        return mask.masked_fill_(is_hidden, -math.inf)[:, None, None]
+
+    def _piece(self, piece: Piece, first_token: int, window: int | None) -> PieceSpan:
+        start = 0 if window is None else max(0, piece.start + 1 - window) // KEY_BLOCK * KEY_BLOCK
+        span = Span(piece.row, piece.row + 1, start, piece.end)
+        last_token = first_token + len(piece.token_ids)
+        if piece.start == 0 and (window is None or window >= piece.end):
+            return PieceSpan(span, None, first_token, last_token)
+        keys = torch.arange(start, piece.end, device=self.kv.device)
+        queries = torch.arange(piece.start, piece.end, device=self.kv.device)[:, None]
+        is_hidden = keys > queries  # (tokens, positions)
+        if window is not None:
+            is_hidden |= keys <= queries - window
+        mask = torch.zeros(is_hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
+        return PieceSpan(span, mask.masked_fill_(is_hidden, -math.inf), first_token, last_token)
+
+    def __call__(self, layer: int, query: Tensor, view: View, scale: float, softcap: float | None = None) -> Tensor:
+        """(tokens, num_queries, kv_heads, head_dim) to (tokens, group * kv_heads * head_dim)."""
+        if len(view.groups) == 1 and view.groups[0].num_plain_rows == view.num_tokens and not view.pieces:
+            return self._decode(layer, query, view.groups[0], scale, softcap).flatten(1)
+        output = query.new_zeros(query.shape[0], self.group, *query.shape[2:])
+        for group in view.groups:
+            answer = self._decode(layer, query, group, scale, softcap)
+            if group.answers is not None:
+                answer = answer.index_select(0, group.answers)
+            else:
+                offset = group.first_token - group.first_query
+                answer = answer[offset : offset + group.num_tokens]
+            output[group.first_token : group.first_token + group.num_tokens] = answer
+        for piece in view.pieces:
+            output[piece.first_token : piece.last_token] = self._prefill(layer, query, piece, scale, softcap)
+        return output.flatten(1)
+
+    def _decode(self, layer: int, query: Tensor, group: RowGroup, scale: float, softcap: float | None) -> Tensor:
+        """The answers of all rows of a group: (rows, group, kv_heads, head_dim)."""
+        keys, values = self.kv.read(layer, group.span)
+        if group.queries is None:
+            query = query[group.first_query : group.first_query + keys.shape[0]]
+        else:
+            query = query.index_select(0, group.queries)
+        query = query.transpose(1, 2)  # (rows, kv_heads, queries, head_dim)
+        answer = _attend(query, keys, values, group.mask, scale, softcap)
+        return answer.transpose(1, 2)[:, : self.group]
+
+    def _prefill(self, layer: int, query: Tensor, piece: PieceSpan, scale: float, softcap: float | None) -> Tensor:
+        """One piece, its query groups as a batch over the same keys: (tokens, group, kv_heads, head_dim)."""
+        keys, values = self.kv.read(layer, piece.span)
+        query = query[piece.first_token : piece.last_token, : self.group].permute(1, 2, 0, 3)
+        keys, values = keys.expand(self.group, -1, -1, -1), values.expand(self.group, -1, -1, -1)
+        return _attend(query, keys, values, piece.mask, scale, softcap).permute(2, 0, 1, 3)
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """(rows, heads, queries, head_dim) for all three; without a mask, causal."""
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+    scores = torch.matmul(query, keys.transpose(2, 3)).mul_(scale / softcap).tanh_().mul_(softcap)
+    if mask is None:
+        mask = torch.full(scores.shape[2:], -math.inf, dtype=scores.dtype, device=scores.device).triu_(1)
+    return torch.matmul(scores.add_(mask).softmax(dim=-1, dtype=torch.float32).to(values.dtype), values)

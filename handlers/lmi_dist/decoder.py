@@ -1,0 +1,265 @@
+"""The generic decoder: one layer with switches, built from a checkpoint by the name table of its family.
+
+Projections of query, key and value are fused, heads are stored as (group, kv_head) so that the queries of one
+key head fold into one attention call without a copy, and weights are packed. All tokens of a step, decodes and prompt
+pieces, go through one matrix of rows. Knows nothing of requests or scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from handlers.lmi_dist.attention import Attention, View
+from handlers.lmi_dist.families import Architecture
+from handlers.lmi_dist.linear import Linear, LinearBuilder
+from handlers.lmi_dist.rotary import Rotary
+from handlers.lmi_dist.weights import Checkpoint
+
+Norm = Callable[[Tensor], Tensor]
+
+
+@dataclass(slots=True)
+class Step:
+    """The tensors of one step. Rows past `num_tokens` are padding and leave no keys and values."""
+
+    token_ids: Tensor  # (rows,)
+    positions: Tensor  # (rows,)
+    num_tokens: int
+    slots: Tensor  # where keys and values go, see KvRows.slots
+    views: Mapping[int | None, View]  # by window
+    wanted: Tensor  # rows whose logits are asked for
+
+
+class Decoder:
+    """A whole model. Call it with a Step for the logits of the wanted rows, (num_wanted, vocab_size)."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        build: LinearBuilder,
+        attention: Attention,
+        max_length: int,
+    ) -> None:
+        reader = _Reader(architecture, checkpoint, build)
+        self.architecture = architecture
+        self.embedding, head = reader.embedding_and_head()
+        self.positions = reader.positions()
+        self.turns = {
+            rotary: rotary.table(max_length, architecture.head_dim, build.device)[:, None, None]
+            for rotary in set(architecture.rotaries)
+            if rotary is not None
+        }
+        self.layers = [Layer(reader, index, attention) for index in range(architecture.num_layers)]
+        self.norm = reader.norm("norm") if "norm" in architecture.names else None
+        self.head = build(head, reader.head_bias())
+
+    def __call__(self, step: Step) -> Tensor:
+        x = self.embedding.index_select(0, step.token_ids)  # (rows, hidden_size)
+        if self.architecture.embedding_scale != 1.0:
+            x = x * self.architecture.embedding_scale
+        if self.positions is not None:
+            x = x + self.positions.index_select(0, step.positions)
+        turns = {rotary: table.index_select(0, step.positions) for rotary, table in self.turns.items()}
+        for layer in self.layers:
+            x = layer(x, step, turns)
+        x = x.index_select(0, step.wanted)
+        if self.norm is not None:
+            x = self.norm(x)
+        logits = self.head(x).float()
+        cap = self.architecture.final_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+class Layer:
+    """One block: attention and feed-forward, in sequence or in parallel, with the norms that its family has."""
+
+    def __init__(self, reader: _Reader, index: int, attention: Attention) -> None:
+        a = reader.architecture
+        self.index, self.attention = index, attention
+        self.rotary, self.window = a.rotaries[index], a.windows[index]
+        self.scale, self.softcap = a.scale, a.softcap
+        self.num_kv_heads, self.head_dim, self.group = a.num_kv_heads, a.head_dim, a.num_heads // a.num_kv_heads
+        self.is_parallel, self.is_post_norm, self.norm_eps = a.is_parallel, a.is_post_norm, a.norm_eps
+        self.qkv = reader.qkv(index)
+        self.head_norms = reader.head_norms(index)  # (group + 1, 1, head_dim) or None
+        self.o = reader.output(index)
+        self.gate, self.up, self.down = reader.feed_forward(index)
+        self.input_norm = reader.norm("input_norm", index)
+        self.post_attention_norm = reader.norm_if_any("post_attention_norm", index)
+        self.mlp_norm = reader.norm_if_any("mlp_norm", index)
+        self.post_mlp_norm = reader.norm_if_any("post_mlp_norm", index)
+
+    def __call__(self, x: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
+        if self.is_parallel:
+            h = self.input_norm(x)
+            return self.down.plus(self._expand(h), self.o.plus(self._attend(h, step, turns), x))
+        if self.is_post_norm:
+            x = self.input_norm(self.o.plus(self._attend(x, step, turns), x))
+            return self.mlp_norm(self.down.plus(self._expand(x), x))
+        h = self._attend(self.input_norm(x), step, turns)
+        x = _add(x, self.o, h, self.post_attention_norm)
+        return _add(x, self.down, self._expand(self.mlp_norm(x)), self.post_mlp_norm)
+
+    def _expand(self, h: Tensor) -> Tensor:
+        return self.up(h) if self.gate is None else self.up.times(h, self.gate(h))
+
+    def _attend(self, h: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
+        """(rows, hidden_size) to (rows, num_heads * head_dim)."""
+        group, num_kv_heads, head_dim = self.group, self.num_kv_heads, self.head_dim
+        heads = self.qkv(h).view(len(h), group + 2, num_kv_heads, head_dim)  # queries, then keys, then values
+        turned, values = heads[:, : group + 1], heads[:, group + 1 :]
+        if self.head_norms is not None:
+            turned = functional.rms_norm(turned, (head_dim,), None, self.norm_eps) * self.head_norms
+        if self.rotary is not None:
+            turned = _turn(turned, turns[self.rotary])
+        if turned.data_ptr() == heads.data_ptr():
+            keys_values = heads[: step.num_tokens, group:]
+        else:
+            keys_values = torch.cat((turned[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
+        self.attention.kv.write(self.index, step.slots, keys_values.reshape(-1, head_dim))
+        queries = turned[:, :group]
+        if self.attention.num_queries != group:
+            queries = functional.pad(queries, (0, 0, 0, 0, 0, self.attention.num_queries - group))
+        return self.attention(self.index, queries, step.views[self.window], self.scale, self.softcap)
+
+
+def _add(x: Tensor, linear: Linear, h: Tensor, norm: Norm | None) -> Tensor:
+    return linear.plus(h, x) if norm is None else x + norm(linear(h))
+
+
+def _turn(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotate neighbouring pairs of channels of (rows, heads, kv_heads, head_dim): in place for float32."""
+    if x.dtype != torch.float32:
+        pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    pairs *= turns
+    return x
+
+
+class _Reader:
+    """Takes tensors by the name table, fuses and reorders them, and builds linears and norms."""
+
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint, build: LinearBuilder) -> None:
+        self.architecture, self._checkpoint, self._build = architecture, checkpoint, build
+        embedding = architecture.names["embedding"] + ".weight"
+        # A checkpoint of the model without its head lacks the first word of each name.
+        self._has_prefix = embedding in checkpoint or embedding.partition(".")[2] not in checkpoint
+
+    def embedding_and_head(self) -> tuple[Tensor, Tensor]:
+        """The lookup table (vocab_size, hidden_size) and the weight of the head, which may be the same tensor."""
+        a = self.architecture
+        if "project_in" not in a.names:
+            table = self._matrix("embedding", (a.vocab_size, a.hidden_size))
+            return table, table if a.is_tied else self._matrix("head", (a.vocab_size, a.hidden_size))
+        # Narrow embeddings between two projections: fold the projections into the two tables.
+        into = self._matrix("project_in", (a.hidden_size, a.embedding_size))
+        out = self._matrix("project_out", (a.embedding_size, a.hidden_size))
+        table = self._matrix("embedding", (a.vocab_size, a.embedding_size))
+        head = table if a.is_tied else self._matrix("head", tuple(table.shape))
+        return table @ into.t(), head @ out
+
+    def head_bias(self) -> Tensor | None:
+        return self._bias("head", None, self.architecture.vocab_size)
+
+    def positions(self) -> Tensor | None:
+        a = self.architecture
+        if "positions" not in a.names:
+            return None
+        return self._matrix("positions", (a.context_length + a.position_offset, a.hidden_size))[a.position_offset :]
+
+    def qkv(self, layer: int) -> Linear:
+        """One linear for queries in order (group, kv_head), then keys, then values in order of kv_head."""
+        a = self.architecture
+        widths = (a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.head_dim)
+        if "qkv" in a.names:
+            weight, bias = self._linear("qkv", layer, sum(widths), a.hidden_size)
+            weights, biases = weight.split(widths), (None,) * 3 if bias is None else bias.split(widths)
+        else:
+            parts = [self._linear(name, layer, width, a.hidden_size) for name, width in zip("qkv", widths, strict=True)]
+            weights, biases = zip(*parts, strict=True)
+        weight = torch.cat([self._order(part, index, layer) for index, part in enumerate(weights)])
+        if biases[0] is None:
+            return self._build(weight)
+        return self._build(weight, torch.cat([self._order(part, index, layer) for index, part in enumerate(biases)]))
+
+    def _order(self, part: Tensor, index: int, layer: int) -> Tensor:
+        """Rows of the query (0), key (1) or value (2) projection, as the step wants them."""
+        a, rest = self.architecture, part.shape[1:]
+        heads = part.view(a.num_kv_heads, -1, a.head_dim, *rest).transpose(0, 1)  # (group, kv_head, channel, ...)
+        if index < 2 and (rotary := a.rotaries[layer]) is not None:
+            heads = heads.index_select(2, rotary.interleave(a.head_dim).to(part.device))
+        return heads.reshape(-1, *rest)
+
+    def head_norms(self, layer: int) -> Tensor | None:
+        a = self.architecture
+        if "q_norm" not in a.names:
+            return None
+        weights = []
+        for name in ("q_norm", "k_norm"):
+            weight = self._vector(name, layer, a.head_dim) + a.norm_offset
+            rotary = a.rotaries[layer]
+            weights.append(weight if rotary is None else weight[rotary.interleave(a.head_dim).to(weight.device)])
+        return torch.stack([weights[0]] * (a.num_heads // a.num_kv_heads) + [weights[1]])[:, None]
+
+    def output(self, layer: int) -> Linear:
+        """The projection of the heads, its columns in the order in which attention answers."""
+        a = self.architecture
+        weight, bias = self._linear("o", layer, a.hidden_size, a.num_heads * a.head_dim)
+        columns = weight.view(a.hidden_size, a.num_kv_heads, -1, a.head_dim).transpose(1, 2)
+        return self._build(columns.reshape(a.hidden_size, -1), bias)
+
+    def feed_forward(self, layer: int) -> tuple[Linear | None, Linear, Linear]:
+        """Gate (or None), up and down. The activation belongs to the gate, or to up where there is none."""
+        a = self.architecture
+        gate: Linear | None = None
+        if "gate_up" in a.names:
+            weight, _ = self._linear("gate_up", layer, 2 * a.intermediate_size, a.hidden_size)
+            gate, up = self._build(weight[: a.intermediate_size], None, a.activation), weight[a.intermediate_size :]
+            up = self._build(up)
+        elif "gate" in a.names:
+            gate = self._build(*self._linear("gate", layer, a.intermediate_size, a.hidden_size), a.activation)
+            up = self._build(*self._linear("up", layer, a.intermediate_size, a.hidden_size))
+        else:
+            up = self._build(*self._linear("up", layer, a.intermediate_size, a.hidden_size), a.activation)
+        return gate, up, self._build(*self._linear("down", layer, a.hidden_size, a.intermediate_size))
+
+    def norm_if_any(self, name: str, layer: int) -> Norm | None:
+        return self.norm(name, layer) if name in self.architecture.names else None
+
+    def norm(self, name: str, layer: int | None = None) -> Norm:
+        a, shape = self.architecture, (self.architecture.hidden_size,)
+        weight = self._vector(name, layer, *shape) + a.norm_offset
+        if a.norm == "rms":
+            return lambda x: functional.rms_norm(x, shape, weight, a.norm_eps)
+        bias = self._take(self._path(name, layer) + ".bias", shape)
+        return lambda x: functional.layer_norm(x, shape, weight, bias, a.norm_eps)
+
+    def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor | None]:
+        is_transposed = self.architecture.is_transposed
+        weight = self._matrix(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
+        return weight.t() if is_transposed else weight, self._bias(name, layer, num_out)
+
+    def _bias(self, name: str, layer: int | None, size: int) -> Tensor | None:
+        if name not in self.architecture.biases:
+            return None
+        return self._take(self._path(name, layer) + ".bias", (size,))
+
+    def _vector(self, name: str, layer: int | None, size: int) -> Tensor:
+        return self._take(self._path(name, layer) + ".weight", (size,))
+
+    def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Tensor:
+        return self._take(self._path(name, layer) + ".weight", shape)
+
+    def _path(self, name: str, layer: int | None) -> str:
+        path = self.architecture.names[name].format(layer)
+        return path if self._has_prefix or name == "head" else path.partition(".")[2]
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._checkpoint.take(name, shape, self._build.dtype).to(self._build.device)

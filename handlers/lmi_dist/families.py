@@ -1,0 +1,291 @@
+"""What each family of decoders looks like: one small table of tensor names and a few switches for each.
+
+`describe` turns a transformers configuration into an `Architecture`, or None for a model that the generic decoder
+does not know; that one runs through `hf_fallback`. Which parts a layer has is said by the names in its table: a
+family with `q_norm` normalises its queries, one with `gate_up` has a fused gate. Nothing here loads a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handlers.lmi_dist.rotary import Rotary, rotary_of
+
+Names = Mapping[str, str]
+
+_LLAMA: Names = {
+    "embedding": "model.embed_tokens",
+    "head": "lm_head",
+    "norm": "model.norm",
+    "input_norm": "model.layers.{}.input_layernorm",
+    "q": "model.layers.{}.self_attn.q_proj",
+    "k": "model.layers.{}.self_attn.k_proj",
+    "v": "model.layers.{}.self_attn.v_proj",
+    "o": "model.layers.{}.self_attn.o_proj",
+    "mlp_norm": "model.layers.{}.post_attention_layernorm",
+    "gate": "model.layers.{}.mlp.gate_proj",
+    "up": "model.layers.{}.mlp.up_proj",
+    "down": "model.layers.{}.mlp.down_proj",
+}
+_HEAD_NORMS: Names = {"q_norm": "model.layers.{}.self_attn.q_norm", "k_norm": "model.layers.{}.self_attn.k_norm"}
+_SANDWICH_NORMS: Names = {
+    "post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "post_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_PHI3: Names = {name: path for name, path in _LLAMA.items() if name not in ("q", "k", "v", "gate", "up")} | {
+    "qkv": "model.layers.{}.self_attn.qkv_proj",
+    "gate_up": "model.layers.{}.mlp.gate_up_proj",
+}
+_PHI: Names = {
+    "embedding": "model.embed_tokens",
+    "head": "lm_head",
+    "norm": "model.final_layernorm",
+    "input_norm": "model.layers.{}.input_layernorm",
+    "q": "model.layers.{}.self_attn.q_proj",
+    "k": "model.layers.{}.self_attn.k_proj",
+    "v": "model.layers.{}.self_attn.v_proj",
+    "o": "model.layers.{}.self_attn.dense",
+    "up": "model.layers.{}.mlp.fc1",
+    "down": "model.layers.{}.mlp.fc2",
+}
+_GPT2: Names = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "head": "lm_head",
+    "norm": "transformer.ln_f",
+    "input_norm": "transformer.h.{}.ln_1",
+    "qkv": "transformer.h.{}.attn.c_attn",
+    "o": "transformer.h.{}.attn.c_proj",
+    "mlp_norm": "transformer.h.{}.ln_2",
+    "up": "transformer.h.{}.mlp.c_fc",
+    "down": "transformer.h.{}.mlp.c_proj",
+}
+_OPT: Names = {
+    "embedding": "model.decoder.embed_tokens",
+    "positions": "model.decoder.embed_positions",
+    "head": "lm_head",
+    "norm": "model.decoder.final_layer_norm",
+    "input_norm": "model.decoder.layers.{}.self_attn_layer_norm",
+    "q": "model.decoder.layers.{}.self_attn.q_proj",
+    "k": "model.decoder.layers.{}.self_attn.k_proj",
+    "v": "model.decoder.layers.{}.self_attn.v_proj",
+    "o": "model.decoder.layers.{}.self_attn.out_proj",
+    "mlp_norm": "model.decoder.layers.{}.final_layer_norm",
+    "up": "model.decoder.layers.{}.fc1",
+    "down": "model.decoder.layers.{}.fc2",
+}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Everything that the generic decoder must know beside the weights. Tuples have one entry for each layer."""
+
+    names: Names
+    vocab_size: int
+    context_length: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # of the products of query and key
+    activation: str
+    norm_eps: float
+    rotaries: tuple[Rotary | None, ...]
+    windows: tuple[int | None, ...]  # how many positions back a query sees, itself included; None: all
+    biases: frozenset[str] = frozenset()  # names of the linears that have one; norms of kind "layer" always do
+    norm: str = "rms"  # or "layer"
+    norm_offset: float = 0.0  # Gemma keeps its norm weights as differences from 1
+    embedding_scale: float = 1.0
+    embedding_size: int = 0  # width of the tables where they are projected to and from the hidden size
+    position_offset: int = 0
+    softcap: float | None = None  # of attention scores
+    final_softcap: float | None = None  # of logits
+    is_tied: bool = False
+    is_parallel: bool = False  # attention and feed-forward read the same input and are added together
+    is_post_norm: bool = False  # norms stand after the residual sum instead of before the block
+    is_transposed: bool = False  # linears are stored (in, out)
+
+
+def describe(config: Any) -> Architecture | None:
+    """The Architecture of a transformers configuration, or None if only the Hugging Face modules can run it."""
+    names = getattr(config, "architectures", None) or [""]
+    family = _FAMILIES.get(names[0])
+    return None if family is None else family(config)
+
+
+def _llama(config: Any, **switches: Any) -> Architecture | None:
+    """The common base: every attribute that transformers calls by the same name in all families."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    activation = _ACTIVATIONS.get(switches.pop("activation", None) or getattr(config, "hidden_act", ""))
+    rotaries, context_length = rotary_of(config, layer_types, head_dim)
+    if activation is None or rotaries is None or not set(layer_types) <= {"full_attention", "sliding_attention"}:
+        return None
+    window = getattr(config, "sliding_window", None)
+    facts: dict[str, Any] = {
+        "names": _LLAMA,
+        "vocab_size": config.vocab_size,
+        "context_length": context_length,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": head_dim,
+        "scale": head_dim**-0.5,
+        "activation": activation,
+        "norm_eps": getattr(config, "rms_norm_eps", 1e-5),
+        "rotaries": rotaries,
+        "windows": tuple(window if kind == "sliding_attention" else None for kind in layer_types),
+        "biases": _biases(config),
+        "is_tied": config.tie_word_embeddings,
+    }
+    return Architecture(**(facts | switches))
+
+
+def _biases(config: Any) -> frozenset[str]:
+    attention = {"q", "k", "v", "o"} if getattr(config, "attention_bias", False) else set()
+    feed_forward = {"gate", "up", "down"} if getattr(config, "mlp_bias", False) else set()
+    return frozenset(attention | feed_forward)
+
+
+def _qwen2(config: Any) -> Architecture | None:
+    return _llama(config, biases=frozenset({"q", "k", "v"}))
+
+
+def _qwen3(config: Any) -> Architecture | None:
+    return _llama(config, names={**_LLAMA, **_HEAD_NORMS})
+
+
+def _mistral(config: Any) -> Architecture | None:
+    """Its window holds in every layer; so does that of Phi-3."""
+    return _llama(config, windows=(config.sliding_window,) * config.num_hidden_layers)
+
+
+def _phi3(config: Any) -> Architecture | None:
+    return _llama(config, names=_PHI3, windows=(config.sliding_window,) * config.num_hidden_layers)
+
+
+def _gemma(config: Any, **switches: Any) -> Architecture | None:
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act
+    if activation == "gelu":  # the first checkpoints say gelu and mean its tanh form, as transformers does
+        activation = "gelu_pytorch_tanh"
+    return _llama(config, activation=activation, norm_offset=1.0, embedding_scale=config.hidden_size**0.5, **switches)
+
+
+def _gemma2(config: Any, **switches: Any) -> Architecture | None:
+    if getattr(config, "use_bidirectional_attention", None):
+        return None
+    return _gemma(
+        config,
+        **{"names": {**_LLAMA, **_SANDWICH_NORMS}} | switches,
+        scale=config.query_pre_attn_scalar**-0.5,
+        softcap=config.attn_logit_softcapping,
+        final_softcap=config.final_logit_softcapping,
+    )
+
+
+def _gemma3(config: Any) -> Architecture | None:
+    return _gemma2(config, names={**_LLAMA, **_SANDWICH_NORMS, **_HEAD_NORMS})
+
+
+def _phi(config: Any) -> Architecture | None:
+    if config.qk_layernorm:
+        return None
+    return _llama(
+        config,
+        names=_PHI,
+        norm="layer",
+        norm_eps=config.layer_norm_eps,
+        biases=frozenset({"q", "k", "v", "o", "up", "down", "head"}),
+        is_parallel=True,
+    )
+
+
+def _gpt2(config: Any) -> Architecture | None:
+    activation = _ACTIVATIONS.get(config.activation_function)
+    if activation is None or config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
+        return None
+    head_dim = config.n_embd // config.n_head
+    return Architecture(
+        names=_GPT2,
+        vocab_size=config.vocab_size,
+        context_length=config.n_positions,
+        hidden_size=config.n_embd,
+        intermediate_size=config.n_inner or 4 * config.n_embd,
+        num_layers=config.n_layer,
+        num_heads=config.n_head,
+        num_kv_heads=config.n_head,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        activation=activation,
+        norm="layer",
+        norm_eps=config.layer_norm_epsilon,
+        rotaries=(None,) * config.n_layer,
+        windows=(None,) * config.n_layer,
+        biases=frozenset({"qkv", "o", "up", "down"}),
+        is_tied=config.tie_word_embeddings,
+        is_transposed=True,
+    )
+
+
+def _opt(config: Any) -> Architecture | None:
+    activation = _ACTIVATIONS.get(config.activation_function)
+    if activation is None or not config.enable_bias or not config.layer_norm_elementwise_affine:
+        return None
+    names = dict(_OPT)
+    if not config.do_layer_norm_before or config._remove_final_layer_norm:
+        del names["norm"]
+    if config.word_embed_proj_dim != config.hidden_size:
+        names |= {"project_in": "model.decoder.project_in", "project_out": "model.decoder.project_out"}
+    head_dim = config.hidden_size // config.num_attention_heads
+    return Architecture(
+        names=names,
+        vocab_size=config.vocab_size,
+        context_length=config.max_position_embeddings,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.ffn_dim,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_attention_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        activation=activation,
+        norm="layer",
+        norm_eps=1e-5,
+        rotaries=(None,) * config.num_hidden_layers,
+        windows=(None,) * config.num_hidden_layers,
+        biases=frozenset({"q", "k", "v", "o", "up", "down"}),
+        position_offset=2,
+        embedding_size=config.word_embed_proj_dim,
+        is_tied=config.tie_word_embeddings,
+        is_post_norm=not config.do_layer_norm_before,
+    )
+
+
+_FAMILIES: dict[str, Callable[[Any], Architecture | None]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "GemmaForCausalLM": _gemma,
+    "Gemma2ForCausalLM": _gemma2,
+    "Gemma3ForCausalLM": _gemma3,
+    "PhiForCausalLM": _phi,
+    "Phi3ForCausalLM": _phi3,
+    "GPT2LMHeadModel": _gpt2,
+    "OPTForCausalLM": _opt,
+}

@@ -1,0 +1,99 @@
+"""Keys and values of all running sequences: one row of contiguous memory for each sequence.
+
+Rows are addressed by views and never gathered: reading scattered blocks would copy the whole cache in every layer of
+every step. On a CPU the rows are one private anonymous mapping, so the system commits a page when it is first
+written; a released row gives its pages back and reads as zeros. Which sequence owns which row, and how many tokens
+may be held at all, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_MAX_CACHED_SPANS = 512
+_MAP_NORESERVE = 0x4000  # Linux: rows may be longer in sum than the memory; Python 3.11 has no name for it
+
+
+class Span(NamedTuple):
+    """Rows [first_row, last_row) and, in each of them, positions [start, end)."""
+
+    first_row: int
+    last_row: int
+    start: int
+    end: int
+
+
+class KvRows:
+    """Storage (row, layer, keys of all heads then values of all heads, position, channel)."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        num_layers: int,
+        num_heads: int,
+        max_length: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_rows, num_layers, 2 * num_heads, max_length, head_dim)
+        self.num_heads, self.max_length, self.dtype, self.device = num_heads, max_length, dtype, device
+        self.bytes_per_key = 2 * num_heads * head_dim * dtype.itemsize  # of one position in one layer
+        self._row_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
+        self._mapping = _map_lazily(num_rows * self._row_bytes) if device.type == "cpu" else None
+        if self._mapping is None:
+            # Not lazy on an accelerator, and masked positions must hold finite numbers: 0 x NaN is NaN.
+            self._storage = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            self._storage = torch.frombuffer(self._mapping, dtype=dtype).view(shape)
+        heads_of_layer = 2 * num_heads * max_length
+        flat = self._storage.view(-1, head_dim)
+        self._flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
+        self._heads = torch.arange(2 * num_heads, device=device) * max_length
+        self._row_stride = num_layers * heads_of_layer
+        self._spans: dict[Span, list[tuple[Tensor, Tensor]]] = {}
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Where the keys and values of each token lie, the same in every layer: (num_tokens * 2 * num_heads,)."""
+        first = rows * self._row_stride + positions
+        return (first[:, None] + self._heads).view(-1)
+
+    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
+        """Store (num_tokens * 2 * num_heads, head_dim) at `slots`."""
+        self._flat[layer].index_copy_(0, slots, keys_values)
+
+    def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
+        """Views of keys and values, each (rows, num_heads, positions, head_dim)."""
+        views = self._spans.get(span)
+        if views is None:
+            views = self._views(span)
+        return views[layer]
+
+    def _views(self, span: Span) -> list[tuple[Tensor, Tensor]]:
+        if len(self._spans) >= _MAX_CACHED_SPANS:
+            self._spans.clear()
+        rows = self._storage[span.first_row : span.last_row, :, :, span.start : span.end]
+        views = [(rows[:, layer, : self.num_heads], rows[:, layer, self.num_heads :]) for layer in range(rows.shape[1])]
+        self._spans[span] = views
+        return views
+
+    def release(self, row: int) -> None:
+        """Give the pages of a free row back to the system. Pages shared with a neighbouring row stay."""
+        if self._mapping is None:
+            return
+        first = -(-row * self._row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (row + 1) * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _map_lazily(num_bytes: int) -> mmap.mmap:
+    """Zeroed memory that costs nothing until it is written. Huge pages would commit 2 MB at the first token."""
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    mapping.madvise(mmap.MADV_NOHUGEPAGE)
+    return mapping

@@ -1,0 +1,136 @@
+"""The model on its device: a plan of the scheduler in, logits out.
+
+Owns the weights and the cache rows and turns pieces of token ids into tensors. With batch invariance on a CPU every
+product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`), so what a
+sequence gets does not depend on its neighbours. Knows nothing of requests, sampling or budgets.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from handlers.lmi_dist.attention import KEY_BLOCK, Attention, Grid
+from handlers.lmi_dist.decoder import Decoder, Step
+from handlers.lmi_dist.families import describe
+from handlers.lmi_dist.kv_rows import KvRows
+from handlers.lmi_dist.linear import LinearBuilder
+from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.weights import Checkpoint, read_config, read_facts
+from lmi.config import EngineConfig
+from lmi.errors import BadConfiguration
+from lmi.executor import Progress
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ModelRunner:
+    """One model replica. Not safe to call from two threads at once."""
+
+    def __init__(
+        self,
+        path: str,
+        config: EngineConfig,
+        *,
+        num_rows: int,
+        max_length: int,
+        piece_length: int = 128,
+        allow_pickle: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        facts, model_config = read_facts(path), read_config(path)
+        device = choose_device(config)
+        dtype = choose_dtype(config, device, getattr(model_config, "dtype", None))
+        self.vocab_size, self.context_length, self.end_ids = facts.vocab_size, facts.context_length, facts.end_ids
+        self.dtype, self.device = str(dtype).removeprefix("torch."), str(device)
+        self.piece_length = piece_length
+        architecture = describe(model_config)
+        assert architecture is not None
+        self._device = device
+        self._windows = set(architecture.windows)
+        self.is_batch_invariant = (
+            config.batch_invariant and device.type == "cpu" and dtype == torch.float32 and config.quantize is None
+        ) and architecture.softcap is None
+        grid = Grid((128, KEY_BLOCK), 4) if self.is_batch_invariant else Grid()
+        with torch.inference_mode():
+            self.kv = KvRows(
+                num_rows=num_rows + 1,  # the last row may be asked for a neighbour
+                num_layers=facts.num_layers,
+                num_heads=facts.num_kv_heads,
+                max_length=grid.length(max_length),
+                head_dim=facts.head_dim,
+                dtype=dtype,
+                device=device,
+            )
+            self._attention = Attention(
+                self.kv, grid, architecture.num_heads // architecture.num_kv_heads, self.is_batch_invariant
+            )
+            build = LinearBuilder(device, dtype, config.quantize, self.is_batch_invariant)
+            checkpoint = Checkpoint(path, allow_pickle=allow_pickle, progress=progress)
+            self._model = Decoder(architecture, checkpoint, build, self._attention, max_length)
+
+    @torch.inference_mode()
+    def forward(self, plan: Plan) -> Tensor:
+        """float32 (num_logits, vocab_size): in the order of the pieces, each piece's wanted positions in order."""
+        num_wanted = sum(piece.num_logits for piece in plan.pieces)
+        return self._model(self._prepare(plan))[:num_wanted]
+
+    def release(self, row: int) -> None:
+        """The row is free: its memory goes back to the system where that is possible."""
+        self.kv.release(row)
+
+    def _prepare(self, plan: Plan) -> Step:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        wanted: list[int] = []
+        for piece in plan.pieces:
+            token_ids += piece.token_ids
+            positions += range(piece.start, piece.end)
+            rows += [piece.row] * len(piece.token_ids)
+            wanted += range(len(token_ids) - piece.num_logits, len(token_ids))
+        num_tokens = len(token_ids)
+        if self._attention.is_paired:
+            _pair(token_ids, positions, rows)
+            _pair(wanted)
+        tokens = torch.tensor((token_ids, positions, rows), device=self._device)
+        return Step(
+            token_ids=tokens[0],
+            positions=tokens[1],
+            num_tokens=num_tokens,
+            slots=self.kv.slots(tokens[2, :num_tokens], tokens[1, :num_tokens]),
+            views={window: self._attention.plan(plan, len(token_ids), window) for window in self._windows},
+            wanted=torch.tensor(wanted, dtype=torch.int64, device=self._device),
+        )
+
+
+def _pair(*columns: list[int]) -> None:
+    """Repeat a lone row: one row alone may round differently from the same row in a batch."""
+    for column in columns:
+        if len(column) == 1:
+            column.append(column[0])
+
+
+def choose_device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of weights and cache."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    return torch.float32 if device.type == "cpu" else checkpoint_dtype or torch.float32
+
+
+def kv_bytes_per_token(path: str, config: EngineConfig) -> int:
+    """Bytes of cache that one token needs over all layers."""
+    device = choose_device(config)
+    dtype = choose_dtype(config, device, getattr(read_config(path), "dtype", None))
+    return read_facts(path).kv_elements_per_token * dtype.itemsize

@@ -1,0 +1,189 @@
+"""A model folder on disk: its configuration and its tensors, one at a time.
+
+The format is that of Hugging Face: config.json, model.safetensors (or shards with an index), generation_config.json.
+Whatever is wrong with a folder becomes one line that names the file, the tensor and the cause. Pickled weights can
+run code when they are read, so they are refused unless the caller allows them. Knows nothing of layers or devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from handlers.lmi_dist.families import describe
+from lmi.errors import ModelUnusable, SecurityRefused
+from lmi.executor import Progress
+
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model before its weights are read."""
+
+    architecture: str
+    is_generic: bool  # False: it runs through the Hugging Face modules
+    vocab_size: int
+    context_length: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    end_ids: tuple[int, ...]
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def read_config(path: str) -> PretrainedConfig:
+    """The configuration with every default filled in and old spellings made new."""
+    file = _existing(Path(path), "config.json")
+    raw = _read_json(file)
+    if not raw.get("architectures"):
+        raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises a type of its own choice for each way a file can be wrong
+        raise ModelUnusable(f"{file}: {_first_line(error)}") from error
+    if not config.architectures[0].endswith(("ForCausalLM", "LMHeadModel")):
+        raise ModelUnusable(f"{file}: {config.architectures[0]} is not a decoder of text")
+    return config
+
+
+def read_facts(path: str) -> ModelFacts:
+    config = read_config(path)
+    architecture = describe(config)
+    num_heads = getattr(config, "num_attention_heads", 1)
+    return ModelFacts(
+        architecture=config.architectures[0],
+        is_generic=architecture is not None,
+        vocab_size=config.vocab_size,
+        context_length=architecture.context_length if architecture else config.max_position_embeddings,
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+        end_ids=read_end_ids(path, config),
+    )
+
+
+def read_end_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:
+    """End tokens: those of generation_config.json, else those of config.json."""
+    file = Path(path, "generation_config.json")
+    found = _read_json(file).get("eos_token_id") if file.is_file() else None
+    found = getattr(config, "eos_token_id", None) if found is None else found
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
+class Checkpoint:
+    """The tensors of a folder by name. Files are mapped, so only what is read costs memory."""
+
+    def __init__(self, path: str, *, allow_pickle: bool = False, progress: Progress | None = None) -> None:
+        self._progress = progress or (lambda stage, share: None)
+        self._num_taken = 0
+        self._readers: dict[Path, Any] = {}
+        self._pickled: dict[str, Tensor] = {}
+        self._files: dict[str, Path] = {}  # tensor name -> file
+        self.folder = Path(path)
+        files = _weight_files(self.folder)
+        if files:
+            for file in files:
+                self._readers[file] = _open(file)
+                self._files |= dict.fromkeys(self._readers[file].keys(), file)
+        else:
+            self._load_pickled(allow_pickle)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def take(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        """The tensor `name`, which must have `shape`, in `dtype`. Each is meant to be taken once."""
+        file = self._files.get(name)
+        if file is None:
+            raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
+        tensor = self._read(file, name)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ModelUnusable(
+                f"{file}: tensor {name} has shape {tuple(tensor.shape)}, config.json needs {tuple(shape)}"
+            )
+        self._num_taken += 1
+        self._progress("weights", min(1.0, self._num_taken / len(self._files)))
+        return tensor.to(dtype)
+
+    def _read(self, file: Path, name: str) -> Tensor:
+        if name in self._pickled:
+            return self._pickled[name]
+        try:
+            return self._readers[file].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise ModelUnusable(f"{file}: tensor {name} cannot be read: {_first_line(error)}") from error
+
+    def _load_pickled(self, allow_pickle: bool) -> None:
+        files = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in self.folder.glob(pattern))
+        if not files:
+            raise ModelUnusable(f"{self.folder}: no model.safetensors in it")
+        if not allow_pickle:
+            raise SecurityRefused(
+                f"{files[0]}: pickled weights can run code when they are read, so they are refused; convert them to "
+                "safetensors, or set option.allow_pickle=true if you trust them"
+            )
+        for file in files:
+            try:
+                tensors = torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:  # unpickling fails in as many ways as there are bytes
+                raise ModelUnusable(f"{file}: cannot be read: {_first_line(error)}") from error
+            if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+                raise ModelUnusable(f"{file}: holds something else than a table of tensors")
+            self._pickled |= tensors
+            self._files |= dict.fromkeys(tensors, file)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: those that the index names, else all."""
+    index = folder / _INDEX
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelUnusable(f"{index}: no weight_map in it")
+    return [_existing(folder, str(name)) for name in sorted(set(weight_map.values()))]
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelUnusable(f"{file}: not a whole safetensors file: {_first_line(error)}") from error
+
+
+def _existing(folder: Path, name: str) -> Path:
+    if not folder.is_dir():
+        raise ModelUnusable(f"{folder}: the model folder does not exist")
+    file = folder / name
+    if not file.is_file():
+        is_empty = not any(folder.iterdir())
+        raise ModelUnusable(f"{folder}: the model folder is empty" if is_empty else f"{file}: missing")
+    return file
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, OSError) as error:
+        raise ModelUnusable(f"{file}: not JSON: {_first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ModelUnusable(f"{file}: not a JSON object")
+    return content
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
