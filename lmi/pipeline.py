@@ -13,12 +13,12 @@ from collections.abc import AsyncGenerator
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, EngineLost, InvalidParameter
-from lmi.executor import EngineInfo, LoraConfig, OutputConfig, PromptLogProb, Request, Result, TokenLogProb
+from lmi.errors import DeadlineExceeded, EngineLost
+from lmi.executor import EngineInfo, LoraConfig, OutputConfig, Request, Result
 from lmi.executor import FinishReason as EngineReason
-from lmi.text.answer import AnswerText
+from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.tokenizer import Tokenizer
-from lmi.types import Delta, FinishReason, GenerationRequest, Token
+from lmi.types import Delta, FinishReason, GenerationRequest
 
 REASONS = {
     EngineReason.NOT_FINISHED: None,
@@ -42,24 +42,24 @@ class Pipeline:
         submitted = self._engine_request(request, prompt_ids, info)
         check_request(submitted, info)
         stream = self._engines.submit(submitted)
-        answer = AnswerText(self._tokenizer, prompt_ids, request)
+        answer = self._answer_text(request, prompt_ids)
         try:
-            delta = self._first_delta(answer, await stream.next(), prompt_ids, request)
+            result = await stream.next()
+            delta = read_result(answer, result)
+            delta.num_prompt_tokens = len(prompt_ids)
+            if request.prefill_details:
+                delta.prefill = prompt_tokens(self._tokenizer, prompt_ids, result.prompt_log_probs)
             yield delta
             while delta.finish_reason is None:
-                delta = self._delta(answer, await stream.next())
+                delta = read_result(answer, await stream.next())
                 yield delta
         finally:
             stream.close()
 
     async def _encode(self, request: GenerationRequest, info: EngineInfo) -> list[int]:
         """The prompt's token ids. Raises InvalidParameter for a prompt that alone is too long."""
-        if request.truncate is None:
-            self._tokenizer.check_length(request.prompt, info.max_sequence_length)
-        ids = await self._tokenizer.encode_async(request.prompt)
-        if not ids:
-            raise InvalidParameter("inputs", "a text of at least one token", request.prompt)
-        return ids if request.truncate is None else ids[-request.truncate :]
+        max_tokens = info.max_sequence_length - 1  # one for the answer
+        return await self._tokenizer.encode_prompt(request.prompt, max_tokens=max_tokens, truncate=request.truncate)
 
     def _engine_request(self, request: GenerationRequest, prompt_ids: list[int], info: EngineInfo) -> Request:
         """In the engine's words. An answer that would outgrow the context is shortened to what fits."""
@@ -73,47 +73,38 @@ class Pipeline:
             end_ids=self._tokenizer.eos_ids,
             ignore_eos=request.ignore_eos,
             stop_words=tuple((token_id,) for token_id in request.stop_token_ids),
-            bad_words=tuple(word for text in request.bad_sequences for word in self._tokenizer.encode_word(text)),
+            bad_words=tuple(word for text in request.bad_sequences for word in self._tokenizer.spellings(text)),
             guided_decoding_params=request.guided_decoding,
             lora_config=LoraConfig(request.adapter) if request.adapter else None,
         )
 
-    def _first_delta(
-        self, answer: AnswerText, result: Result, prompt_ids: list[int], request: GenerationRequest
-    ) -> Delta:
-        delta = self._delta(answer, result)
-        if request.prefill_details and result.prompt_log_probs is not None:
-            delta.prefill = [
-                self._token(token_id, log_prob)
-                for token_id, log_prob in zip(prompt_ids, result.prompt_log_probs, strict=True)
-            ]
-        return delta
-
-    def _delta(self, answer: AnswerText, result: Result) -> Delta:
-        """What one Result says, as text. A stop string ends the answer wherever in it it was found."""
-        engine_reason = result.finish_reasons[0]
-        if engine_reason is EngineReason.TIMED_OUT:
-            raise DeadlineExceeded("the engine's time for this request ran out")
-        if engine_reason is EngineReason.CANCELLED:
-            raise EngineLost("the engine gave up this request because it is shutting down")
-        reason = REASONS[engine_reason]
-        tokens = answer.feed(
-            result.output_token_ids[0],
-            result.log_probs[0] if result.log_probs else None,
-            result.top_log_probs[0] if result.top_log_probs else None,
-            engine_reason,
+    def _answer_text(self, request: GenerationRequest, prompt_ids: list[int]) -> AnswerText:
+        return AnswerText(
+            self._tokenizer,
+            prompt_ids,
+            stop_sequences=request.stop_sequences,
+            stop_token_ids=request.stop_token_ids,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            min_tokens=request.sampling.min_tokens or 0,
         )
-        return Delta(tokens, FinishReason.STOP_SEQUENCE if answer.is_stopped else reason)
 
-    def _token(self, token_id: int, position: PromptLogProb) -> Token:
-        token = self._alternative(TokenLogProb(token_id, 0.0))
-        token.log_prob = position.log_prob
-        token.top = [self._alternative(other) for other in position.top] or None
-        return token
 
-    def _alternative(self, other: TokenLogProb) -> Token:
-        text, is_special = self._tokenizer.token_text(other.token_id), other.token_id in self._tokenizer.special_ids
-        return Token(other.token_id, text, other.log_prob, is_special)
+def read_result(answer: AnswerText, result: Result) -> Delta:
+    """What one Result says, as text. A stop string ends the answer wherever in it it was found."""
+    reason = result.finish_reasons[0]
+    if reason is EngineReason.TIMED_OUT:
+        raise DeadlineExceeded("the engine's time for this request ran out")
+    if reason is EngineReason.CANCELLED:
+        raise EngineLost("the engine gave up this request because it is shutting down")
+    tokens = answer.feed(
+        result.output_token_ids[0],
+        result.log_probs[0] if result.log_probs else None,
+        result.top_log_probs[0] if result.top_log_probs else None,
+        reason,
+    )
+    return Delta(tokens, FinishReason.STOP_SEQUENCE if answer.stopped else REASONS[reason])
 
 
 def output_config(request: GenerationRequest) -> OutputConfig:

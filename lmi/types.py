@@ -99,6 +99,7 @@ class Delta:
     tokens: list[Token]
     finish_reason: FinishReason | None = None
     prefill: list[Token] | None = None
+    num_prompt_tokens: int = 0  # on the first Delta
 
 
 @dataclass(slots=True)

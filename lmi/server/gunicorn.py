@@ -8,15 +8,19 @@ kills a silent one; it ends at once when the supervisor is gone, and drains when
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import time
 
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
+from gunicorn.config import Config  # type: ignore[import-untyped]
+from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 from uvicorn.server import Server
 from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 
+import lmi.log
 from lmi import processes
 from lmi.errors import StartError
 from lmi.runtime import Runtime
@@ -32,6 +36,21 @@ _block = _runtime.attach()
 _server = _runtime.config.server
 _supervisor_pid = int(os.environ["LMI_SUPERVISOR_PID"])
 _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
+
+
+def set_up_log(role: str) -> None:
+    """One form for all; what gunicorn and uvicorn say about their own life interests only who debugs it."""
+    lmi.log.setup(role, _server.log_level, _server.log_format)
+    if _server.log_level.upper() != "DEBUG":
+        for name in ("gunicorn.error", "uvicorn.error"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class Log(Logger):  # type: ignore[misc]
+    """gunicorn's logger, which would else write in a form of its own."""
+
+    def setup(self, cfg: Config) -> None:
+        set_up_log("gunicorn")
 
 
 class FrontEndProtocol(GuardedProtocol):
@@ -119,6 +138,7 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     """In the new worker: its record, its name, and the signal that it gets when the master dies."""
     processes.die_with_parent(server.pid, signal.SIGTERM)
     processes.set_title(f"lmi-front-{worker.slot}")
+    set_up_log(f"front end {worker.slot}")
     worker.record = _block.frontends[worker.slot]
     worker.record.claim()
     os.environ["LMI_SLOT"] = str(worker.slot)
@@ -144,6 +164,7 @@ preload_app = False
 max_requests = 0
 forwarded_allow_ips = ""
 accesslog = None
+logger_class = Log
 pre_fork = take_slot
 post_fork = settle
 child_exit = leave_slot

@@ -50,6 +50,7 @@ class GuardedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.access_log = False  # the application writes it
         self._is_in_head = True  # waiting for or reading a head
         self._is_in_body = False
         self._num_unparsed_bytes = 0  # of a head that is not complete

@@ -85,6 +85,7 @@ async def metered(exchange: Exchange, service: Service, deltas: AsyncGenerator[D
                 else:
                     record.time_to_first_token_s.observe(now_s - exchange.started_s)
                 last_s = now_s
+                record.num_prompt_tokens += delta.num_prompt_tokens
                 record.num_generated_tokens += num_tokens
                 outcome = delta.finish_reason or outcome
                 yield delta

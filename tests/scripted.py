@@ -1,0 +1,328 @@
+"""A real server with a scripted engine: real sockets on both sides, an engine that says what its prompt tells it to.
+
+The tokenizer has one token for each byte, so prompts and answers are readable in tests. A prompt is a list of words:
+
+    say TEXT        answer TEXT, then the end token
+    run TEXT        answer TEXT for ever
+    fail TEXT       answer TEXT, then fail for this request's own reason
+    oom TEXT        answer TEXT, then run out of memory
+    lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
+    hang TEXT       answer TEXT, then nothing more
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import uvicorn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.engine.client import Engines
+from lmi.engine.server import Connection, Desk
+from lmi.executor import (
+    Capabilities,
+    EngineInfo,
+    ErrorKind,
+    Executor,
+    FinishReason,
+    IterationStats,
+    PromptLogProb,
+    Request,
+    RequestStatsPerIteration,
+    Response,
+    ResponseError,
+    Result,
+    TokenLogProb,
+)
+from lmi.pipeline import Pipeline
+from lmi.server.app import build_app
+from lmi.server.service import Service
+from lmi.state import Block, Phase
+from lmi.text import tokenizer as lmi_tokenizer
+
+END_ID = 256
+CONTEXT = 200
+STEP_S = 0.002
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """A model folder with nothing but a tokenizer of 256 bytes and an end token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    by_byte = {_byte(char): char for char in alphabet}
+    backend = Tokenizer(models.BPE({by_byte[byte]: byte for byte in range(256)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    folder.mkdir(exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+
+
+def _byte(char: str) -> int:
+    """The byte that a character of GPT-2's alphabet stands for: printable Latin-1 is itself, the rest is shifted."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    shifted = [byte for byte in range(256) if byte not in plain]
+    return ord(char) if ord(char) in plain else shifted[ord(char) - 256]
+
+
+@dataclass
+class Turn:
+    """One request in the scripted engine."""
+
+    request_id: int
+    request: Request
+    order: str
+    left: list[int]
+    said: list[int] = field(default_factory=list)
+    is_cancelled: bool = False
+    is_begun: bool = False  # its first Result is out
+
+
+class ScriptedExecutor(Executor):
+    """One token for each request and step, by a thread, until its script says otherwise."""
+
+    def __init__(self) -> None:
+        capabilities = Capabilities(max_top_log_probs=5, typical_p=True)
+        self._info = EngineInfo(
+            name="scripted",
+            vocab_size=257,
+            max_sequence_length=CONTEXT,
+            max_num_sequences=64,
+            capabilities=capabilities,
+        )
+        self.requests: list[Request] = []  # all that were accepted
+        self.cancelled: list[int] = []
+        self.lost = threading.Event()
+        self._turns: dict[int, Turn] = {}
+        self._ready: list[Response] = []
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._num_steps = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def num_active(self) -> int:
+        return len(self._turns)
+
+    def enqueue_request(self, request: Request) -> int:
+        order, _, text = bytes(i for i in request.input_token_ids if i < 256).decode(errors="replace").partition(" ")
+        with self._changed:
+            request_id = len(self.requests)
+            self.requests.append(request)
+            self._turns[request_id] = Turn(request_id, request, order, list(text.encode()))
+            self._changed.notify_all()
+        return request_id
+
+    def await_responses(
+        self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._is_over, timeout_s)
+            ready, self._ready = self._ready, []
+            return ready
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        return len(self._ready)
+
+    def cancel_request(self, request_id: int) -> None:
+        with self._changed:
+            self.cancelled.append(request_id)
+            if request_id in self._turns:
+                self._turns[request_id].is_cancelled = True
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        return [IterationStats(iter=self._num_steps, num_active_requests=len(self._turns))]
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        return []
+
+    def can_enqueue_requests(self) -> bool:
+        return not self._is_over
+
+    def shutdown(self) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            time.sleep(STEP_S)
+            with self._changed:
+                self._num_steps += 1
+                for turn in list(self._turns.values()):
+                    self._step(turn)
+                self._changed.notify_all()
+
+    def _step(self, turn: Turn) -> None:
+        response = self._advance(turn)
+        if response is None:
+            return
+        if response.is_final:
+            del self._turns[turn.request_id]
+        if response.is_final or turn.request.streaming:
+            self._ready.append(response)
+
+    def _advance(self, turn: Turn) -> Response | None:
+        request, stops = turn.request, {word[0] for word in turn.request.stop_words}
+        if turn.is_cancelled:
+            return self._result(turn, [], FinishReason.CANCELLED)
+        if turn.left:
+            token = turn.left.pop(0)
+            if turn.order == "run":
+                turn.left.append(token)
+            turn.said.append(token)
+            is_last = len(turn.said) >= request.max_tokens
+            reason = FinishReason.LENGTH if is_last else FinishReason.NOT_FINISHED
+            return self._result(turn, [token], FinishReason.STOP_WORDS if token in stops else reason)
+        if turn.order == "say":
+            turn.said.append(END_ID)
+            return self._result(turn, [END_ID], FinishReason.END_ID)
+        if turn.order in ("fail", "oom"):
+            kind = ErrorKind.GENERATION if turn.order == "fail" else ErrorKind.OUT_OF_MEMORY
+            return Response(turn.request_id, error=ResponseError("the script says so", kind))
+        if turn.order == "lose":
+            self.lost.set()
+        return None
+
+    def _result(self, turn: Turn, new: list[int], reason: FinishReason) -> Response:
+        is_final, output = reason is not FinishReason.NOT_FINISHED, turn.request.output_config
+        ids = new if turn.request.streaming else turn.said
+        result = Result([ids], is_final, is_final, finish_reasons=[reason])
+        if output.return_log_probs:
+            result.log_probs = [[-0.5] * len(ids)]
+        if output.num_top_log_probs:
+            best = [TokenLogProb(97 + n, -1.0 - n) for n in range(output.num_top_log_probs)]
+            result.top_log_probs = [[best] * len(ids)]
+        if output.num_prompt_log_probs is not None and not turn.is_begun and (is_final or turn.request.streaming):
+            turn.is_begun = True
+            result.prompt_log_probs = [
+                PromptLogProb(-0.25 if n else None) for n in range(len(turn.request.input_token_ids))
+            ]
+        return Response(turn.request_id, result)
+
+
+@dataclass
+class Host:
+    """The running server, as a test sees it."""
+
+    port: int
+    executor: ScriptedExecutor
+    block: Block
+    config: Config
+    loop: asyncio.AbstractEventLoop
+
+    def post(
+        self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
+    ) -> tuple[HTTPResponse, bytes]:
+        """One request on a connection of its own; a dict is sent as JSON without any content type, as boto3 does."""
+        return self.send("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
+
+    def send(
+        self, method: str, path: str, body: bytes | Iterable[bytes] | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[HTTPResponse, bytes]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return response, response.read()
+        finally:
+            connection.close()
+
+
+def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+    """Poll a callable until it is true."""
+    assert callable(condition)
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+@contextmanager
+def host(
+    folder: Path, *, server: dict[str, object] | None = None, model: dict[str, object] | None = None
+) -> Iterator[Host]:
+    """Serve a scripted engine on a free port of loopback."""
+    write_byte_tokenizer(folder / "model")
+    config = Config(
+        server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
+        model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
+        engine=EngineConfig(),
+    )
+    executor = ScriptedExecutor()
+    block = Block.create(folder / "state", 1, 1)
+    started: list[Host] = []
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, config, executor, block, started, stop)))
+    thread.start()
+    try:
+        wait_until(lambda: started or not thread.is_alive())
+        yield started[0]
+    finally:
+        stop.set()
+        thread.join()
+        executor.shutdown()
+
+
+async def _serve(
+    folder: Path, config: Config, executor: ScriptedExecutor, block: Block, started: list[Host], stop: threading.Event
+) -> None:
+    loop = asyncio.get_running_loop()
+    desk = Desk(executor, block.engines[0])
+    connections: list[Connection] = []
+
+    def connect() -> Connection:
+        connections.append(Connection(desk))
+        return connections[-1]
+
+    engine_server = await loop.create_unix_server(connect, str(folder / "engine-0.sock"))
+    block.engines[0].phase = Phase.READY
+    pump = asyncio.create_task(_pump(executor, desk, block, connections))
+    engines = Engines([str(folder / "engine-0.sock")], block.engines)
+    pipeline = Pipeline(lmi_tokenizer.Tokenizer.load(config.model.path), engines)
+    app = build_app(Service(config, block, block.frontends[0], engines, pipeline))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, port=0, lifespan="on", log_config=None, http="httptools", ws="none", timeout_graceful_shutdown=1
+        )
+    )
+    server.capture_signals = nullcontext  # type: ignore[method-assign]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    started.append(Host(port, executor, block, config, loop))
+    while not stop.is_set():
+        await asyncio.sleep(0.01)
+    server.should_exit = True
+    await task
+    pump.cancel()
+    engine_server.close()
+
+
+async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[Connection]) -> None:
+    """What the engine worker's thread does, on the loop."""
+    while True:
+        block.engines[0].beat_s = time.monotonic()
+        responses = await asyncio.to_thread(executor.await_responses, None, 0.05)
+        desk.deliver(responses)  # type: ignore[arg-type]
+        if executor.lost.is_set():
+            block.engines[0].phase = Phase.LOST
+            for connection in connections:
+                if connection._transport is not None:
+                    connection._transport.abort()

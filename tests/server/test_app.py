@@ -1,0 +1,378 @@
+"""The front end over real sockets, a scripted engine behind it: the error table, and every end of a request."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmi.state import Phase
+from tests.scripted import CONTEXT, Host, host, wait_until
+
+ERROR_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None}
+STREAM_FORMATS = {
+    "jsonlines": ("application/jsonlines", b"", b"\n"),
+    "sse": ("text/event-stream", b"data: ", b"\n\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def lmi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with host(tmp_path_factory.mktemp("app")) as served:
+        yield served
+
+
+def shape_1(body: bytes) -> tuple[str, int]:
+    """The message and the code of an error body of its own."""
+    fields = json.loads(body)
+    assert list(fields) == ["error", "code"]
+    return fields["error"], fields["code"]
+
+
+def records(body: bytes, output_format: str) -> list[dict[str, object]]:
+    _, head, tail = STREAM_FORMATS[output_format]
+    parts = body.split(tail)
+    assert parts.pop() == b""
+    assert all(part.startswith(head) for part in parts)
+    return [json.loads(part.removeprefix(head)) for part in parts]
+
+
+MALFORMED = {
+    "not JSON": (b"{'inputs': 1}", "not JSON"),
+    "a trailing comma, as in the documents' own curl": (b'{"inputs": "say a", "stream": true, }', "trailing comma"),
+    "a list": (b'["say a"]', "must be a JSON object"),
+    "not UTF-8": (b'{"inputs": "\xff"}', "UTF-8"),
+    "UTF-16": ('{"inputs": "say a"}'.encode("utf-16"), ""),
+    "a lone surrogate": (b'{"inputs": "\\ud800"}', ""),
+    "too deep": (b'{"inputs": "say a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", ""),
+    "NaN": (b'{"inputs": "say a", "parameters": {"temperature": NaN}}', "not JSON"),
+    "no inputs": (b"{}", "inputs"),
+    "inputs of a wrong type": (b'{"inputs": 5}', "inputs"),
+    "empty inputs": (b'{"inputs": ""}', "inputs"),
+    "parameters of a wrong type": (b'{"inputs": "say a", "parameters": []}', "parameters"),
+    "stream of a wrong type": (b'{"inputs": "say a", "stream": "yes"}', "stream"),
+    "nothing at all": (b"", "empty"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_body_that_cannot_be_read_is_424_in_shape_1(lmi: Host, name: str) -> None:
+    body, expected = MALFORMED[name]
+    response, answer = lmi.post(body)
+    message, code = shape_1(answer)
+    assert (response.status, code, response.headers["content-type"]) == (424, 424, "application/json")
+    assert expected in message
+
+
+PARAMETER_FAULTS = {
+    "top_p": 1.5,
+    "temperature": -1,
+    "max_new_tokens": -5,
+    "max_new_tokens ": 10**30,
+    "top_k": "many",
+    "stop_sequences": ["x"] * 1000,
+    "seed": 0.5,
+    "n": 2,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETER_FAULTS)
+def test_a_refused_parameter_is_424_in_shape_2_and_names_the_field(lmi: Host, name: str) -> None:
+    parameters = {name.strip(): PARAMETER_FAULTS[name], "do_sample": True}
+    response, answer = lmi.post({"inputs": "say a", "parameters": parameters})
+    fields = json.loads(answer)
+    assert response.status == 424
+    assert list(fields) == ["generated_text", "details", "error", "code"]
+    assert fields["details"] == {**ERROR_DETAILS, "tokens": None}
+    assert name.strip() in fields["error"]
+
+
+@pytest.mark.parametrize("output_format", STREAM_FORMATS)
+@pytest.mark.parametrize(
+    ("prompt", "parameters", "status"),
+    [("say a", {"top_p": 2, "do_sample": True}, 424), ("x" * 500, {}, 424), ("fail", {}, 424), ("oom", {}, 507)],
+)
+def test_a_stream_that_fails_before_its_first_token_has_a_real_status(
+    lmi: Host, output_format: str, prompt: str, parameters: dict[str, object], status: int
+) -> None:
+    parameters = {**parameters, "output_formatter": output_format}
+    response, answer = lmi.post({"inputs": prompt, "stream": True, "parameters": parameters})
+    [record] = records(answer, output_format)
+    assert (response.status, record["code"]) == (status, status)
+    assert response.headers["content-type"] == STREAM_FORMATS[output_format][0]
+    assert record["token"] == {"id": -1, "text": "", "log_prob": -1, "special_token": True}
+    assert record["details"] == ERROR_DETAILS
+
+
+@pytest.mark.parametrize("output_format", STREAM_FORMATS)
+@pytest.mark.parametrize(("prompt", "code"), [("fail ab", 424), ("oom ab", 507)])
+def test_a_stream_that_fails_later_ends_with_an_error_record(
+    lmi: Host, output_format: str, prompt: str, code: int
+) -> None:
+    response, answer = lmi.post({"inputs": prompt, "stream": True, "parameters": {"output_formatter": output_format}})
+    *good, last = records(answer, output_format)
+    assert response.status == 200
+    assert [record["token"]["text"] for record in good] == ["a", "b"]  # type: ignore[index]
+    assert (last["code"], last["error"], last["details"]) == (code, "the script says so", ERROR_DETAILS)
+
+
+@pytest.mark.parametrize(("prompt", "code"), [("fail ab", 424), ("oom ab", 507)])
+def test_a_whole_answer_that_fails_is_shape_2_with_a_real_status(lmi: Host, prompt: str, code: int) -> None:
+    response, answer = lmi.post({"inputs": prompt})
+    assert response.status == code
+    assert json.loads(answer)["code"] == code
+    assert json.loads(answer)["generated_text"] == ""
+
+
+def test_a_prompt_over_the_context_is_refused_with_both_numbers(lmi: Host) -> None:
+    response, answer = lmi.post({"inputs": "say " + "é" * CONTEXT})
+    assert response.status == 424
+    assert str(CONTEXT) in json.loads(answer)["error"] or str(CONTEXT - 1) in json.loads(answer)["error"]
+
+
+def test_an_answer_that_would_outgrow_the_context_is_shortened(lmi: Host) -> None:
+    response, answer = lmi.post({"inputs": "run abc", "parameters": {"max_new_tokens": 10**6, "details": True}})
+    details = json.loads(answer)["details"]
+    assert (response.status, details["finish_reason"]) == (200, "length")
+    assert details["generated_tokens"] == CONTEXT - len("run abc")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("POST", "/predictions/other", 404),
+        ("POST", "/predictions/scripted/7", 404),
+        ("POST", "/models/other/invoke", 404),
+        ("GET", "/invocations", 405),
+        ("DELETE", "/ping", 405),
+    ],
+)
+def test_unknown_paths_and_methods_are_told_in_shape_1(lmi: Host, method: str, path: str, status: int) -> None:
+    response, answer = lmi.send(method, path)
+    assert (response.status, shape_1(answer)[1]) == (status, status)
+    assert response.reason in ("Not Found", "Method Not Allowed")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/invocations", "/predictions/scripted", "/predictions/model", "/predictions/model/1", "/models/scripted/invoke"],
+)
+def test_the_model_answers_under_each_of_its_names(lmi: Host, path: str) -> None:
+    response, answer = lmi.post({"inputs": "say hi"}, path=path)
+    assert (response.status, answer) == (200, b'{"generated_text": "hi"}')
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        (None, b'{"inputs": "say hi"}'),
+        ("application/json; charset=utf-8", b'{"inputs": "say hi"}'),
+        ("application/x-www-form-urlencoded", b'{"inputs": "say hi"}'),
+        ("application/octet-stream", b'{"inputs": "say hi"}'),
+        ("text/plain", b"say hi"),
+    ],
+)
+def test_every_content_type_that_clients_send_is_read(lmi: Host, content_type: str | None, body: bytes) -> None:
+    response, answer = lmi.post(body, headers={"content-type": content_type} if content_type else {})
+    assert (response.status, answer) == (200, b'{"generated_text": "hi"}')
+
+
+def test_a_whole_answer_has_its_length_and_a_stream_ends_with_a_newline(lmi: Host) -> None:
+    response, answer = lmi.post({"inputs": "say hi"})
+    assert response.headers["content-length"] == str(len(answer))
+    assert "transfer-encoding" not in response.headers
+    response, answer = lmi.post({"inputs": "say hi", "stream": True})
+    assert answer.endswith(b"\n")
+
+
+def test_one_record_is_one_chunk_on_the_wire(lmi: Host) -> None:
+    body = json.dumps({"inputs": "say hello", "stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", lmi.port)) as raw:
+        raw.sendall(
+            b"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    chunks = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")
+    bodies = [chunk for chunk in chunks[1::2] if chunk]
+    assert len(bodies) == len("hello") + 1
+    assert all(json.loads(chunk)["token"] for chunk in bodies)
+
+
+def test_custom_attributes_and_request_id_come_back(lmi: Host) -> None:
+    sent = {"X-Amzn-SageMaker-Custom-Attributes": "trace=7;who=me", "X-Amzn-SageMaker-Inference-Id": "my-id"}
+    for stream in (False, True):
+        response, _ = lmi.post({"inputs": "say hi", "stream": stream}, headers=sent)
+        assert response.headers["x-amzn-sagemaker-custom-attributes"] == "trace=7;who=me"
+        assert response.headers["x-request-id"] == "my-id"
+
+
+def test_headers_that_could_do_harm_are_not_echoed(lmi: Host) -> None:
+    sent = {"X-Amzn-SageMaker-Custom-Attributes": "x" * 1025, "X-Request-Id": "two words"}
+    response, _ = lmi.post({"inputs": "say hi"}, headers=sent)
+    assert "x-amzn-sagemaker-custom-attributes" not in response.headers
+    assert len(response.headers["x-request-id"]) == 32
+    assert sum(len(name) + len(value) + 4 for name, value in response.headers.items()) < 4096
+
+
+def test_a_compressed_body_is_415(lmi: Host) -> None:
+    response, answer = lmi.post(b"x", headers={"content-encoding": "gzip"})
+    assert (response.status, shape_1(answer)[1]) == (415, 415)
+
+
+def test_ping_answers_every_way_it_is_asked(lmi: Host) -> None:
+    for method in ("GET", "POST"):
+        response, answer = lmi.send(method, "/ping")
+        assert (response.status, answer) == (200, b'{"status":"Healthy"}')
+    response, answer = lmi.send("HEAD", "/ping")
+    assert (response.status, answer) == (200, b"")
+
+
+def test_an_error_in_a_stream_shows_in_the_metrics(lmi: Host) -> None:
+    before = dict(lmi.block.frontends[0].num_finished.items())["error"]
+    lmi.post({"inputs": "fail ab", "stream": True})
+    assert dict(lmi.block.frontends[0].num_finished.items())["error"] == before + 1
+
+
+def open_stream(lmi: Host, prompt: str, **fields: object) -> socket.socket:
+    """A connection whose request has been sent; nothing of the answer is read."""
+    fields = {"stream": True, "parameters": {"max_new_tokens": 150}, **fields}
+    body = json.dumps({"inputs": prompt, **fields}).encode()
+    raw = socket.create_connection(("127.0.0.1", lmi.port))
+    raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return raw
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("prompt", ["hang", "hang abc"])
+def test_a_client_that_leaves_frees_the_engine(lmi: Host, stream: bool, prompt: str) -> None:
+    num_cancelled = len(lmi.executor.cancelled)
+    raw = open_stream(lmi, prompt, stream=stream)
+    wait_until(lambda: lmi.executor.num_active == 1)
+    raw.close()
+    wait_until(lambda: lmi.executor.num_active == 0)
+    assert len(lmi.executor.cancelled) == num_cancelled + 1
+    wait_until(lambda: lmi.block.frontends[0].num_in_flight == 0)
+
+
+def test_a_stop_string_ends_the_engines_work_too(lmi: Host) -> None:
+    response, answer = lmi.post({"inputs": "run ab STOP ", "parameters": {"stop_sequences": ["STOP"], "details": True}})
+    fields = json.loads(answer)
+    assert (fields["generated_text"], fields["details"]["finish_reason"]) == ("ab ", "stop_sequence")
+    wait_until(lambda: lmi.executor.num_active == 0)
+
+
+def test_neighbours_of_a_failing_request_are_unharmed(lmi: Host) -> None:
+    streams = [open_stream(lmi, "run abc") for _ in range(8)]
+    for prompt in ("fail xy", "oom"):
+        lmi.post({"inputs": prompt, "stream": True})
+    for raw in streams:
+        with raw:
+            text = b""
+            while b"0\r\n\r\n" not in text:
+                text += raw.recv(65536)
+            assert text.count(b'"token"') == 150
+
+
+def test_a_full_queue_is_503_with_retry_after_and_ping_stays_healthy(tmp_path: Path) -> None:
+    with host(tmp_path, server={"job_queue_size": 1}) as lmi:
+        wait_until(lambda: lmi.block.engines[0].max_num_sequences == 64)
+        streams = [open_stream(lmi, "hang") for _ in range(65)]
+        wait_until(lambda: lmi.block.frontends[0].num_in_flight == 65)
+        response, answer = lmi.post({"inputs": "say hi"})
+        assert (response.status, shape_1(answer)[1]) == (503, 503)
+        assert int(response.headers["retry-after"]) >= 1
+        assert lmi.send("GET", "/ping")[0].status == 200
+        for raw in streams:
+            raw.close()
+        wait_until(lambda: lmi.block.frontends[0].num_in_flight == 0)
+        assert lmi.post({"inputs": "say hi"})[0].status == 200
+
+
+def test_a_body_over_the_limit_is_413_and_names_it(tmp_path: Path) -> None:
+    with host(tmp_path, server={"max_request_size": 1000}) as lmi:
+        for body in (b"x" * 2000, iter([b"x" * 100] * 20)):  # announced, and in chunks
+            response, answer = lmi.send("POST", "/invocations", body, {})
+            assert (response.status, shape_1(answer)[1]) == (413, 413)
+            assert b"1000" in answer
+
+
+def test_a_client_that_sends_all_of_a_refused_body_still_gets_the_answer(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        response, answer = lmi.post(b"x" * 100_000_000)
+        assert (response.status, shape_1(answer)[1]) == (413, 413)
+
+
+@pytest.mark.parametrize(("prompt", "status"), [("hang", 504), ("hang ab", 200)])
+def test_the_deadline_ends_a_request_with_504_or_an_error_record(tmp_path: Path, prompt: str, status: int) -> None:
+    with host(tmp_path, server={"predict_timeout_s": 0.3}) as lmi:
+        response, answer = lmi.post({"inputs": prompt, "stream": True})
+        assert response.status == status
+        assert records(answer, "jsonlines")[-1]["code"] == 504
+        wait_until(lambda: lmi.executor.num_active == 0)
+
+
+@pytest.mark.parametrize(("phase", "word"), [(Phase.LOADING, "Loading"), (Phase.LOST, "Restarting")])
+def test_no_engine_is_503_and_ping_says_why(tmp_path: Path, phase: Phase, word: str) -> None:
+    with host(tmp_path) as lmi:
+        engine = lmi.block.engines[0]
+        engine.phase, engine.stage, engine.progress = phase, "weights", 0.5
+        if phase is Phase.LOST:
+            engine.reason = "killed by signal 9"
+        lmi.executor.lost.set()
+        engine.phase = phase
+        response, answer = lmi.send("GET", "/ping")
+        fields = json.loads(answer)
+        assert (response.status, fields["status"], fields["stage"], fields["progress"]) == (503, word, "weights", 0.5)
+        wait_until(lambda: lmi.post({"inputs": "say hi"})[0].status == 503)
+        assert shape_1(lmi.post({"inputs": "say hi"})[1])[1] == 503
+
+
+def test_draining_refuses_new_requests_and_turns_ping_503(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        lmi.block.supervisor.phase = Phase.DRAINING
+        response, answer = lmi.post({"inputs": "say hi"})
+        assert (response.status, shape_1(answer)[1]) == (503, 503)
+        assert lmi.send("GET", "/ping")[0].status == 503
+
+
+def test_a_failed_server_turns_ping_500_and_says_why(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        lmi.block.supervisor.phase = Phase.FAILED
+        lmi.block.supervisor.reason = "the engine died 3 times"
+        response, answer = lmi.send("GET", "/ping")
+        assert (response.status, json.loads(answer)["reason"]) == (500, "the engine died 3 times")
+
+
+@pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 503)])
+def test_a_lost_engine_ends_every_request_at_once(tmp_path: Path, stream: bool, status: int) -> None:
+    with host(tmp_path) as lmi:
+        response, answer = lmi.post({"inputs": "lose ab", "stream": stream})
+        assert response.status == status
+        last = records(answer, "jsonlines")[-1] if stream else json.loads(answer)
+        assert last["code"] == 503
+        assert last["details"]["finish_reason"] == "error"
+
+
+def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:
+    with host(tmp_path, model={"tgi_compat": True}) as lmi:
+        _, answer = lmi.post({"inputs": "say hi"})
+        [whole] = json.loads(answer)
+        assert whole["generated_text"] == "hi"
+        assert whole["details"]["tokens"][0] == {"id": 104, "text": "h", "logprob": -0.5, "special": False}
+        response, answer = lmi.post({"inputs": "say hi", "stream": True})
+        assert response.headers["content-type"] == "text/event-stream"
+        assert records(answer, "sse")[-1]["generated_text"] == "hi"
+        response, answer = lmi.post({"inputs": "say hi", "parameters": {"top_p": 5, "do_sample": True}})
+        assert (response.status, json.loads(answer)["error_type"]) == (424, "validation")
+
+
+def test_a_configured_formatter_beats_stream(tmp_path: Path) -> None:
+    with host(tmp_path, model={"output_formatter": "sse"}) as lmi:
+        response, answer = lmi.post({"inputs": "say hi"})
+        assert response.headers["content-type"] == "text/event-stream"
+        assert records(answer, "sse")[-1]["generated_text"] == "hi"
