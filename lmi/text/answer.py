@@ -109,7 +109,7 @@ class AnswerText:
 def prompt_tokens(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], log_probs: Sequence[PromptLogProb] | None
 ) -> list[Token]:
-    """The prompt as Tokens (`prefill` on the wire), each with its text alone; bare when the engine gave no log-probs."""
+    """The prompt as Tokens (`prefill` on the wire), each by itself; bare when the engine gave no log-probs."""
     tokens = [_lone_token(tokenizer, token_id, None) for token_id in prompt_ids]
     for token, position in zip(tokens, log_probs or (), strict=False):
         token.log_prob = position.log_prob

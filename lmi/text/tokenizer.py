@@ -24,7 +24,6 @@ from typing import Any, Self
 
 import tokenizers
 from tokenizers import AddedToken
-from tokenizers.processors import TemplateProcessing
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
 
@@ -98,7 +97,13 @@ class Tokenizer:
             name: value for name, value in _read_json(folder / "tokenizer_config.json").items() if value is not None
         }
         backend = _load_backend(folder)
-        named = _apply_config(backend, config)
+        try:
+            named = _apply_config(backend, config)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            raise ModelUnusable(
+                f"{folder / 'tokenizer_config.json'}: a token is not described as one ({reason})"
+            ) from error
         return cls(backend, _special_tokens(folder, backend, named))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -142,7 +147,8 @@ class Tokenizer:
         """Every way to write a word in tokens: with and without a space before it, at the start of a text or inside."""
         found: dict[tuple[int, ...], None] = {}
         line = self.encode("\n", add_special_tokens=False)
-        for spelled in (word, " " + word.lstrip(" ")):
+        bare = word.lstrip(" ") or word
+        for spelled in (bare, " " + bare):
             found[tuple(self.encode(spelled, add_special_tokens=False))] = None
             inside = self.encode("\n" + spelled, add_special_tokens=False)
             if line and inside[: len(line)] == line:
@@ -281,25 +287,30 @@ def _first_line(error: BaseException) -> str:
 
 
 def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict[str, str]:
-    """Add to the backend what tokenizer_config.json says beyond tokenizer.json; the named special tokens by name."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    """Add to the backend what tokenizer_config.json says beyond tokenizer.json; the named special tokens by name.
+
+    `add_bos_token` and `add_eos_token` mean nothing beside a tokenizer.json, whose post-processor already says it.
+    """
     listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    backend.add_tokens([_added_token(token) for _, token in listed if token["content"] not in known])
+    backend.add_tokens(_unknown([_added_token(token) for _, token in listed], backend, repr))
     named = {name: _added_token(config[name]) for name in _NAMED_SPECIAL if config.get(name)}
-    extra = chain.from_iterable(_extra_tokens(config.get(name)) for name in _EXTRA_SPECIAL)
-    backend.add_special_tokens([*named.values(), *extra])
-    contents = {name: token.content for name, token in named.items()}
-    if "add_bos_token" in config or "add_eos_token" in config:
-        bos = contents.get("bos_token") if config.get("add_bos_token") else None
-        eos = contents.get("eos_token") if config.get("add_eos_token") else None
-        backend.post_processor = _wrap_in(backend, bos, eos)
+    extra: list[AddedToken] = []
+    for value in filter(None, map(config.get, _EXTRA_SPECIAL)):
+        if isinstance(value, dict):  # name → token
+            named |= {name: _added_token(token) for name, token in value.items()}
+        else:
+            extra += [_added_token(token) for token in value]
+    backend.add_special_tokens([*named.values(), *_unknown(extra, backend, lambda token: token.content)])
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
-    return contents
+    return {name: token.content for name, token in named.items()}
 
 
-def _extra_tokens(value: Any) -> list[AddedToken]:
-    """Further special tokens: a list, or an object of names and tokens."""
-    return [_added_token(token) for token in (value.values() if isinstance(value, dict) else value or ())]
+def _unknown(
+    tokens: list[AddedToken], backend: tokenizers.Tokenizer, key: Callable[[AddedToken], str]
+) -> list[AddedToken]:
+    """The tokens that the backend does not hold yet under the same key."""
+    known = set(map(key, backend.get_added_tokens_decoder().values()))
+    return [token for token in tokens if key(token) not in known]
 
 
 def _added_token(value: str | dict[str, Any]) -> AddedToken:
@@ -307,13 +318,6 @@ def _added_token(value: str | dict[str, Any]) -> AddedToken:
         return AddedToken(value, special=True, normalized=False)
     flags = {name: bool(value[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in value}
     return AddedToken(value["content"], special=bool(value.get("special", True)), **flags)
-
-
-def _wrap_in(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> TemplateProcessing:
-    """A post-processor that puts `bos` before a text and `eos` behind it."""
-    single = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
-    tokens = [(token, backend.token_to_id(token)) for token in {bos, eos} if token]
-    return TemplateProcessing(single=single, pair=None, special_tokens=tokens)
 
 
 def _special_tokens(folder: Path, backend: tokenizers.Tokenizer, named: dict[str, str]) -> SpecialTokens:

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
+from lmi.text.answer import AnswerText, prompt_tokens
+from lmi.text.tokenizer import Tokenizer
+from lmi.types import Token
+
+END = 0  # <|endoftext|>
+LENGTH, END_ID, STOP_WORDS = FinishReason.LENGTH, FinishReason.END_ID, FinishReason.STOP_WORDS
+
+
+def answer(tokenizer: Tokenizer, **options: Any) -> AnswerText:
+    return AnswerText(tokenizer, tokenizer.encode("The quick"), **options)
+
+
+def text_of(tokens: list[Token]) -> str:
+    return "".join(token.text for token in tokens)
+
+
+def read(text: AnswerText, ids: list[int], size: int, reason: FinishReason) -> list[Token]:
+    """The answer of an engine that sends `size` tokens at a time."""
+    tokens: list[Token] = []
+    for start in range(0, len(ids), size):
+        last = start + size >= len(ids)
+        tokens += text.feed(ids[start : start + size], finish_reason=reason if last else FinishReason.NOT_FINISHED)
+        if text.stopped:
+            break
+    return tokens
+
+
+@given(text=st.text(min_size=1, max_size=30), stop=st.text(min_size=1, max_size=3), size=st.integers(1, 8))
+def test_the_pieces_are_the_text_up_to_the_stop_string(byte_level: Tokenizer, text: str, stop: str, size: int) -> None:
+    answer_text = answer(byte_level, stop_sequences=[stop])
+    tokens = read(answer_text, byte_level.encode(text), size, LENGTH)
+    whole = byte_level.decode(byte_level.encode(text), skip_special_tokens=True)
+    assert text_of(tokens) == whole.partition(stop)[0]
+    assert answer_text.stopped == (stop in whole)
+
+
+def test_tokens_carry_what_the_engine_said(byte_level: Tokenizer) -> None:
+    first, second = byte_level.encode("The"), byte_level.encode(" dog")
+    ids = [first[0], second[0]]
+    tokens = answer(byte_level).feed(ids, [-0.5, -1.5], [[TokenLogProb(ids[0], -0.5)], [TokenLogProb(END, -0.25)]])
+    assert [(token.id, token.log_prob, token.is_special) for token in tokens] == [
+        (ids[0], -0.5, False),
+        (ids[1], -1.5, False),
+    ]
+    assert tokens[0].top == [Token(ids[0], byte_level.token_text(ids[0]), -0.5)]
+    assert tokens[1].top == [Token(END, "<|endoftext|>", -0.25, True)]
+
+
+def test_tokens_behind_a_stop_string_are_dropped(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("one STOP two")
+    text = answer(byte_level, stop_sequences=["STOP"])
+    tokens = text.feed(ids)
+    assert (text_of(tokens), text.stopped) == ("one ", True)
+    assert len(tokens) == len(byte_level.encode("one STOP"))
+    assert text.feed(ids, finish_reason=LENGTH) == []
+
+
+def test_an_included_stop_string_is_shown(byte_level: Tokenizer) -> None:
+    text = answer(byte_level, stop_sequences=["STOP"], include_stop_str_in_output=True)
+    assert text_of(text.feed(byte_level.encode("one STOP two"))) == "one STOP"
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_end_token_is_the_last_token_without_text(byte_level: Tokenizer, skip: bool) -> None:
+    ids = [*byte_level.encode("done"), END]
+    tokens = answer(byte_level, skip_special_tokens=skip).feed(ids, finish_reason=END_ID)
+    assert (tokens[-1].id, tokens[-1].text, tokens[-1].is_special) == (END, "", True)
+    assert text_of(tokens) == "done"
+
+
+def test_an_end_token_that_did_not_end_the_answer_is_an_ordinary_one(byte_level: Tokenizer) -> None:
+    tokens = answer(byte_level, skip_special_tokens=False).feed([END, END], finish_reason=LENGTH)
+    assert text_of(tokens) == "<|endoftext|>" * 2
+
+
+@pytest.mark.parametrize(("is_included", "expected"), [(False, "a"), (True, "ab")])
+def test_a_stop_token_has_no_text_unless_it_is_included(
+    byte_level: Tokenizer, is_included: bool, expected: str
+) -> None:
+    first, stop = byte_level.encode("a")[0], byte_level.encode("b")[0]
+    text = answer(byte_level, stop_token_ids=[stop], include_stop_str_in_output=is_included)
+    tokens = text.feed([first]) + text.feed([stop], finish_reason=STOP_WORDS)
+    assert (text_of(tokens), tokens[-1].is_special) == (expected, False)
+
+
+@pytest.mark.parametrize("reason", [LENGTH, END_ID])
+def test_text_held_back_stands_in_the_last_token(byte_level: Tokenizer, reason: FinishReason) -> None:
+    text = answer(byte_level, stop_sequences=["STOP"])
+    half = byte_level.encode("👀")[0]
+    assert text_of(text.feed(byte_level.encode("one STO"))) == "one "
+    tokens = text.feed([half, END], finish_reason=reason)
+    assert (tokens[0].text, tokens[-1].text) == ("", "STO\ufffd")
+
+
+def test_text_held_back_is_not_lost_when_the_last_result_has_no_tokens(byte_level: Tokenizer) -> None:
+    text = answer(byte_level, stop_sequences=["STOP"])
+    ids = byte_level.encode("STO")
+    assert text_of(text.feed(ids)) == ""
+    assert text.feed([], finish_reason=LENGTH) == [Token(ids[-1], "STO")]
+    assert answer(byte_level).feed([], finish_reason=LENGTH) == []
+
+
+def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("b b b")
+    text = answer(byte_level, stop_sequences=["b"], min_tokens=2)
+    expected = text_of(answer(byte_level).feed(ids[:2]))
+    rest = text_of(answer(byte_level).feed(ids[2:])).partition("b")[0]
+    assert text_of(text.feed(ids)) == expected + rest
+    assert text.stopped
+
+
+def test_prompt_tokens_carry_their_log_probs(sentencepiece: Tokenizer) -> None:
+    ids = sentencepiece.encode("The")
+    alone = prompt_tokens(sentencepiece, ids, None)
+    assert (text_of(alone), alone[0].text, alone[0].is_special, alone[-1].log_prob) == ("<s> The", "<s>", True, None)
+    positions = [PromptLogProb(None), *[PromptLogProb(-1.0, [TokenLogProb(2, -0.1)]) for _ in ids[1:]]]
+    tokens = prompt_tokens(sentencepiece, ids, positions)
+    assert (tokens[0].log_prob, tokens[0].top) == (None, None)
+    assert (tokens[1].log_prob, tokens[1].top) == (-1.0, [Token(2, "</s>", -0.1, True)])

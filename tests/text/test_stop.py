@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi.errors import InvalidParameter
+from lmi.text.stop import StopStrings
+
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def read(stop: StopStrings, pieces: list[str]) -> str:
+    return "".join([stop.feed(piece) for piece in pieces] + [stop.flush()])
+
+
+def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The rule spelled out: the first end of a stop string, and the longest one that ends there."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@pytest.mark.parametrize("cut", range(len("one STOP two") + 1))
+def test_a_stop_string_is_found_wherever_the_text_is_cut(cut: int) -> None:
+    stop = StopStrings(["STOP"])
+    text = read(stop, ["one STOP two"[:cut], "one STOP two"[cut:]])
+    assert (text, stop.matched) == ("one ", "STOP")
+
+
+@given(STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+def test_the_cut_of_the_text_changes_nothing(stops: list[str], pieces: list[str]) -> None:
+    stop = StopStrings(stops)
+    assert (read(stop, pieces), stop.matched) == first_stop("".join(pieces), stops)
+
+
+@given(STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+def test_only_a_possible_stop_string_is_held_back(stops: list[str], pieces: list[str]) -> None:
+    stop = StopStrings(stops)
+    seen = released = ""
+    for piece in pieces:
+        seen += piece
+        released += stop.feed(piece)
+        if stop.matched is not None:
+            return
+        beginnings = [n for s in stops for n in range(1, len(s)) if seen.endswith(s[:n])]
+        assert released == seen[: len(seen) - max(beginnings, default=0)]
+
+
+@given(STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+def test_an_included_stop_string_ends_the_text(stops: list[str], pieces: list[str]) -> None:
+    stop = StopStrings(stops, include_stop_str_in_output=True)
+    text, matched = first_stop("".join(pieces), stops)
+    assert read(stop, pieces) == text + (matched or "")
+
+
+def test_nothing_comes_after_a_stop_string() -> None:
+    stop = StopStrings(["\n\n"])
+    assert [stop.feed("a\n"), stop.feed("\nb"), stop.feed("c"), stop.flush()] == ["a", "", "", ""]
+
+
+def test_text_passes_untouched_without_stop_strings() -> None:
+    stop = StopStrings([])
+    assert stop.feed("a\n") + stop.feed("b") + stop.flush() == "a\nb"
+    assert stop.matched is None
+
+
+@pytest.mark.parametrize("stop", ["]", "^", "-", "\\", "[a-z]", ".", "終わり", "👍🏽"])
+def test_a_stop_string_is_no_pattern(stop: str) -> None:
+    stops = StopStrings([stop])
+    assert (read(stops, ["ab^-", stop[:1], stop[1:], "c"]), stops.matched) == first_stop(f"ab^-{stop}c", [stop])
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="stop_sequences"):
+        StopStrings(["a", ""])
