@@ -1,0 +1,276 @@
+"""The embedded executor: schedule, run, sample, finish.
+
+Everything around the step (queue, cancel, deadlines, answers, statistics) is `SteppedExecutor`; which tokens are
+computed is the scheduler's choice; tensors begin in the model runner and end in the sampler.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget, num_blocks_for
+from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
+from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
+from handlers.lmi_dist.sequence import Sequence
+from handlers.stepped import Step, SteppedExecutor
+from lmi.config import EngineConfig
+from lmi.errors import InvalidParameter
+from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb, Request
+
+MAX_NUM_SEQUENCES = 64
+MAX_PREFILL_TOKENS = 256
+
+
+class Runner(Protocol):
+    """What runs the model; `model_runner.ModelRunner` is the real one."""
+
+    vocab_size: int
+    context_length: int
+    dtype: str
+    device: str
+    is_batch_invariant: bool
+
+    def forward(self, plan: Plan) -> Tensor:
+        """Logits (num_logits, vocab) float32: pieces in order, the wanted positions of each in order."""
+
+    def release(self, row: int) -> None:
+        """The row's keys and values are not needed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many sequences run, how long one may be, and how many tokens the cache holds in all."""
+
+    num_rows: int
+    max_length: int
+    num_cache_tokens: int
+
+
+class Executor(SteppedExecutor):
+    """`model` is a folder with a Hugging Face checkpoint, or a runner that has its weights already."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Runner,
+        config: EngineConfig | None = None,
+        progress: Progress = lambda stage, share: None,
+    ) -> None:
+        config = config or EngineConfig()
+        super().__init__(
+            max_queue_size=config.max_queue_size,
+            max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
+        )
+        if isinstance(model, str | os.PathLike):
+            self._runner, limits = _load(os.fspath(model), config, progress)
+        else:
+            self._runner, limits = model, choose_limits(config, model.context_length, token_bytes=1)
+        self._cache = KvCache(limits.num_cache_tokens // TOKENS_PER_BLOCK, limits.num_rows, self._release)
+        self._scheduler = Scheduler(
+            self._cache,
+            max_num_sequences=limits.num_rows,
+            max_prefill_tokens=config.max_prefill_tokens or MAX_PREFILL_TOKENS,
+        )
+        self._sampler = Sampler(self._runner.vocab_size, self._runner.device)
+        self._info = _describe(self._runner, limits)
+        self._start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def _check(self, request: Request) -> None:
+        """A request that the whole cache cannot hold would wait for ever."""
+        num_prompt_tokens = len(request.input_token_ids)
+        # The last token is never fed back, so it takes no room.
+        num_tokens = min(num_prompt_tokens + request.max_tokens, self._info.max_sequence_length) - 1
+        if num_blocks_for(num_tokens) > self._cache.num_blocks:
+            raise InvalidParameter(
+                "max_tokens",
+                f"at most {self._info.max_kv_cache_tokens} tokens together with the prompt's {num_prompt_tokens}, "
+                "as many as the KV cache (max_kv_cache_tokens) holds",
+                request.max_tokens,
+            )
+
+    def _add(self, sequence: Sequence) -> None:
+        self._scheduler.add(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+
+    @property
+    def _active(self) -> SequenceOf[Sequence]:
+        return self._scheduler.running
+
+    @property
+    def _queued(self) -> SequenceOf[Sequence]:
+        return self._scheduler.waiting
+
+    @torch.inference_mode()
+    def _step(self) -> Step:
+        batch = self._scheduler.schedule()
+        try:
+            logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
+            touched = self._advance(batch, logits)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            touched = [_fail_largest(batch, error)]
+        return Step(
+            touched,
+            num_context_tokens=sum(len(piece.token_ids) for piece in batch.plan.prefills),
+            num_generation_tokens=len(batch.plan.decodes),
+            num_preemptions=batch.num_preemptions,
+        )
+
+    def _advance(self, batch: Batch, logits: Tensor) -> list[Sequence]:
+        """Give each sequence what the step computed for it; returns those with a new token or an error.
+
+        Nothing moves before everything is computed, so that a step that ran out of memory can be repeated.
+        """
+        pairs = list(zip(batch.plan.pieces, batch.sequences, strict=True))
+        failed, sampled, rows, end = [], [], [], 0
+        for piece, sequence in pairs:
+            start, end = end, end + piece.num_logits
+            if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, piece, logits[start:end]):
+                failed.append(sequence)
+            elif piece.end == sequence.num_tokens:
+                sampled.append(sequence)
+                rows.append(end - 1)
+        if len(rows) < len(logits):
+            logits = logits[rows]  # (num_sampled, vocab)
+        draws = self._sampler.sample(logits, sampled) if sampled else []
+        for piece, sequence in pairs:
+            sequence.num_computed = piece.end
+        for sequence in failed:
+            sequence.fail("the model's logits for the prompt are not numbers")
+        for sequence, draw in zip(sampled, draws, strict=True):
+            if draw is None:
+                sequence.fail("no token can be chosen: the model's logits are not numbers, or every token is banned")
+            else:
+                sequence.append(*draw)
+        return failed + sampled
+
+    def _note_prompt(self, sequence: Sequence, piece: Piece, logits: Tensor) -> bool:
+        """Log-probs of the prompt's tokens after each position of the piece; False if they are not numbers."""
+        next_ids = sequence.token_ids[piece.start + 1 : min(piece.end + 1, sequence.num_prompt_tokens)]
+        num_top = sequence.request.output_config.num_prompt_log_probs or 0
+        log_probs = self._sampler.prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
+        if log_probs is None:
+            return False
+        known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing stands before the first token
+        sequence.prompt_log_probs = known[: piece.start + 1] + log_probs
+        return True
+
+    def _kv_cache_stats(self) -> KvCacheStats:
+        return KvCacheStats(
+            max_num_blocks=self._cache.num_blocks,
+            free_num_blocks=self._cache.num_free_blocks,
+            used_num_blocks=self._cache.num_used_blocks,
+            tokens_per_block=TOKENS_PER_BLOCK,
+        )
+
+    def _release(self, row: int) -> None:
+        self._runner.release(row)
+
+    def _close(self) -> None:
+        del self._runner, self._sampler
+
+
+def choose_limits(
+    config: EngineConfig,
+    context_length: int,
+    *,
+    token_bytes: int,
+    memory_bytes: int | None = None,
+    is_lazy: bool = True,
+) -> Limits:
+    """`token_bytes`: keys and values of one token. `is_lazy`: a row costs memory only where it was written."""
+    max_length = min(config.max_sequence_length or context_length, context_length)
+    num_rows = config.max_num_sequences or MAX_NUM_SEQUENCES
+    memory_bytes = memory_bytes or _host_memory_bytes()
+    num_cache_tokens = config.max_kv_cache_tokens or default_budget(num_rows, max_length, token_bytes, memory_bytes)
+    if not is_lazy:
+        num_rows = max(1, min(num_rows, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
+    return Limits(num_rows, max_length, max(num_cache_tokens, TOKENS_PER_BLOCK))
+
+
+def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
+    from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.weights import read_facts
+
+    facts = read_facts(path)
+    is_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    limits = choose_limits(
+        config,
+        facts.context_length,
+        token_bytes=facts.kv_elements_per_token * (2 if is_cuda and config.dtype != "fp32" else 4),
+        memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
+        is_lazy=not is_cuda,
+    )
+    runner = ModelRunner(
+        path,
+        config,
+        num_rows=limits.num_rows,
+        max_length=limits.max_length,
+        piece_length=PIECE_LENGTH,
+        progress=progress,
+    )
+    return runner, limits
+
+
+def _host_memory_bytes() -> int:
+    """What this machine has, or this container may use (control group version 2)."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(memory_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return memory_bytes
+
+
+def _describe(runner: Runner, limits: Limits) -> EngineInfo:
+    return EngineInfo(
+        name="lmi-dist",
+        vocab_size=runner.vocab_size,
+        max_sequence_length=limits.max_length,
+        max_num_sequences=limits.num_rows,
+        dtype=runner.dtype,
+        device=runner.device,
+        max_kv_cache_tokens=limits.num_cache_tokens,
+        capabilities=Capabilities(
+            typical_p=True,
+            embedding_bias=True,
+            max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
+            priority=True,
+            batch_invariant=runner.is_batch_invariant,
+            log_probs_invariant=runner.is_batch_invariant,
+        ),
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """The host's allocator of torch raises a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
+def _fail_largest(batch: Batch, error: Exception) -> Sequence:
+    """End the sequence that asked most of the step: a prompt before a decode, the longer before the shorter.
+
+    The others have not moved; they repeat the step.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    start = len(batch.plan.decodes) if batch.plan.prefills else 0
+    pieces = list(zip(batch.plan.pieces, batch.sequences, strict=True))[start:]
+    _, sequence = max(pieces, key=lambda pair: (pair[0].num_logits, pair[0].end))
+    sequence.fail(f"out of memory: {str(error).splitlines()[0]}", ErrorKind.OUT_OF_MEMORY)
+    return sequence

@@ -1,0 +1,128 @@
+"""Which sequences run in the next step, and which of their tokens. Plain Python: ints and lists, no tensors.
+
+A step holds one token of every decoding sequence and, under a token budget, pieces of prompts. Prompts are cut at
+multiples of the piece length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
+rank by priority, then by age: the first in rank is admitted first, the last in rank is preempted first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.sequence import Sequence
+
+PIECE_LENGTH = 128
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's plan and whose pieces they are: `sequences` is parallel to `plan.pieces`."""
+
+    plan: Plan
+    sequences: list[Sequence]
+    num_preemptions: int = 0
+
+
+class Scheduler:
+    """Owns the order of `waiting` and `running` sequences, both sorted by rank."""
+
+    def __init__(
+        self,
+        cache: KvCache,
+        *,
+        max_num_sequences: int = 64,
+        max_prefill_tokens: int = 256,
+        piece_length: int = PIECE_LENGTH,
+    ) -> None:
+        self.cache = cache
+        self.max_num_sequences = max_num_sequences
+        self.max_prefill_tokens = max_prefill_tokens
+        self.piece_length = piece_length
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended, wherever it stands; its blocks and its row are free at once."""
+        if sequence.row is None:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self.cache.free(sequence.row)
+        sequence.row = None
+
+    def schedule(self) -> Batch:
+        """Decodes first, then prompts: the running ones, then new ones as long as budget, rows and blocks allow."""
+        num_preemptions = self._make_room()
+        decodes = [(sequence, _decode(sequence)) for sequence in self.running if not sequence.is_prefilling]
+        decodes.sort(key=lambda pair: pair[1].row)
+        prefills = list(self._prefills())
+        plan = Plan([piece for _, piece in decodes], [piece for _, piece in prefills])
+        return Batch(plan, [sequence for sequence, _ in decodes + prefills], num_preemptions)
+
+    def _make_room(self) -> int:
+        """Charge each decoding sequence for its next token; when blocks are short, preempt the last in rank."""
+        num_before = len(self.running)
+        for sequence in self.running[:]:
+            if sequence.is_prefilling:
+                continue  # charged for its whole prompt when it was admitted
+            while sequence.row is not None and not self.cache.grow(sequence.row, sequence.num_tokens):
+                self._preempt(self.running[-1])  # perhaps itself; everyone before it has its block already
+            if sequence.row is None:
+                break  # everyone after it was preempted before it
+        return num_before - len(self.running)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.remove(sequence)
+        sequence.restart()
+        self.add(sequence)  # its age puts it before all that came later
+
+    def _prefills(self) -> Iterator[tuple[Sequence, Piece]]:
+        """Prompt pieces in rank order. The first always comes, however small the budget is."""
+        budget, is_first = self.max_prefill_tokens, True
+        for sequence in self._prefilling():
+            start = sequence.num_computed
+            while start < sequence.num_prefill:
+                piece = self._next_piece(sequence, start)
+                if len(piece.token_ids) > budget and not is_first:
+                    return
+                yield sequence, piece
+                budget, is_first, start = budget - len(piece.token_ids), False, piece.end
+            if budget <= 0:
+                return
+
+    def _prefilling(self) -> Iterator[Sequence]:
+        """Running sequences with prompt tokens left, then waiting ones, each admitted as it is asked for."""
+        yield from [sequence for sequence in self.running if sequence.is_prefilling]
+        while self.waiting and self._can_admit(self.waiting[0]):
+            sequence = self.waiting.pop(0)
+            sequence.row = self.cache.allocate(sequence.num_prefill)
+            insort(self.running, sequence, key=_rank)
+            yield sequence
+
+    def _can_admit(self, sequence: Sequence) -> bool:
+        """One block is kept back for each running sequence, or admission would soon be followed by a preemption."""
+        num_running = len(self.running)
+        return num_running < self.max_num_sequences and self.cache.can_allocate(sequence.num_prefill, num_running)
+
+    def _next_piece(self, sequence: Sequence, start: int) -> Piece:
+        assert sequence.row is not None
+        end = min(start - start % self.piece_length + self.piece_length, sequence.num_prefill)
+        token_ids = sequence.token_ids[start:end]
+        num_logits = int(end == sequence.num_prefill)
+        return Piece(sequence.row, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
+
+
+def _rank(sequence: Sequence) -> tuple[float, int]:
+    return (-sequence.request.priority, sequence.id)
+
+
+def _decode(sequence: Sequence) -> Piece:
+    assert sequence.row is not None
+    return Piece(sequence.row, sequence.num_computed, sequence.token_ids[-1:])

@@ -1,0 +1,167 @@
+"""One request on its way through an engine: its tokens so far, where it stands, and why it ended.
+
+Plain Python, shared by every executor of ours that steps by itself; knows nothing of scheduling rules, tensors or text.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from handlers.lmi_dist.randomness import fresh_seed
+from lmi.executor import (
+    ErrorKind,
+    FinishReason,
+    PromptLogProb,
+    Request,
+    Response,
+    ResponseError,
+    Result,
+    TokenLogProb,
+)
+
+if TYPE_CHECKING:
+    from handlers.lmi_dist.sampler import Recipe
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`token_ids` are prompt and output together; `num_computed` of them have keys and values in cache row `row`.
+
+    `num_prefill` tokens are computed as prompt pieces: the prompt, or after a preemption everything there was. A
+    sequence is live until `finish_reason` or `error` is set.
+    """
+
+    id: int
+    request: Request
+    max_tokens: int  # the request's, shortened to what the context has room for
+    seed: int
+    deadline: float | None  # time.monotonic()
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_prefill: int
+    end_ids: frozenset[int]
+    stop_words: dict[int, list[list[int]]]  # by their last token
+    num_computed: int = 0
+    row: int | None = None
+    num_sent: int = 0  # generated tokens that Responses have carried
+    log_probs: list[float] = field(default_factory=list)
+    cum_log_prob: float = 0.0
+    top_log_probs: list[list[TokenLogProb]] = field(default_factory=list)
+    prompt_log_probs: list[PromptLogProb] = field(default_factory=list)
+    finish_reason: FinishReason = FinishReason.NOT_FINISHED
+    error: ResponseError | None = None
+    recipe: Recipe | None = None  # the sampler's notes
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.num_prefill
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not FinishReason.NOT_FINISHED or self.error is not None
+
+    @property
+    def lacks_prompt_log_probs(self) -> bool:
+        wanted = self.request.output_config.num_prompt_log_probs is not None
+        return wanted and len(self.prompt_log_probs) < self.num_prompt_tokens
+
+    def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
+        """Take a generated token; sets `finish_reason` when it is the last."""
+        self.token_ids.append(token_id)
+        if self.request.output_config.return_log_probs and log_prob is not None:
+            self.log_probs.append(log_prob)
+            self.cum_log_prob += log_prob
+        if top is not None:
+            self.top_log_probs.append(top)
+        self.finish_reason = self._reason_after(token_id)
+
+    def _reason_after(self, token_id: int) -> FinishReason:
+        """Precedence END_ID, STOP_WORDS, LENGTH. Before `min_tokens` nothing but the length ends a sequence."""
+        num_generated = self.num_generated
+        if num_generated > (self.request.sampling_config.min_tokens or 0):
+            if token_id in self.end_ids and not self.request.ignore_eos:
+                return FinishReason.END_ID
+            if self._ends_with_stop_word(token_id, num_generated):
+                return FinishReason.STOP_WORDS
+        return FinishReason.LENGTH if num_generated >= self.max_tokens else FinishReason.NOT_FINISHED
+
+    def _ends_with_stop_word(self, token_id: int, num_generated: int) -> bool:
+        words = self.stop_words.get(token_id, ())
+        return any(len(word) <= num_generated and self.token_ids[-len(word) :] == word for word in words)
+
+    def finish(self, reason: FinishReason) -> None:
+        """End from outside (cancelled, timed out). What no Response has carried yet is dropped, as upstream does."""
+        self.finish_reason = reason
+        del self.token_ids[self.num_prompt_tokens + self.num_sent :]
+        del self.log_probs[self.num_sent :]
+        self.cum_log_prob = sum(self.log_probs)
+        del self.top_log_probs[self.num_sent :]
+
+    def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION) -> None:
+        self.error = ResponseError(message, kind)
+
+    def restart(self) -> None:
+        """After a preemption: everything known so far becomes the prompt to recompute."""
+        self.row, self.num_computed, self.num_prefill = None, 0, self.num_tokens
+        if self.lacks_prompt_log_probs:
+            self.prompt_log_probs.clear()
+
+    def take_response(self) -> Response | None:
+        """What is new for the client, or None: a Response that is not streamed comes once, at the end."""
+        request = self.request
+        if self.error is not None:
+            return Response(self.id, error=self.error, client_id=request.client_id)
+        if not request.streaming and not self.is_finished:
+            return None
+        result = self._result(0 if request.return_all_generated_tokens else self.num_sent)
+        self.num_sent = self.num_generated
+        return Response(self.id, result=result, client_id=request.client_id)
+
+    def _result(self, start: int) -> Result:
+        """The generated tokens from index `start` on."""
+        request, output = self.request, self.request.output_config
+        token_ids = self.token_ids[self.num_prompt_tokens + start :]
+        if not request.streaming and not output.exclude_input_from_output:
+            token_ids = self.token_ids[:]
+        is_first = self.num_sent == 0 and not self.lacks_prompt_log_probs
+        return Result(
+            output_token_ids=[token_ids],
+            is_final=self.is_finished,
+            is_sequence_final=self.is_finished,
+            finish_reasons=[self.finish_reason],
+            log_probs=[self.log_probs[start:]] if output.return_log_probs else None,
+            cum_log_probs=[self.cum_log_prob] if output.return_log_probs else None,
+            top_log_probs=[self.top_log_probs[start:]] if output.num_top_log_probs else None,
+            prompt_log_probs=self.prompt_log_probs if is_first and output.num_prompt_log_probs is not None else None,
+        )
+
+
+def new_sequence(request_id: int, request: Request, max_sequence_length: int) -> Sequence:
+    """The sequence of a request that was just accepted: its clock starts and its seed is settled here."""
+    num_prompt_tokens = len(request.input_token_ids)
+    seed, allotted_ms = request.sampling_config.seed, request.allotted_time_ms
+    stop_words: dict[int, list[list[int]]] = {}
+    for word in request.stop_words:
+        stop_words.setdefault(word[-1], []).append(list(word))
+    return Sequence(
+        id=request_id,
+        request=request,
+        max_tokens=min(request.max_tokens, max_sequence_length - num_prompt_tokens),
+        seed=fresh_seed() if seed is None else seed,
+        deadline=None if allotted_ms is None else time.monotonic() + allotted_ms / 1000,
+        token_ids=list(request.input_token_ids),
+        num_prompt_tokens=num_prompt_tokens,
+        num_prefill=num_prompt_tokens,
+        end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
+        stop_words=stop_words,
+    )

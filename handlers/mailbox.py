@@ -1,0 +1,94 @@
+"""Responses between the thread that makes them and the threads that wait for them.
+
+It gives out request ids, knows which requests still owe their client something, and implements the waiting rules of
+`Executor.await_responses` once for every engine. Responses posted together become ready together.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from lmi.executor import ErrorKind, Response, ResponseError
+
+
+class Mailbox:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ready: dict[int, list[Response]] = {}
+        self._open: set[int] = set()  # ids whose final Response was not handed out yet
+        self._last_id = 0
+        self._is_closed = False
+
+    def open(self) -> int:
+        """A new request id."""
+        with self._changed:
+            self._last_id += 1
+            self._open.add(self._last_id)
+            return self._last_id
+
+    def post(self, responses: Iterable[Response]) -> None:
+        with self._changed:
+            for response in responses:
+                self._ready.setdefault(response.request_id, []).append(response)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing more will come: whoever waits returns with what there is, now and from now on."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def num_ready(self, request_id: int | None = None) -> int:
+        with self._changed:
+            if request_id is not None:
+                return len(self._ready.get(request_id, ()))
+            return sum(len(responses) for responses in self._ready.values())
+
+    def take(
+        self, request_id: int | Sequence[int] | None, timeout_s: float | None
+    ) -> list[Response] | list[list[Response]]:
+        """See `Executor.await_responses`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            if request_id is None:
+                return self._take_any(deadline)
+            if isinstance(request_id, int):
+                return self._take_one(request_id, deadline)
+            for one in request_id:
+                self._check_known(one)
+            return [self._take_one(one, deadline) for one in request_id]
+
+    def _take_any(self, deadline: float | None) -> list[Response]:
+        self._changed.wait_for(lambda: self._ready or self._is_closed, _time_left(deadline))
+        batches, self._ready = self._ready, {}
+        for request_id, batch in batches.items():
+            self._note_handed_out(request_id, batch)
+        return [response for batch in batches.values() for response in batch]
+
+    def _take_one(self, request_id: int, deadline: float | None) -> list[Response]:
+        self._check_known(request_id)
+        self._changed.wait_for(
+            lambda: request_id in self._ready or request_id not in self._open or self._is_closed, _time_left(deadline)
+        )
+        if request_id in self._ready:
+            batch = self._ready.pop(request_id)
+            self._note_handed_out(request_id, batch)
+            return batch
+        if request_id not in self._open:
+            message = f"request {request_id} is already finished: its final response was handed out"
+            return [Response(request_id, error=ResponseError(message, ErrorKind.INVALID))]
+        return []
+
+    def _note_handed_out(self, request_id: int, batch: list[Response]) -> None:
+        if batch[-1].is_final:
+            self._open.discard(request_id)
+
+    def _check_known(self, request_id: int) -> None:
+        if not 1 <= request_id <= self._last_id:
+            raise ValueError(f"request_id must be one that enqueue_request gave out, given {request_id}")
+
+
+def _time_left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

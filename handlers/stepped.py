@@ -1,0 +1,317 @@
+"""An Executor that advances all its requests together, one step after another, on a thread of its own.
+
+Here is everything that such an engine needs beside the step itself: acceptance, cancellation and deadlines at the step
+border, Responses of a step published at once, statistics, and a rule for a step that raises (its requests end
+with an error; after three such steps in a row the engine stops). Knows no model and no tensor.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from handlers.lmi_dist.sequence import Sequence, new_sequence
+from handlers.mailbox import Mailbox
+from lmi.capabilities import check_request
+from lmi.errors import Overloaded
+from lmi.executor import (
+    ErrorKind,
+    Executor,
+    FinishReason,
+    IterationStats,
+    KvCacheStats,
+    Request,
+    RequestStats,
+    RequestStatsPerIteration,
+    Response,
+)
+
+MAX_STATS = 1000
+MAX_FAILED_STEPS = 3  # in a row
+SHUTDOWN_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step did. `touched`: sequences with a new token, or ended by it."""
+
+    touched: list[Sequence] = field(default_factory=list)
+    num_context_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class SteppedExecutor(Executor):
+    """A subclass gives the engine: the abstract methods below, all but `_check` called on the loop's thread alone.
+
+    It calls `_start` when it is ready to step.
+    """
+
+    def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
+        self._max_queue_size = max_queue_size
+        self._mailbox = Mailbox()
+        self._border = threading.Condition()  # guards what other threads hand to the loop: the next four
+        self._arrived: list[Sequence] = []
+        self._cancelled: list[int] = []
+        self._is_closing = False
+        self._is_accepting = False
+        self._live: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int]] = []  # a heap
+        self._num_steps = 0
+        self._num_failed_steps = 0
+        self._iteration_stats: deque[IterationStats] = deque(maxlen=MAX_STATS)
+        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=max_request_stats)
+        self._loop = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    def _start(self) -> None:
+        self._is_accepting = True
+        self._loop.start()
+
+    # The engine.
+
+    @abstractmethod
+    def _add(self, sequence: Sequence) -> None:
+        """Take a new sequence into the queue."""
+
+    @abstractmethod
+    def _remove(self, sequence: Sequence) -> None:
+        """Free what an ended sequence holds, queued or active."""
+
+    @abstractmethod
+    def _step(self) -> Step:
+        """Advance every active sequence; called while there are sequences. May raise."""
+
+    @property
+    @abstractmethod
+    def _active(self) -> SequenceOf[Sequence]:
+        """The sequences that a failing step takes with it."""
+
+    @property
+    @abstractmethod
+    def _queued(self) -> SequenceOf[Sequence]: ...
+
+    def _check(self, request: Request) -> None:
+        """Refuse a request for a reason that `check_request` does not know."""
+        return None
+
+    def _kv_cache_stats(self) -> KvCacheStats:
+        return KvCacheStats()
+
+    def _close(self) -> None:
+        """Free the device; nothing is called after this."""
+        return None
+
+    # The contract, called from any thread.
+
+    def enqueue_request(self, request: Request) -> int:
+        return self.enqueue_requests([request])[0]
+
+    def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
+        """All or none are accepted, and they start in the same step if there is room."""
+        for request in requests:
+            check_request(request, self.info)
+            self._check(request)
+        with self._border:
+            if not self._is_accepting:
+                raise RuntimeError("the executor is shut down")
+            num_queued = len(self._arrived) + len(self._queued)
+            if self._max_queue_size is not None and num_queued + len(requests) > self._max_queue_size:
+                raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
+            arrived = [
+                new_sequence(self._mailbox.open(), request, self.info.max_sequence_length) for request in requests
+            ]
+            self._arrived += arrived
+            self._border.notify()
+        return [sequence.id for sequence in arrived]
+
+    def await_responses(
+        self, request_id: int | SequenceOf[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        return self._mailbox.take(request_id, timeout_s)
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        return self._mailbox.num_ready(request_id)
+
+    def cancel_request(self, request_id: int) -> None:
+        with self._border:
+            self._cancelled.append(request_id)
+            self._border.notify()
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        return _drain(self._iteration_stats)
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        return _drain(self._request_stats)
+
+    def can_enqueue_requests(self) -> bool:
+        return self._is_accepting
+
+    def shutdown(self) -> None:
+        with self._border:
+            self._is_accepting = False
+            self._is_closing = True
+            self._border.notify()
+        self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
+        self._mailbox.close()
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._turn()
+            self._end_all()
+        except BaseException as error:  # the last edge: whatever broke, every request gets its end
+            log.critical("the executor stops: %s", error, exc_info=not isinstance(error, _Stop))
+            self._fail_all(f"the engine stopped: {error}")
+        finally:
+            self._mailbox.close()
+            self._close()
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when it is time to end."""
+        with self._border:
+            self._border.wait_for(lambda: self._live or self._arrived or self._cancelled or self._is_closing)
+            return not self._is_closing
+
+    def _turn(self) -> None:
+        """One step with its border: what came and went since the last, the step, the answers, the statistics."""
+        started = time.perf_counter()
+        ended = self._cross_border()
+        step = self._step_or_fail() if self._live else Step()
+        self._settle(step.touched)
+        self._record(step, len(ended), (time.perf_counter() - started) * 1000)
+        self._publish(ended + step.touched)
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            raise _Stop(f"{MAX_FAILED_STEPS} steps in a row failed")
+
+    def _cross_border(self) -> list[Sequence]:
+        """Take in what arrived; end, before it can be scheduled, what was cancelled or is out of time."""
+        with self._border:
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, []
+            for sequence in arrived:
+                self._add(sequence)
+        for sequence in arrived:
+            self._live[sequence.id] = sequence
+            if sequence.deadline is not None:
+                heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
+        return self._finish(cancelled, FinishReason.CANCELLED) + self._finish(self._expired(), FinishReason.TIMED_OUT)
+
+    def _expired(self) -> list[int]:
+        now, expired = time.monotonic(), []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            expired.append(heapq.heappop(self._deadlines)[1])
+        return expired
+
+    def _finish(self, request_ids: list[int], reason: FinishReason) -> list[Sequence]:
+        """Unknown and finished ids are ignored."""
+        sequences = [self._live[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._live]
+        for sequence in sequences:
+            sequence.finish(reason)
+        self._settle(sequences)
+        return sequences
+
+    def _step_or_fail(self) -> Step:
+        try:
+            step = self._step()
+        except Exception as error:
+            log.exception("a step failed; its requests end with an error: %s", list(self._active_ids()))
+            self._num_failed_steps += 1
+            return Step(touched=_fail(self._active, f"the step failed: {error}", ErrorKind.GENERATION))
+        self._num_failed_steps = 0
+        return step
+
+    def _active_ids(self) -> Iterable[int]:
+        return (sequence.id for sequence in self._active)
+
+    def _settle(self, sequences: list[Sequence]) -> None:
+        """Free what ended sequences held, before anyone can see that they ended."""
+        for sequence in sequences:
+            if sequence.is_finished:
+                self._remove(sequence)
+                del self._live[sequence.id]
+
+    def _publish(self, sequences: list[Sequence]) -> None:
+        responses = [response for sequence in sequences if (response := sequence.take_response()) is not None]
+        if responses:
+            self._mailbox.post(responses)
+
+    def _record(self, step: Step, num_ended: int, latency_ms: float) -> None:
+        self._num_steps += 1
+        self._iteration_stats.append(
+            IterationStats(
+                timestamp=time.monotonic(),
+                iter=self._num_steps,
+                iter_latency_ms=latency_ms,
+                num_active_requests=len(self._active),
+                num_queued_requests=len(self._queued),
+                num_completed_requests=num_ended + sum(sequence.is_finished for sequence in step.touched),
+                max_num_active_requests=self.info.max_num_sequences,
+                num_context_tokens=step.num_context_tokens,
+                num_generation_tokens=step.num_generation_tokens,
+                num_preemptions=step.num_preemptions,
+                kv_cache_stats=self._kv_cache_stats(),
+            )
+        )
+        if self._request_stats.maxlen:
+            finished = [sequence for sequence in step.touched if sequence.is_finished]
+            stats = [_request_stats(sequence, is_active=False) for sequence in [*finished, *self._queued]]
+            stats += [_request_stats(sequence, is_active=True) for sequence in self._active]
+            self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=stats))
+
+    def _end_all(self) -> None:
+        self._publish(self._cross_border() + self._finish(list(self._live), FinishReason.CANCELLED))
+
+    def _fail_all(self, message: str) -> None:
+        """The engine itself is gone: nothing is asked of it any more."""
+        with self._border:
+            self._is_accepting = False
+            sequences = [*self._live.values(), *self._arrived]
+            self._live, self._arrived = {}, []
+        self._publish(_fail(sequences, message, ErrorKind.ENGINE_LOST))
+
+
+class _Stop(Exception):
+    """The loop gives up; logged already."""
+
+
+def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[Sequence]:
+    failed = list(sequences)
+    for sequence in failed:
+        sequence.fail(message, kind)
+    return failed
+
+
+def _request_stats(sequence: Sequence, *, is_active: bool) -> RequestStats:
+    if sequence.is_finished:
+        stage = "GENERATION_COMPLETE"
+    elif not is_active:
+        stage = "QUEUED"
+    else:
+        stage = "CONTEXT_IN_PROGRESS" if sequence.is_prefilling else "GENERATION_IN_PROGRESS"
+    return RequestStats(
+        id=sequence.id,
+        stage=stage,
+        context_prefill_position=min(sequence.num_computed, sequence.num_prompt_tokens),
+        num_generated_tokens=sequence.num_generated,
+        scheduled=is_active,
+        paused=not is_active and not sequence.is_finished and sequence.num_generated > 0,
+    )
+
+
+def _drain(ring: deque[T]) -> list[T]:
+    """Take what is there now; the loop may append meanwhile."""
+    return [ring.popleft() for _ in range(len(ring))]
