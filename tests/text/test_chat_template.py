@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import byte_level_backend
+from small_tokenizers import byte_level_backend
 from transformers import PreTrainedTokenizerFast
 
 from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable

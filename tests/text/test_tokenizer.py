@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from conftest import byte_level_backend, poisoned_backend, sentencepiece_backend, unigram_backend
+from small_tokenizers import byte_level_backend, poisoned_backend, sentencepiece_backend, unigram_backend
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
