@@ -203,15 +203,14 @@ def choose_limits(
 
 
 def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.model_runner import ModelRunner, choose_device, kv_bytes_per_token
     from handlers.lmi_dist.weights import read_facts
 
-    facts = read_facts(path)
-    is_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    is_cuda = choose_device(config).type == "cuda"
     limits = choose_limits(
         config,
-        facts.context_length,
-        token_bytes=facts.kv_elements_per_token * (2 if is_cuda and config.dtype != "fp32" else 4),
+        read_facts(path).context_length,
+        token_bytes=kv_bytes_per_token(path, config),
         memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
         is_lazy=not is_cuda,
     )

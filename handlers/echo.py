@@ -1,0 +1,131 @@
+"""An engine without a model: it answers a prompt with the prompt's own tokens, again and again, one a step.
+
+For load tests of everything before the engine and for tests of faults. It keeps the whole contract (streaming, cancel,
+deadlines, stop words, end tokens, statistics) and ignores how a token should be chosen; every log-prob is the same.
+Options: `echo_step_ms` (how long a step takes, 10), `echo_max_num_sequences` (64), and token ids that break it when a
+prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token` (the step never ends), `echo_die_token`
+(the process exits).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+
+from handlers.lmi_dist.sequence import Sequence
+from handlers.stepped import Step, SteppedExecutor
+from lmi.config import EngineConfig
+from lmi.executor import Capabilities, EngineInfo, Progress, PromptLogProb, TokenLogProb
+
+LOG_PROB = -1.0
+STEP_MS = 10.0
+MAX_NUM_SEQUENCES = 64
+VOCAB_SIZE = 1 << 20  # where no model folder tells
+CONTEXT_LENGTH = 4096
+
+
+def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecutor:
+    """Entry point of the handler `echo`. Of the model folder only config.json is read, if it is there."""
+    executor = EchoExecutor(config, model_path)
+    progress("ready", 1.0)
+    return executor
+
+
+class EchoExecutor(SteppedExecutor):
+    def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
+        config = config or EngineConfig(handler="echo")
+        super().__init__(max_queue_size=config.max_queue_size)
+        options = config.options
+        self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
+        self._faults = {
+            int(options[name]): act
+            for name, act in (("echo_fault_token", _raise), ("echo_hang_token", _hang), ("echo_die_token", _die))
+            if name in options
+        }
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._info = _describe(config, Path(model_path) if model_path else None)
+        self._start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def _add(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        (self._running if sequence in self._running else self._waiting).remove(sequence)
+
+    @property
+    def _active(self) -> SequenceOf[Sequence]:
+        return self._running
+
+    @property
+    def _queued(self) -> SequenceOf[Sequence]:
+        return self._waiting
+
+    def _step(self) -> Step:
+        """A step takes `echo_step_ms` however many sequences it has, as a small model's would."""
+        started = time.perf_counter()
+        num_free = self._info.max_num_sequences - len(self._running)
+        admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
+        self._running += admitted
+        for sequence in admitted:
+            self._obey_faults(sequence)
+            _note_prompt(sequence)
+        for sequence in self._running:
+            _advance(sequence)
+        time.sleep(max(0.0, self._step_s - (time.perf_counter() - started)))
+        num_context_tokens = sum(sequence.num_prompt_tokens for sequence in admitted)
+        return Step(list(self._running), num_context_tokens, len(self._running) - len(admitted))
+
+    def _obey_faults(self, sequence: Sequence) -> None:
+        for token_id in self._faults.keys() & set(sequence.request.input_token_ids):
+            self._faults[token_id]()
+
+
+def _advance(sequence: Sequence) -> None:
+    """The next token is the one that stands as far behind as the prompt is long."""
+    sequence.num_computed = sequence.num_tokens
+    token_id = sequence.token_ids[-sequence.num_prompt_tokens]
+    num_top = sequence.request.output_config.num_top_log_probs
+    sequence.append(token_id, LOG_PROB, [TokenLogProb(token_id, LOG_PROB)] if num_top else None)
+
+
+def _note_prompt(sequence: Sequence) -> None:
+    if sequence.lacks_prompt_log_probs:
+        known = [PromptLogProb(LOG_PROB) for _ in range(sequence.num_prompt_tokens - 1)]
+        sequence.prompt_log_probs = [PromptLogProb(None), *known]
+
+
+def _raise() -> None:
+    raise RuntimeError("the prompt held echo_fault_token")
+
+
+def _hang() -> None:
+    threading.Event().wait()
+
+
+def _die() -> None:
+    os._exit(1)
+
+
+def _describe(config: EngineConfig, folder: Path | None) -> EngineInfo:
+    facts: dict[str, int] = {}
+    if folder is not None and (folder / "config.json").is_file():
+        facts = json.loads((folder / "config.json").read_bytes())
+    max_num_sequences = int(config.options.get("echo_max_num_sequences", config.max_num_sequences or MAX_NUM_SEQUENCES))
+    return EngineInfo(
+        name="echo",
+        vocab_size=facts.get("vocab_size", VOCAB_SIZE),
+        max_sequence_length=config.max_sequence_length or facts.get("max_position_embeddings", CONTEXT_LENGTH),
+        max_num_sequences=max_num_sequences,
+        capabilities=Capabilities(
+            typical_p=True, bad_words=False, priority=False, batch_invariant=True, log_probs_invariant=True
+        ),
+    )
