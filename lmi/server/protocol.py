@@ -9,6 +9,7 @@ RFC 9112 and RFC 9110; the limits are those of edge proxies.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -51,31 +52,32 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.access_log = False  # the application writes it
-        self._is_in_head = True  # waiting for or reading a head
-        self._is_in_body = False
-        self._num_unparsed_bytes = 0  # of a head that is not complete
+        self._is_in_head = self._is_in_body = False
+        self._num_messages = self._num_unanswered = 0
+        self._num_unparsed_bytes = 0  # that came while one head was being read
         self._num_head_bytes = 0
         self._num_chunks = 0
         self._num_body_bytes = 0
         self._body_s = 0.0  # that the client had for its body so far
         self._timer: asyncio.TimerHandle | None = None
+        self._due: Callable[[], None] | None = None  # what the timer calls
         self._refusal: Refusal | None = None
 
     # Bytes in.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait_for_head()
+        self._start_timer(self._head_is_late, self.header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return  # lingering: read and forgotten
         self._unset_keepalive_if_required()
-        was_in_head = self._is_in_head
+        num_messages = self._num_messages
         try:
             self._feed(data)
-            if self._is_in_head:
-                self._check_unparsed(len(data) if was_in_head else 0)
+            if self._is_in_head and self._num_messages == num_messages:
+                self._check_unparsed(len(data))
         except Refusal as refusal:
             self._refuse(refusal)
         except httptools.HttpParserError as error:
@@ -102,6 +104,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
 
     def _check_unparsed(self, num_new_bytes: int) -> None:
+        """The parser hands a field over when it is whole, so an endless one must be counted as it comes."""
         self._num_unparsed_bytes += num_new_bytes
         if self._num_unparsed_bytes > MAX_HEAD_BYTES:
             raise _head_too_large()
@@ -111,7 +114,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = True
-        self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
+        self._num_messages += 1
+        self._num_unparsed_bytes = self._num_head_bytes = self._num_chunks = self._num_body_bytes = 0
         self._body_s = 0.0
 
     def on_url(self, url: bytes) -> None:
@@ -136,10 +140,9 @@ class GuardedProtocol(HttpToolsProtocol):
             return  # _feed comes back with it
         self._check_head()
         self._is_in_head, self._is_in_body = False, True
-        self._num_unparsed_bytes = 0
         super().on_headers_complete()
+        self._num_unanswered += 1
         if len(self.pipeline) > MAX_PIPELINED:
-            self.pipeline.popleft()  # the request that has just been queued
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
 
     def _check_head(self) -> None:
@@ -170,23 +173,23 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._is_in_head, self._is_in_body = True, False
+        self._is_in_body = False
         super().on_message_complete()
 
     # Time.
 
     def _mind_time(self) -> None:
-        """After each read: a head that is not complete has a deadline, and so has a body."""
-        if self._is_in_body:
-            if self._timer is None or self._timer.cancelled():
-                self._timer = self.loop.call_later(BODY_LOOK_S, self._look_at_body)
-        elif self._num_unparsed_bytes == 0:
-            self._stop_timer()
-        elif self._timer is None:
-            self._wait_for_head()
+        """After each read: a head that has begun has a deadline, and so has a body."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        due = self._look_at_body if self._is_in_body else self._head_is_late if self._is_in_head or is_idle else None
+        if due == self._due and self._timer is not None:
+            return
+        self._stop_timer()
+        if due is not None:
+            self._start_timer(due, BODY_LOOK_S if self._is_in_body else self.header_timeout_s)
 
-    def _wait_for_head(self) -> None:
-        self._timer = self.loop.call_later(self.header_timeout_s, self._head_is_late)
+    def _start_timer(self, due: Callable[[], None], delay_s: float) -> None:
+        self._due, self._timer = due, self.loop.call_later(delay_s, due)
 
     def _head_is_late(self) -> None:
         self._timer = None
@@ -202,7 +205,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if is_slow or self._body_s >= self.body_timeout_s:
             self._refuse(Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s"))
         else:
-            self._timer = self.loop.call_later(BODY_LOOK_S, self._look_at_body)
+            self._start_timer(self._look_at_body, BODY_LOOK_S)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -217,27 +220,24 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._refusal = refusal
         self._stop_timer()
-        if self._is_in_body and self.cycle is not None and not self.cycle.response_complete:
+        if self._is_in_body and not self.cycle.response_complete:
             self._drop_request(self.cycle)
-        if self._has_open_answer():
-            return  # on_response_complete comes back to it
-        self._answer_refusal(refusal)
+        if self._num_unanswered == 0:
+            self._answer_refusal(refusal)  # else on_response_complete comes back to it
 
     def _drop_request(self, cycle: RequestResponseCycle) -> None:
-        """The request whose body is at fault: its application hears that the client has gone."""
+        """The request whose body is at fault: its application, if it runs already, hears that the client has gone."""
+        self._num_unanswered -= 1
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
-            return
-        cycle.disconnected = True
-        cycle.message_event.set()
-
-    def _has_open_answer(self) -> bool:
-        running = self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
-        return bool(self.pipeline) or running
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _answer_refusal(self, refusal: Refusal) -> None:
-        if self._is_in_body and self.cycle is not None and self.cycle.response_started:
-            self.transport.abort()  # half an answer is out: nothing can be said any more
+        if self._is_in_body and self.cycle.response_started:
+            self.transport.close()  # an answer to this request is out already, whole or in part
+            self._start_timer(self.transport.abort, LINGER_S)
             return
         body = orjson.dumps({"error": str(refusal), "code": refusal.status})
         phrase = HTTPStatus(refusal.status).phrase
@@ -253,11 +253,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        self._start_timer(self.transport.abort, LINGER_S)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._refusal is not None and not self._has_open_answer() and not self.transport.is_closing():
+        self._num_unanswered -= 1
+        if self._refusal is not None and self._num_unanswered == 0 and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._answer_refusal(self._refusal)
 
@@ -272,6 +273,6 @@ def _head_too_large() -> Refusal:
 
 def _unreadable(error: httptools.HttpParserError) -> Refusal:
     """What httptools could not parse. Its own words say nothing to a client, except about the version."""
-    if "version" in str(error).lower():
+    if "Invalid HTTP version" in str(error) or "PRI" in str(error):
         return Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     return Refusal(400, "this is no HTTP/1.1 request")
