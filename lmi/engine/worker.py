@@ -26,6 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+import lmi.log
 from lmi import processes
 from lmi.engine.resolve import missing_library, resolve
 from lmi.engine.server import Desk, listen
@@ -38,7 +39,7 @@ BEAT_S = 0.2
 AWAIT_S = 0.5  # how long the pump waits before it looks whether it should stop
 FINISH_S = 2.0  # for requests that are still open when the worker is told to stop
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lmi.engine.worker")  # this module is __main__ where it runs
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -111,13 +112,14 @@ class Worker:
         self._record = record
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
     async def serve(self, socket_path: str) -> None:
         """Serve until SIGTERM or until the executor fails; then `failure` says how."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
         server = await listen(self.desk, socket_path)
-        threading.Thread(target=self._pump, name="pump", daemon=True).start()
+        self._thread.start()
         self._beat()
         self._record.phase = Phase.READY
         await self._stop.wait()
@@ -128,12 +130,14 @@ class Worker:
 
     async def _finish(self) -> None:
         deadline_s = time.monotonic() + FINISH_S
-        while self.desk.num_requests and self.failure is None and time.monotonic() < deadline_s:
+        while self.desk.num_requests and self._thread.is_alive() and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
 
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
         self.desk.observe()
+        if not self._executor.can_enqueue_requests() and not self._stop.is_set():
+            self._fail(RuntimeError("the executor has stopped by itself"))
         self._loop.call_later(BEAT_S, self._beat)
 
     def _pump(self) -> None:
@@ -191,6 +195,7 @@ def run(slot: int) -> int:
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-engine-{slot}")
+    lmi.log.setup(f"engine {slot}", runtime.config.server.log_level, runtime.config.server.log_format)
     try:
         executor, report = load(runtime, record)
         with executor:
