@@ -1,0 +1,38 @@
+"""The floor for a front end: a bare ASGI application that streams ready-made lines at a given rate.
+
+No request is read, no token decoded, no line made: what is left is what uvicorn itself costs for one write per line. All
+streams share one tick, so waiting costs as little as it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+LINE = b'{"token": {"id": 1042, "text": " token", "log_prob": -0.6931471805599453}}\n'
+STEP_S = float(os.environ.get("BENCH_STEP_S", "0.02"))
+NUM_TOKENS = int(os.environ.get("BENCH_NUM_TOKENS", "200"))
+
+tick = asyncio.Event()
+ticker: asyncio.Task[None] | None = None
+
+
+async def keep_ticking() -> None:
+    global tick
+    while True:
+        await asyncio.sleep(STEP_S)
+        tick, passed = asyncio.Event(), tick
+        passed.set()
+
+
+async def app(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    global ticker
+    ticker = ticker or asyncio.create_task(keep_ticking())
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/jsonlines")]})
+    if scope["path"] == "/invocations":
+        for _ in range(NUM_TOKENS):
+            await tick.wait()
+            await send({"type": "http.response.body", "body": LINE, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,151 @@
+"""A running `lmi serve` and a load of streams, for the benchmarks: start, find its processes, count their CPU time.
+
+Standard library alone. All traffic stays on loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@dataclass
+class Server:
+    port: int
+    process: subprocess.Popen[bytes]
+    marks: dict[str, str] = field(default_factory=dict)  # role -> a word of its command line or title
+
+    def pid(self, role: str) -> int:
+        """The descendant whose title starts with `role` (lmi-front-0, lmi-engine-0 ...)."""
+        for pid in descendants(self.process.pid):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").startswith(role):
+                return pid
+            if Path(f"/proc/{pid}/comm").read_text().strip().startswith(role[:15]):
+                return pid
+        raise LookupError(f"no process {role} below {self.process.pid}")
+
+
+def descendants(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from descendants(int(child))
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and all its threads so far, from the scheduler's nanoseconds."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def rss_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+@contextmanager
+def process(command: list[str], port: int, environ: dict[str, str] | None = None) -> Iterator[Server]:
+    """Run a server until the block ends; ready when `/ping` says 200."""
+    child = subprocess.Popen(command, env={**os.environ, **(environ or {})}, stdout=subprocess.DEVNULL)
+    try:
+        wait_ready(port, child)
+        yield Server(port, child)
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(40)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def wait_ready(port: int, child: subprocess.Popen[bytes], timeout_s: float = 120.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if child.poll() is not None:
+            raise RuntimeError(f"the server ended with {child.returncode} before it was ready")
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/ping", timeout=2) as response:
+                if response.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.05)
+    raise TimeoutError("the server did not become ready")
+
+
+@contextmanager
+def lmi(properties: dict[str, object], model: str | None = None) -> Iterator[Server]:
+    """`lmi serve` with these settings, on a free port of loopback."""
+    port = free_port()
+    command = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    for name, value in properties.items():
+        command += ["--set", f"{name}={value}"]
+    with process([*command, *([model] if model else [])], port) as server:
+        yield server
+
+
+@dataclass
+class Load:
+    """What a number of streams brought."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    first_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+async def stream(port: int, body: dict[str, object], load: Load) -> None:
+    """One streaming request; a token is a line."""
+    payload = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
+    start_s = last_s = time.monotonic()
+    writer.write(head.encode() + payload)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError(f"the server said {status!r} {(await reader.read(2000))!r}")
+    has_begun = False
+    while line := await reader.readline():
+        if line.startswith((b"{", b"data:")):
+            now_s = time.monotonic()
+            (load.gaps_s if has_begun else load.first_s).append(now_s - (last_s if has_begun else start_s))
+            has_begun, last_s = True, now_s
+            load.num_tokens += 1
+    writer.close()
+
+
+async def run_load(port: int, bodies: list[dict[str, object]]) -> Load:
+    """All bodies at once."""
+    load = Load()
+    start_s = time.monotonic()
+    await asyncio.gather(*(stream(port, body, load) for body in bodies))
+    load.seconds = time.monotonic() - start_s
+    return load
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
