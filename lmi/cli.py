@@ -58,6 +58,9 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except StartError as error:
         return _fail(error)
 

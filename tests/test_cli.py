@@ -1,0 +1,171 @@
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmi import __version__
+from lmi.options import OPTIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "serving.properties").write_text("option.dtype=bf16\noption.max_num_seqs=8\njob_queue_sise=1\n")
+    return model
+
+
+def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The real command, as a shell would start it."""
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("OPTION_", "SERVING_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "lmi", *arguments],
+        env=clean | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_config_prints_option_value_source_and_what_is_shadowed(folder: Path) -> None:
+    done = command("config", str(folder), "--port", "9999", OPTION_MAX_ROLLING_BATCH_SIZE="4")
+    assert done.returncode == 0
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["option", "value", "source", "shadowed"]
+    rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines}
+    file = folder / "serving.properties"
+    assert rows["port"] == ["port", "9999", "--port"]
+    assert rows["option.dtype"] == ["option.dtype", "bf16", f"{file}:1"]
+    assert rows["option.max_rolling_batch_size"] == [
+        "option.max_rolling_batch_size",
+        "8",
+        f"{file}:2",
+        "4 (OPTION_MAX_ROLLING_BATCH_SIZE)",
+    ]
+    assert rows["job_queue_size"] == ["job_queue_size", "1000", "default"]
+    assert set(rows) == {option.key for option in OPTIONS} | {"job_queue_sise"}
+    assert (
+        done.stderr == f"warning: job_queue_sise ({file}:3): unknown option; the closest known key is job_queue_size\n"
+    )
+
+
+def test_config_as_json_says_the_same(folder: Path) -> None:
+    done = command("config", "--json", "--model-dir", str(folder), SAGEMAKER_BIND_TO_PORT="8081")
+    document = json.loads(done.stdout)
+    rows = {row["option"]: row for row in document["options"]}
+    assert rows["port"] == {"option": "port", "value": "8081", "source": "SAGEMAKER_BIND_TO_PORT", "shadowed": []}
+    assert len(document["warnings"]) == 1
+
+
+def test_secrets_stay_out_of_the_output(folder: Path) -> None:
+    with (folder / "serving.properties").open("a") as file:
+        file.write("option.hf_token=hf_secret\n")
+    for arguments in (
+        ("config", str(folder)),
+        ("config", "--json", str(folder)),
+        ("config", str(folder), "--port", "x"),
+    ):
+        done = command(*arguments, HF_TOKEN="hf_secret", OPTION_API_KEY="hf_secret")
+        assert "hf_secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("word", ["serve", "config"])
+def test_faults_are_a_line_each_then_one_json_object_and_exit_code_2(folder: Path, word: str) -> None:
+    done = command(word, str(folder), "--port", "x", "--set", "option.tgi_compat=maybe", OPTION_DEVICE="tpu")
+    assert done.returncode == 2 and done.stdout == ""
+    *faults, last = done.stderr.splitlines()
+    assert faults == [
+        "lmi: port='x' (--port): allowed is a whole number 0..65535",
+        "lmi: option.tgi_compat='maybe' (--tgi-compat): allowed is true or false",
+        "lmi: option.device='tpu' (OPTION_DEVICE): allowed is auto, cpu, cuda",
+    ]
+    said = json.loads(last)
+    assert (said["cause"], said["code"]) == ("bad_configuration", 2)
+    assert said["message"].split("\n") == [fault.removeprefix("lmi: ") for fault in faults]
+
+
+def test_a_malformed_file_names_file_and_line(folder: Path) -> None:
+    file = folder / "serving.properties"
+    file.write_text("a=1\nb=\\u12\n")
+    done = command("serve", str(folder))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].startswith(f"lmi: {file}:2: \\u must be followed by four hexadecimal digits")
+
+
+@pytest.mark.parametrize("arguments", [["serve", "/nowhere"], ["djl-serving", "-s", "/nowhere"]])
+def test_a_missing_folder_is_exit_code_4_with_its_name(arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[0] == "lmi: /nowhere: does not exist"
+    assert json.loads(done.stderr.splitlines()[-1])["cause"] == "model_unusable"
+
+
+def test_a_port_in_use_is_exit_code_3(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = command("serve", str(folder), "--host", "127.0.0.1", "--port", port)
+    assert done.returncode == 3
+    said = json.loads(done.stderr.splitlines()[-1])
+    assert said["code"] == 3 and port in said["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["serve", "--frobnicate"],
+        ["serve", "one", "two"],
+        ["serve", "one", "--model-dir", "two"],
+        ["serve", "--set", "novalue"],
+        ["serve", "--port"],
+        ["serve", "--port", "1", "--set", "port=2"],
+        ["djl-serving", "--frobnicate"],
+        ["config", "\n"] * 2,
+    ],
+)
+def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lmi") and line.endswith(" --help.")
+
+
+@pytest.mark.parametrize(
+    "words", [["lmi", "serve"], ["serve"], ["serve", "serve"], ["djl-serving", "-s"], ["lmi", "djl-serving", "-s"]]
+)
+def test_the_installed_commands_serve_the_folder_that_they_are_given(words: list[str]) -> None:
+    script = Path(sys.executable).parent / words[0]
+    done = subprocess.run([str(script), *words[1:], "/nowhere"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert done.stderr.startswith("lmi: /nowhere: does not exist\n")
+
+
+@pytest.mark.parametrize("name", ["lmi", "serve", "djl-serving"])
+def test_the_installed_commands_refuse_unknown_words_in_one_line(name: str) -> None:
+    script = Path(sys.executable).parent / name
+    done = subprocess.run([str(script), "--nonsense"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
+    script = f"{sys.executable} -m lmi config {folder} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert "Traceback" not in done.stderr
+
+
+def test_version_and_help_are_there() -> None:
+    assert command("version").stdout.splitlines()[0] == f"lmi {__version__}"
+    help = command("serve", "--help").stdout
+    assert all(option.flag in help for option in OPTIONS if option.has_flag)
+    bare = command()
+    assert "Commands:" in bare.stdout

@@ -1,0 +1,143 @@
+"""The two rules that keep the source tree a tree: imports point downwards, and the front end loads no engine."""
+
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmi.options import OPTIONS
+from lmi.properties import read
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Bottom first. A module may import from the layers below its own and from its own package, and nothing else of ours.
+LAYERS = (
+    {"lmi", "lmi.errors"},
+    {"lmi.executor", "lmi.listener", "lmi.log", "lmi.options", "lmi.processes", "lmi.properties", "lmi.state"},
+    {"lmi.capabilities", "lmi.choices", "lmi.sources", "lmi.types"},
+    {"lmi.config"},
+    {"lmi.formatters", "lmi.metrics", "lmi.runtime", "lmi.schemas", "lmi.supervision", "lmi.text"},
+    {"lmi.dialects", "lmi.engine"},
+    {"lmi.announce", "lmi.pipeline"},
+    {"lmi.server", "lmi.launcher"},
+    {"lmi.cli"},
+    {"lmi.__main__"},
+)
+LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
+ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
+# What a handler may know of lmi: the contract and what stands below it.
+CONTRACT = {"lmi.capabilities", "lmi.config", "lmi.errors", "lmi.executor", "lmi.log", "lmi.processes"}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every module that the file names in an import, wherever it stands; `from a import b` gives a.b if that is one."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            base = ROOT / Path(*str(node.module).split("."))
+            for alias in node.names:
+                is_module = (base / alias.name).is_dir() or (base / f"{alias.name}.py").is_file()
+                yield f"{node.module}.{alias.name}" if is_module else str(node.module)
+
+
+def part_of(module: str) -> str:
+    """The layer table's name for a module: lmi.server.app belongs to lmi.server."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_every_module_of_lmi_has_a_layer() -> None:
+    assert {part_of(module_name(path)) for path in sources("lmi")} - LAYER.keys() == set()
+
+
+@pytest.mark.parametrize("path", sources("lmi"), ids=module_name)
+def test_imports_point_downwards(path: Path) -> None:
+    own = part_of(module_name(path))
+    for module in imported_modules(path):
+        top = module.split(".")[0]
+        assert top not in ENGINES | {"handlers"}, f"{own} imports {module}"
+        if top == "lmi" and part_of(module) != own:
+            assert LAYER[part_of(module)] < LAYER[own], f"{own} imports {module}, which does not stand below it"
+
+
+@pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
+def test_handlers_know_the_contract_alone(path: Path) -> None:
+    used = {part_of(module) for module in imported_modules(path) if module.split(".")[0] == "lmi"}
+    assert used <= CONTRACT | {"lmi"}
+
+
+@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.launcher", "lmi.cli", "lmi.engine.worker"])
+def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
+    heavy = sorted(ENGINES | {"transformers", "numpy", "handlers"})
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_wheel_carries_the_packages_and_the_demo_model_and_nothing_else() -> None:
+    code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code, folder]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        names = zipfile.ZipFile(Path(folder) / done.stdout.split()[-1]).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"lmi", "handlers"}
+    demo = {path.name for path in (ROOT / "handlers/lmi_dist/demo").iterdir() if path.is_file()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= demo
+    assert {f"handlers/lmi_dist/demo/{name}" for name in demo} <= set(names)
+
+
+def test_the_example_names_every_option_that_means_something() -> None:
+    text = (ROOT / "serving.properties").read_text()
+    unsaid = {"inference_address", "safe_port_range", "engine", "option.entryPoint"}  # for platforms, not for people
+    named = {line.removeprefix("#").partition("=")[0] for line in text.splitlines() if "=" in line and "# " not in line}
+    assert named == {option.key for option in OPTIONS} - unsaid
+
+
+def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) -> None:
+    from lmi.config import resolve
+    from lmi.properties import parse
+
+    example = ROOT / "serving.properties"
+    uncommented = "\n".join(
+        line.removeprefix("#") if line.startswith("#") and not line.startswith("# ") else line
+        for line in example.read_text().splitlines()
+    )
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.json").write_text("{}")
+    as_it_is = resolve(read(example), {}, {}, folder=tmp_path)
+    spelled_out = resolve(parse(uncommented), {}, {}, folder=tmp_path)
+    assert as_it_is.config == spelled_out.config
+    assert spelled_out.warnings == ()
+    assert len([row for row in spelled_out.settings if row.source.startswith("serving.properties")]) > 20
+
+
+@pytest.mark.parametrize("script", ["install", "serve", "test", "check"])
+def test_scripts_can_be_run_and_stop_at_the_first_error(script: str) -> None:
+    path = ROOT / "scripts" / script
+    assert os.access(path, os.X_OK)
+    assert "set -euo pipefail" in path.read_text()
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_no_lock_names_a_place_and_every_line_has_a_hash() -> None:
+    for lock in (ROOT / "scripts" / "locks").glob("*.txt"):
+        for line in lock.read_text().splitlines():
+            pin, *hashes = line.split(" ")
+            assert "==" in pin and hashes, line
+            assert all(part.startswith("--hash=sha256:") and len(part) == 78 for part in hashes), line
