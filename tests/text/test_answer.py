@@ -109,6 +109,12 @@ def test_text_held_back_is_not_lost_when_the_last_result_has_no_tokens(byte_leve
     assert answer(byte_level).feed([], finish_reason=LENGTH) == []
 
 
+def test_a_stop_string_may_be_found_in_the_text_held_back(byte_level: Tokenizer) -> None:
+    text = answer(byte_level, stop_sequences=["\ufffd"])
+    tokens = text.feed([*byte_level.encode("one"), byte_level.encode("👀")[0]], finish_reason=LENGTH)
+    assert (text_of(tokens), text.stopped) == ("one", True)
+
+
 def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("b b b")
     text = answer(byte_level, stop_sequences=["b"], min_tokens=2)

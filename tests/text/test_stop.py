@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmi.errors import InvalidParameter
 from lmi.text.stop import StopStrings
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
+PIECES = st.lists(st.text("ab", max_size=4) | st.just("c"), max_size=12)
 
 
 def read(stop: StopStrings, pieces: list[str]) -> str:
@@ -31,13 +32,16 @@ def test_a_stop_string_is_found_wherever_the_text_is_cut(cut: int) -> None:
     assert (text, stop.matched) == ("one ", "STOP")
 
 
-@given(STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+@settings(max_examples=500)
+@example(["aab"], ["aa", "ab"])
+@example(["b", "ab", "bb"], ["a", "b"])
+@given(STOPS, PIECES)
 def test_the_cut_of_the_text_changes_nothing(stops: list[str], pieces: list[str]) -> None:
     stop = StopStrings(stops)
     assert (read(stop, pieces), stop.matched) == first_stop("".join(pieces), stops)
 
 
-@given(STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+@given(STOPS, PIECES)
 def test_only_a_possible_stop_string_is_held_back(stops: list[str], pieces: list[str]) -> None:
     stop = StopStrings(stops)
     seen = released = ""
@@ -50,7 +54,7 @@ def test_only_a_possible_stop_string_is_held_back(stops: list[str], pieces: list
         assert released == seen[: len(seen) - max(beginnings, default=0)]
 
 
-@given(STOPS, st.lists(st.text("abc", max_size=4), max_size=12))
+@given(STOPS, PIECES)
 def test_an_included_stop_string_ends_the_text(stops: list[str], pieces: list[str]) -> None:
     stop = StopStrings(stops, include_stop_str_in_output=True)
     text, matched = first_stop("".join(pieces), stops)
