@@ -30,8 +30,9 @@ Command = Callable[..., Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `lmi`."""
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+    """The console script `lmi`. The first word may be `lmi` itself: in a container the script is the entry point."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(words[1:] if words[:1] == ["lmi"] else words))
 
 
 def serve_main() -> None:

@@ -163,6 +163,11 @@ def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_first_word_may_be_the_command_itself() -> None:
+    assert command("lmi", "version").stdout == command("version").stdout
+    assert command("lmi", "lmi", "version").returncode == 2
+
+
 def test_version_and_help_are_there() -> None:
     assert command("version").stdout.splitlines()[0] == f"lmi {__version__}"
     help = command("serve", "--help").stdout
