@@ -201,7 +201,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("guided_decoding_params must not be combined with beam_width over 1")
 
 
-class TokenLogProb(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogProb(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One alternative at one position."""
 
     token_id: int

@@ -27,7 +27,9 @@ async def keep_ticking() -> None:
         passed.set()
 
 
-async def app(scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+async def app(
+    scope: dict[str, Any], receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+) -> None:
     global ticker
     ticker = ticker or asyncio.create_task(keep_ticking())
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/jsonlines")]})

@@ -34,7 +34,10 @@ def measure(rounds: int = ROUNDS) -> dict[str, float]:
     environ = {"BENCH_STEP_S": str(STEP_S), "BENCH_NUM_TOKENS": str(NUM_TOKENS)}
     properties = {"option.rolling_batch": "echo", "option.echo_step_ms": STEP_S * 1000, "frontend_workers": 1}
     ours_us, bare_us = [], []
-    with bench_server.process([*bare, "--log-level", "warning"], port, environ) as floor, bench_server.lmi(properties) as lmi:
+    with (
+        bench_server.process([*bare, "--log-level", "warning"], port, environ) as floor,
+        bench_server.lmi(properties) as lmi,
+    ):
         front = lmi.pid("lmi-front-0")
         idle_mb = bench_server.rss_mb(front)
         us_per_token(lmi.port, front), us_per_token(port, floor.process.pid)  # warm-up

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,10 +66,21 @@ def rss_mb(pid: int) -> float:
 @contextmanager
 def process(command: list[str], port: int, environ: dict[str, str] | None = None) -> Iterator[Server]:
     """Run a server until the block ends; ready when `/ping` says 200."""
-    child = subprocess.Popen(command, env={**os.environ, **(environ or {})}, stdout=subprocess.DEVNULL)
+    complaints = tempfile.TemporaryFile()  # read when something went wrong
+    child = subprocess.Popen(
+        command,
+        env={**os.environ, **(environ or {})},
+        stdout=subprocess.DEVNULL,
+        stderr=complaints,
+        cwd=tempfile.gettempdir(),
+    )
     try:
         wait_ready(port, child)
         yield Server(port, child)
+    except BaseException:
+        complaints.seek(0)
+        sys.stderr.write(complaints.read().decode()[-4000:])
+        raise
     finally:
         child.send_signal(signal.SIGTERM)
         try:
@@ -97,7 +109,7 @@ def lmi(properties: dict[str, object], model: str | None = None) -> Iterator[Ser
     """`lmi serve` with these settings, on a free port of loopback."""
     port = free_port()
     command = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", str(port)]
-    for name, value in properties.items():
+    for name, value in {"log_level": "WARNING", **properties}.items():
         command += ["--set", f"{name}={value}"]
     with process([*command, *([model] if model else [])], port) as server:
         yield server

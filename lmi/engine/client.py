@@ -45,7 +45,7 @@ class Stream:
     async def next(self) -> Result:
         """The next Result. Raises the LmiError that ended the request instead, if one did."""
         if not self._inbox:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._connection.loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -76,7 +76,8 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.info: EngineInfo | None = None
         self.num_outstanding_tokens = 0
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self.loop.create_future()
         self._ids = count()
         self._streams: dict[int, Stream] = {}
         self._reader = FrameReader()

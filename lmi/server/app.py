@@ -6,6 +6,7 @@ before its response has started, counts the request and writes the access line.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -57,6 +58,7 @@ def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
         await service.engines.start()
+        gc.freeze()  # what is loaded by now stays; without this each full collection would walk through it
         yield
         await service.engines.close()
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Self
 
 from lmi.dialects import Dialect
 from lmi.errors import ClientGone, DeadlineExceeded, EngineLost, LmiError
 from lmi.formatters.base import Formatter
 from lmi.server.exchange import Exchange
 from lmi.server.service import Service
+from lmi.state import FrontEndRecord
 from lmi.types import Delta, GenerationRequest
 
 
@@ -41,11 +44,12 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
 async def respond(exchange: Exchange, service: Service, dialect: Dialect, request: GenerationRequest) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later only ClientGone."""
     formatter = dialect.formatter(request)
-    deltas = metered(exchange, service, service.pipeline.generate(request))
+    deltas = service.pipeline.generate(request)
     async with exchange.watched(), aclosing(deltas):
         try:
-            async with deadline(service.config.server.predict_timeout_s):
-                body = await write(exchange, formatter, deltas)
+            with Meter(service.record, exchange.started_s) as meter:
+                async with deadline(service.config.server.predict_timeout_s):
+                    body = await write(exchange, formatter, deltas, meter)
         except LmiError as error:
             if not exchange.status:
                 raise
@@ -57,10 +61,11 @@ async def respond(exchange: Exchange, service: Service, dialect: Dialect, reques
             await exchange.answer(200, formatter.media_type, body)
 
 
-async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[Delta]) -> bytes:
+async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
     """Send a streaming formatter's records as they come; return the last one, of any other formatter the body."""
     record = b""
     async for delta in deltas:
+        meter.count(delta)
         for record in formatter.feed(delta):
             if formatter.is_streaming:
                 if not exchange.status:
@@ -69,31 +74,39 @@ async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[
     return record
 
 
-async def metered(exchange: Exchange, service: Service, deltas: AsyncGenerator[Delta]) -> AsyncGenerator[Delta]:
-    """The same Deltas, counted: tokens, time to the first, time between them, reason of the end."""
-    record = service.record
-    inter_token_latency_s = record.inter_token_latency_s
-    last_s = 0.0
-    outcome = "cancelled"
-    try:
-        async with aclosing(deltas):
-            async for delta in deltas:
-                now_s = time.monotonic()
-                num_tokens = len(delta.tokens)
-                if last_s:
-                    inter_token_latency_s.observe((now_s - last_s) / max(1, num_tokens), num_tokens)
-                else:
-                    record.time_to_first_token_s.observe(now_s - exchange.started_s)
-                last_s = now_s
-                record.num_prompt_tokens += delta.num_prompt_tokens
-                record.num_generated_tokens += num_tokens
-                outcome = delta.finish_reason or outcome
-                yield delta
-    except LmiError:
-        outcome = "error"
-        raise
-    finally:
-        record.num_finished.add(outcome)
+class Meter:
+    """Counts one answer as it comes: tokens, time to the first, time between them, and at the end the reason.
+
+    Works on views and plain numbers, since it runs for every token; the totals are written when the answer ends.
+    """
+
+    def __init__(self, record: FrontEndRecord, started_s: float) -> None:
+        self._record = record
+        self._inter_token_latency_s = record.inter_token_latency_s
+        self._last_s = started_s
+        self._num_tokens = 0
+        self._outcome = "cancelled"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def count(self, delta: Delta) -> None:
+        now_s, num_tokens = time.monotonic(), len(delta.tokens)
+        if self._num_tokens and num_tokens:
+            self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
+        elif num_tokens:
+            self._record.time_to_first_token_s.observe(now_s - self._last_s)
+            self._record.num_prompt_tokens += delta.num_prompt_tokens
+        self._last_s = now_s
+        self._num_tokens += num_tokens
+        if delta.finish_reason is not None:
+            self._outcome = delta.finish_reason
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._record.num_generated_tokens += self._num_tokens
+        self._record.num_finished.add("error" if isinstance(error, LmiError) else self._outcome)
 
 
 @asynccontextmanager
