@@ -195,7 +195,7 @@ class SupervisorRecord(Record):
 
 
 class EngineRecord(Record):
-    """One engine slot. The supervisor writes `num_starts`, `reason` and `lost_s`, and `phase` when the worker is dead."""
+    """One engine slot. `num_starts`, `reason`, `lost_s` are the supervisor's, and `phase` when the worker is dead."""
 
     pid = Int(is_gauge=True)
     phase = Int()

@@ -1,7 +1,7 @@
 """The floor for a front end: a bare ASGI application that streams ready-made lines at a given rate.
 
-No request is read, no token decoded, no line made: what is left is what uvicorn itself costs for one write per line. All
-streams share one tick, so waiting costs as little as it can.
+No request is read, no token decoded, no line made: what is left is what uvicorn itself costs for one write per line.
+All streams share one tick, so waiting costs as little as it can.
 """
 
 from __future__ import annotations
