@@ -1,0 +1,116 @@
+"""What an engine cannot do is refused by name; what it can do passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmi.capabilities import check_request
+from lmi.errors import InvalidParameter, Unsupported
+from lmi.executor import (
+    Capabilities,
+    EngineInfo,
+    GuidedDecodingParams,
+    GuideType,
+    LoraConfig,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+)
+
+CAN_ALL = Capabilities(
+    beam_search=True,
+    num_return_sequences=True,
+    guided_decoding=tuple(GuideType),
+    typical_p=True,
+    embedding_bias=True,
+    no_repeat_ngram_size=True,
+    context_logits=True,
+    generation_logits=True,
+    additional_outputs=("hidden",),
+    logits_post_processors=("upper",),
+    lora=True,
+    priority=True,
+)
+CAN_NOTHING = Capabilities(
+    min_p=False, seed=False, bad_words=False, stop_words=False, log_probs=False, prompt_log_probs=False
+)
+NEEDS: dict[str, dict[str, Any]] = {
+    "beam_width": {"sampling_config": SamplingConfig(beam_width=2)},
+    "num_return_sequences": {"sampling_config": SamplingConfig(num_return_sequences=2)},
+    "typical_p": {"sampling_config": SamplingConfig(typical_p=0.5)},
+    "min_p": {"sampling_config": SamplingConfig(min_p=0.5)},
+    "seed": {"sampling_config": SamplingConfig(seed=0)},
+    "no_repeat_ngram_size": {"sampling_config": SamplingConfig(no_repeat_ngram_size=2)},
+    "bad_words": {"bad_words": ((1,),)},
+    "stop_words": {"stop_words": ((1,),)},
+    "embedding_bias": {"embedding_bias": ((1, 1.0),)},
+    "guided_decoding_params": {"guided_decoding_params": GuidedDecodingParams(GuideType.JSON)},
+    "lora_config": {"lora_config": LoraConfig("style")},
+    "logits_post_processor_name": {"logits_post_processor_name": "upper"},
+    "return_log_probs": {"output_config": OutputConfig(return_log_probs=True)},
+    "num_prompt_log_probs": {"output_config": OutputConfig(num_prompt_log_probs=0)},
+    "return_context_logits": {"output_config": OutputConfig(return_context_logits=True)},
+    "return_generation_logits": {"output_config": OutputConfig(return_generation_logits=True)},
+    "additional_model_outputs": {"output_config": OutputConfig(additional_model_outputs=("hidden",))},
+}
+
+
+def info(capabilities: Capabilities = CAN_ALL) -> EngineInfo:
+    return EngineInfo(
+        name="some-engine", vocab_size=10, max_sequence_length=8, max_num_sequences=4, capabilities=capabilities
+    )
+
+
+def request(**fields: Any) -> Request:
+    return Request(**{"input_token_ids": (1, 2), "max_tokens": 4, **fields})
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_what_an_engine_lacks_is_refused_by_name(name: str) -> None:
+    check_request(request(**NEEDS[name]), info())
+    with pytest.raises(Unsupported, match=f"^{name} is not supported here: some-engine ") as caught:
+        check_request(request(**NEEDS[name]), info(CAN_NOTHING))
+    assert caught.value.name == name
+
+
+def test_a_plain_request_needs_nothing() -> None:
+    check_request(request(), info(CAN_NOTHING))
+
+
+def test_a_guide_of_another_kind_is_refused() -> None:
+    can_json = Capabilities(guided_decoding=(GuideType.JSON,))
+    check_request(request(guided_decoding_params=GuidedDecodingParams(GuideType.JSON)), info(can_json))
+    with pytest.raises(Unsupported, match="guided_decoding_params"):
+        check_request(request(guided_decoding_params=GuidedDecodingParams(GuideType.REGEX, "a+")), info(can_json))
+
+
+def test_a_prompt_must_leave_room_for_one_token() -> None:
+    check_request(request(input_token_ids=(1,) * 7), info())
+    with pytest.raises(InvalidParameter, match="context of 8 tokens, given '8 tokens'"):
+        check_request(request(input_token_ids=(1,) * 8), info())
+
+
+@pytest.mark.parametrize("field", ["num_top_log_probs", "num_prompt_log_probs"])
+def test_more_alternatives_than_the_engine_has_are_refused(field: str) -> None:
+    check_request(request(output_config=OutputConfig(**{field: 20})), info())
+    with pytest.raises(InvalidParameter, match=f"^{field} must be at most 20, given 21$"):
+        check_request(request(output_config=OutputConfig(**{field: 21})), info())
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("input_token_ids", lambda one: (1, one)),
+        ("end_ids", lambda one: (one,)),
+        ("stop_words", lambda one: ((1,), (2, one))),
+        ("bad_words", lambda one: ((one, 1),)),
+        ("embedding_bias", lambda one: ((one, 1.0),)),
+    ],
+)
+@pytest.mark.parametrize("token_id", [-1, 10])
+def test_a_token_id_outside_the_vocabulary_is_refused(field: str, make: Any, token_id: int) -> None:
+    check_request(request(**{field: make(9)}), info())
+    with pytest.raises(InvalidParameter, match=f"^{field} must be token ids from 0 to 9, given {token_id}$"):
+        check_request(request(**{field: make(token_id)}), info())

@@ -1,0 +1,142 @@
+"""The types of the contract: each rule of a Request and of its parts, broken one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from lmi.executor import (
+    ErrorKind,
+    GuidedDecodingParams,
+    GuideType,
+    OutputConfig,
+    Request,
+    Response,
+    ResponseError,
+    Result,
+    SamplingConfig,
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "rule"),
+    [
+        ("beam_width", 0, "at least 1"),
+        ("beam_width", 1.5, "an integer"),
+        ("beam_width", True, "an integer"),
+        ("num_return_sequences", 0, "at least 1"),
+        ("top_k", -1, "at least 0"),
+        ("top_p", 0.0, "over 0 and at most 1"),
+        ("top_p", 1.01, "over 0 and at most 1"),
+        ("top_p", "0.5", "a finite number"),
+        ("typical_p", 0, "over 0 and at most 1"),
+        ("typical_p", 1.5, "over 0 and at most 1"),
+        ("min_p", -0.1, "at least 0 and at most 1"),
+        ("min_p", 1.1, "at least 0 and at most 1"),
+        ("temperature", -0.5, "at least 0"),
+        ("temperature", float("nan"), "a finite number"),
+        ("temperature", float("inf"), "a finite number"),
+        ("seed", -1, "between 0 and 9223372036854775807"),
+        ("seed", 2**63, "between 0 and 9223372036854775807"),
+        ("min_tokens", -1, "at least 0"),
+        ("repetition_penalty", 0.0, "over 0"),
+        ("presence_penalty", float("inf"), "a finite number"),
+        ("frequency_penalty", float("nan"), "a finite number"),
+        ("length_penalty", -1.0, "at least 0"),
+        ("early_stopping", -1, "at least 0"),
+        ("no_repeat_ngram_size", -2, "at least 0"),
+    ],
+)
+def test_a_broken_sampling_rule_names_field_rule_and_value(field: str, given: Any, rule: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        SamplingConfig(**{field: given})
+    assert str(caught.value) == f"{field} must be {rule}, given {given!r}"
+
+
+def test_more_sequences_than_beams_are_refused_only_with_beams() -> None:
+    SamplingConfig(num_return_sequences=3)
+    with pytest.raises(ValueError, match=r"^num_return_sequences must be at most beam_width \(2\), given 3$"):
+        SamplingConfig(beam_width=2, num_return_sequences=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input_token_ids": ()}, "input_token_ids must not be empty"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, given 0"),
+        ({"priority": 1.5}, "priority must be at least 0 and at most 1, given 1.5"),
+        ({"priority": -0.5}, "priority must be at least 0 and at most 1, given -0.5"),
+        ({"allotted_time_ms": 0}, "allotted_time_ms must be at least 1, given 0"),
+        ({"stop_words": ((1,), ())}, "stop_words must not hold an empty word"),
+        ({"bad_words": ((),)}, "bad_words must not hold an empty word"),
+        ({"embedding_bias": ((1, float("inf")),)}, "embedding_bias must be finite"),
+        (
+            {
+                "guided_decoding_params": GuidedDecodingParams(GuideType.JSON),
+                "sampling_config": SamplingConfig(beam_width=2),
+            },
+            "guided_decoding_params must not be combined with beam_width over 1",
+        ),
+    ],
+)
+def test_a_broken_request_rule_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Request(**{"input_token_ids": (1,), "max_tokens": 1, **fields})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("field", ["num_top_log_probs", "num_prompt_log_probs"])
+def test_a_negative_count_of_log_probs_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be at least 0, given -1$"):
+        OutputConfig(**{field: -1})
+
+
+@pytest.mark.parametrize("kind", [GuideType.JSON_SCHEMA, GuideType.REGEX, GuideType.EBNF_GRAMMAR])
+def test_every_guide_but_json_needs_its_text(kind: GuideType) -> None:
+    GuidedDecodingParams(GuideType.JSON)
+    GuidedDecodingParams(kind, "x")
+    with pytest.raises(ValueError, match=f"^guide must be given for {kind.name}$"):
+        GuidedDecodingParams(kind)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_greedy"),
+    [
+        (SamplingConfig(), False),
+        (SamplingConfig(temperature=0), True),
+        (SamplingConfig(top_k=1, temperature=2.0), True),
+        (SamplingConfig(top_k=0), False),
+        (SamplingConfig(seed=3), False),
+    ],
+)
+def test_greedy_is_temperature_0_or_top_k_1_and_nothing_else(config: SamplingConfig, is_greedy: bool) -> None:
+    assert config.is_greedy is is_greedy
+
+
+def test_a_request_survives_the_wire() -> None:
+    request = Request(
+        input_token_ids=(1, 2),
+        max_tokens=3,
+        end_ids=(4, 5),
+        stop_words=((6, 7),),
+        embedding_bias=((8, -1.5),),
+        sampling_config=SamplingConfig(typical_p=0.5, seed=2**63 - 1),
+        output_config=OutputConfig(num_prompt_log_probs=0),
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request
+
+
+def test_a_broken_request_on_the_wire_is_a_validation_error() -> None:
+    wire = msgspec.msgpack.encode({"input_token_ids": [1], "max_tokens": 0})
+    with pytest.raises(msgspec.ValidationError, match="max_tokens must be at least 1, given 0"):
+        msgspec.msgpack.decode(wire, type=Request)
+
+
+def test_an_error_is_always_final_and_a_result_when_it_says_so() -> None:
+    error = Response(1, error=ResponseError("broken", ErrorKind.OUT_OF_MEMORY))
+    assert (error.is_final, error.has_error(), error.error_msg) == (True, True, "broken")
+    open_result, last_result = Response(1, result=Result([[2]])), Response(1, result=Result([[2]], is_final=True))
+    assert (open_result.is_final, last_result.is_final, last_result.has_error()) == (False, True, False)
+    assert last_result.error_msg == ""
