@@ -1,0 +1,106 @@
+# The image of lmi. Targets: cpu (the default, the embedded engine), vllm, trtllm. `scripts/build-image` builds them.
+#
+# BASE_IMAGE is what the image stands on: any Debian or Ubuntu with Python 3.11 or newer for cpu; for vllm and trtllm
+# best a CUDA one. A base that brings vllm or tensorrt_llm itself keeps them. TORCH_INDEX_URL names a package index for
+# torch alone (CPU or CUDA builds); without it torch comes from where the rest comes from.
+#
+# Two optional build secrets, for a machine behind its own package index or proxy: `pip_conf` (a pip.conf) and
+# `ca_bundle` (the certificates that pip trusts). Neither is in any layer.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+# What every target is when it runs. lmi itself is process 1: it passes signals on and reaps, so there is no init.
+FROM ${BASE_IMAGE} AS runtime
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="lmi" \
+      org.opencontainers.image.description="Serves a large language model behind the contracts its clients already speak" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
+# Any user, known or not, and a root filesystem that is read-only: whatever must be written goes to /tmp. The bytecode
+# was compiled at build time. A model is a local folder, so nobody asks a hub.
+ENV PATH="/opt/lmi/bin:${PATH}" \
+    HOME=/tmp \
+    XDG_CACHE_HOME=/tmp/cache \
+    HF_HOME=/tmp/huggingface \
+    HF_HUB_OFFLINE=1 \
+    HF_HUB_DISABLE_TELEMETRY=1 \
+    DO_NOT_TRACK=1 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+WORKDIR /opt/ml
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=600s --retries=3 \
+    CMD ["python3", "-ISc", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:%s/ping' % os.environ.get('SAGEMAKER_BIND_TO_PORT', os.environ.get('SERVING_PORT', '8080')), timeout=2)"]
+ENTRYPOINT ["lmi"]
+CMD ["serve"]
+
+# pip lives in a folder of its own, so that what ships has none.
+FROM runtime AS build-cpu
+ENV PYTHONDONTWRITEBYTECODE=
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/lmi
+COPY scripts/locks/base.txt scripts/locks/torch.txt /src/locks/
+RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
+    --mount=type=cache,target=/tmp/cache/pip \
+    /opt/pip/bin/pip --python /opt/lmi install --no-deps --require-hashes --only-binary=:all: \
+        -r /src/locks/base.txt -r /src/locks/torch.txt
+# Outside the lock, because its CPU and CUDA builds share a name and a version; the lock has what it needs otherwise.
+ARG TORCH_VERSION=2.13.0
+ARG TORCH_INDEX_URL
+RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
+    --mount=type=cache,target=/tmp/cache/pip \
+    /opt/pip/bin/pip --python /opt/lmi install --only-binary=:all: "torch==${TORCH_VERSION}" \
+        ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"}
+COPY pyproject.toml README.md LICENSE /src/
+COPY handlers /src/handlers
+COPY lmi /src/lmi
+RUN /opt/pip/bin/pip --python /opt/lmi install --no-deps --no-build-isolation --no-index --root /own /src
+
+# Engines that compile small kernels while they run need a C compiler and Python's headers in the image they run in.
+FROM runtime AS gpu
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        ca-certificates gcc libc6-dev python3 python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM gpu AS build-gpu
+ENV PYTHONDONTWRITEBYTECODE=
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip --system-site-packages /opt/lmi
+COPY pyproject.toml README.md LICENSE /src/
+COPY handlers /src/handlers
+COPY lmi /src/lmi
+
+# The engines pin hundreds of packages of their own, which the lock does not know.
+FROM build-gpu AS build-vllm
+RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
+    --mount=type=cache,target=/tmp/cache/pip \
+    /opt/pip/bin/pip --python /opt/lmi install "/src[vllm]"
+
+FROM gpu AS vllm
+COPY --from=build-vllm /opt/lmi /opt/lmi
+
+FROM build-gpu AS build-trtllm
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ libopenmpi-dev \
+    && rm -rf /var/lib/apt/lists/*
+RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
+    --mount=type=cache,target=/tmp/cache/pip \
+    /opt/pip/bin/pip --python /opt/lmi install "/src[trtllm]"
+
+FROM gpu AS trtllm
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openmpi-bin \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=build-trtllm /opt/lmi /opt/lmi
+
+# Two layers: what lmi needs is large and changes seldom, lmi itself is small.
+FROM runtime AS cpu
+COPY --from=build-cpu /opt/lmi /opt/lmi
+COPY --from=build-cpu /own /
