@@ -494,3 +494,11 @@ def test_a_resolved_configuration_survives_the_way_to_a_child(folder: Path) -> N
     config = settle(folder, text, machine=FOUR_GPUS).config
     assert load(dump(config)) == config
     assert config.engine.device_ids == ("1", "2")
+
+
+def test_entry_point_and_engine_of_the_reference_are_understood_from_the_environment(folder: Path) -> None:
+    environ = {"OPTION_ENTRYPOINT": "djl_python.huggingface", "OPTION_ENGINE": "Python"}
+    resolved = settle(folder, "", environ)
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+    assert source_of(resolved, "option.entryPoint") == "OPTION_ENTRYPOINT"
+    assert source_of(resolved, "engine") == "OPTION_ENGINE"
