@@ -1,0 +1,372 @@
+"""The contract of `lmi.executor.Executor`, held against every engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from lmi.errors import InvalidParameter, Unsupported
+from lmi.executor import (
+    Executor,
+    FinishReason,
+    LoraConfig,
+    OutputConfig,
+    Request,
+    Response,
+    Result,
+    SamplingConfig,
+)
+
+PROMPT = (11, 12, 13, 14, 15)
+GREEDY = SamplingConfig(temperature=0)
+TIMEOUT_S = 30.0
+
+
+def ask(**fields: Any) -> Request:
+    return Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "sampling_config": GREEDY, **fields})
+
+
+def finish(executor: Executor, request_id: int) -> list[Response]:
+    """All Responses of one request, to the last."""
+    responses: list[Response] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while not responses or not responses[-1].is_final:
+        assert time.monotonic() < deadline, "no final response"
+        responses += executor.await_responses(request_id, TIMEOUT_S)  # type: ignore[arg-type]
+    return responses
+
+
+def run(executor: Executor, **fields: Any) -> Result:
+    """The one Result of a request that is not streamed."""
+    [response] = finish(executor, executor.enqueue_request(ask(**fields)))
+    assert response.result is not None, response.error_msg
+    return response.result
+
+
+def results(responses: list[Response]) -> list[Result]:
+    assert all(response.result is not None for response in responses), responses[-1].error_msg
+    return [response.result for response in responses if response.result is not None]
+
+
+def wait_until_idle(executor: Executor) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        stats = executor.get_latest_iteration_stats()
+        if stats and stats[-1].num_active_requests == stats[-1].num_queued_requests == 0:
+            return
+        time.sleep(0.001)
+    raise AssertionError("never idle")
+
+
+def test_ids_are_unique_and_grow(executor: Executor) -> None:
+    ids = executor.enqueue_requests([ask(max_tokens=1) for _ in range(5)])
+    ids.append(executor.enqueue_request(ask(max_tokens=1)))
+    assert ids == sorted(set(ids))
+    executor.await_responses(ids, TIMEOUT_S)
+
+
+def test_a_request_that_is_not_streamed_has_exactly_one_response(executor: Executor) -> None:
+    result = run(executor)
+    assert (result.is_final, result.is_sequence_final, result.sequence_index) == (True, True, 0)
+    assert len(result.output_token_ids[0]) == 8 and result.finish_reasons == [FinishReason.LENGTH]
+    assert result.log_probs is None and result.cum_log_probs is None and result.prompt_log_probs is None
+
+
+def test_streamed_tokens_join_to_the_whole_answer(executor: Executor) -> None:
+    whole = run(executor)
+    streamed = results(finish(executor, executor.enqueue_request(ask(streaming=True))))
+    assert [one for result in streamed for one in result.output_token_ids[0]] == whole.output_token_ids[0]
+    assert [result.is_final for result in streamed] == [False] * (len(streamed) - 1) + [True]
+    assert {result.finish_reasons[0] for result in streamed[:-1]} == {FinishReason.NOT_FINISHED}
+
+
+def test_all_generated_tokens_restates_what_was_sent(executor: Executor) -> None:
+    whole = run(executor).output_token_ids[0]
+    request = ask(streaming=True, return_all_generated_tokens=True)
+    for result in results(finish(executor, executor.enqueue_request(request))):
+        assert result.output_token_ids[0] == whole[: len(result.output_token_ids[0])]
+    assert result.output_token_ids[0] == whole
+
+
+def test_the_prompt_is_in_the_output_only_when_asked_for_and_not_streamed(executor: Executor) -> None:
+    included = OutputConfig(exclude_input_from_output=False)
+    assert run(executor, output_config=included).output_token_ids[0] == [*PROMPT, *run(executor).output_token_ids[0]]
+    streamed = finish(executor, executor.enqueue_request(ask(streaming=True, output_config=included)))
+    assert sum(len(result.output_token_ids[0]) for result in results(streamed)) == 8
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_log_probs_are_parallel_to_the_tokens_of_each_result(executor: Executor, streaming: bool) -> None:
+    output = OutputConfig(return_log_probs=True, num_top_log_probs=1)
+    request = ask(streaming=streaming, output_config=output)
+    log_probs: list[float] = []
+    for result in results(finish(executor, executor.enqueue_request(request))):
+        assert result.log_probs is not None and result.top_log_probs is not None and result.cum_log_probs is not None
+        assert len(result.log_probs[0]) == len(result.output_token_ids[0]) == len(result.top_log_probs[0])
+        for token_id, log_prob, top in zip(
+            result.output_token_ids[0], result.log_probs[0], result.top_log_probs[0], strict=True
+        ):
+            assert [(one.token_id, one.log_prob) for one in top] == [(token_id, log_prob)]  # greedy
+        log_probs += result.log_probs[0]
+        assert result.cum_log_probs[0] == pytest.approx(sum(log_probs))
+    assert len(log_probs) == 8 and all(log_prob <= 0 for log_prob in log_probs)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_prompt_log_probs_stand_on_the_first_result_alone(executor: Executor, streaming: bool) -> None:
+    request = ask(streaming=streaming, output_config=OutputConfig(num_prompt_log_probs=0))
+    first, *rest = results(finish(executor, executor.enqueue_request(request)))
+    assert first.prompt_log_probs is not None and len(first.prompt_log_probs) == len(PROMPT)
+    assert first.prompt_log_probs[0].log_prob is None
+    assert all(one.log_prob is not None and one.log_prob <= 0 for one in first.prompt_log_probs[1:])
+    assert all(result.prompt_log_probs is None for result in rest)
+
+
+def test_the_end_token_is_part_of_the_result(executor: Executor) -> None:
+    whole = run(executor).output_token_ids[0]
+    end = whole[2]
+    stopped = run(executor, end_id=end)
+    assert stopped.output_token_ids[0] == whole[: whole.index(end) + 1]
+    assert stopped.finish_reasons == [FinishReason.END_ID]
+    assert run(executor, end_ids=(whole[7], end)).finish_reasons == [FinishReason.END_ID]
+    assert run(executor).finish_reasons == [FinishReason.LENGTH]  # an end id does not leak into the next request
+
+
+def test_ignore_eos_runs_past_the_end_token(executor: Executor) -> None:
+    whole = run(executor).output_token_ids[0]
+    result = run(executor, end_id=whole[2], ignore_eos=True)
+    assert (result.output_token_ids[0], result.finish_reasons) == (whole, [FinishReason.LENGTH])
+
+
+def test_min_tokens_holds_the_end_back(executor: Executor) -> None:
+    first = run(executor).output_token_ids[0][0]
+    config = SamplingConfig(temperature=0, min_tokens=5)
+    assert len(run(executor, end_id=first).output_token_ids[0]) == 1
+    assert len(run(executor, end_id=first, sampling_config=config).output_token_ids[0]) > 5
+
+
+def test_a_stop_word_of_several_tokens_ends_the_answer_and_stays_in_it(executor: Executor) -> None:
+    whole = run(executor).output_token_ids[0]
+    stopped = run(executor, stop_words=((whole[1], whole[2]), (whole[0], whole[2], whole[1])))
+    assert stopped.output_token_ids[0][-2:] == [whole[1], whole[2]]
+    assert stopped.output_token_ids[0] == whole[: len(stopped.output_token_ids[0])]
+    assert stopped.finish_reasons == [FinishReason.STOP_WORDS]
+
+
+def test_a_stop_word_does_not_begin_in_the_prompt(executor: Executor) -> None:
+    whole = run(executor).output_token_ids[0]
+    result = run(executor, stop_words=((PROMPT[-1], whole[0]),), max_tokens=2)
+    assert result.finish_reasons == [FinishReason.LENGTH]
+
+
+def test_when_reasons_meet_the_end_wins_then_the_stop_word_then_the_length(executor: Executor) -> None:
+    first = run(executor).output_token_ids[0][0]
+    stop = {"stop_words": ((first,),), "max_tokens": 1}
+    assert run(executor, end_id=first, **stop).finish_reasons == [FinishReason.END_ID]
+    assert run(executor, **stop).finish_reasons == [FinishReason.STOP_WORDS]
+
+
+def test_more_tokens_than_the_context_has_room_for_are_cut_to_it(executor: Executor) -> None:
+    limit = executor.info.max_sequence_length
+    result = run(executor, input_token_ids=PROMPT * ((limit - 4) // 5), max_tokens=10_000)
+    num_prompt_tokens = (limit - 4) // 5 * 5
+    assert len(result.output_token_ids[0]) == limit - num_prompt_tokens
+    assert result.finish_reasons == [FinishReason.LENGTH]
+
+
+def test_a_prompt_that_fills_the_context_is_refused(executor: Executor) -> None:
+    with pytest.raises(InvalidParameter, match=f"{executor.info.max_sequence_length} tokens"):
+        executor.enqueue_request(ask(input_token_ids=(11,) * executor.info.max_sequence_length))
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused(executor: Executor) -> None:
+    with pytest.raises(InvalidParameter, match="input_token_ids"):
+        executor.enqueue_request(ask(input_token_ids=(1, executor.info.vocab_size)))
+
+
+def test_what_the_engine_lacks_is_refused(executor: Executor) -> None:
+    with pytest.raises(Unsupported, match="lora_config is not supported here"):
+        executor.enqueue_request(ask(lora_config=LoraConfig("style")))
+
+
+def test_one_wrong_request_of_several_leaves_none_behind(executor: Executor) -> None:
+    with pytest.raises(InvalidParameter):
+        executor.enqueue_requests([ask(), ask(input_token_ids=(-1,))])
+    [response] = finish(executor, executor.enqueue_request(ask(max_tokens=1)))
+    assert executor.await_responses(timeout_s=0.05) == []
+    assert not response.has_error()
+
+
+def test_the_clients_own_id_comes_back(executor: Executor) -> None:
+    [response] = finish(executor, executor.enqueue_request(ask(client_id=77)))
+    assert response.client_id == 77
+
+
+def test_a_running_request_is_cancelled_with_a_final_result(executor: Executor) -> None:
+    request_id = executor.enqueue_request(ask(streaming=True, max_tokens=400))
+    executor.await_responses(request_id, TIMEOUT_S)
+    executor.cancel_request(request_id)
+    executor.cancel_request(request_id)
+    last = results(finish(executor, request_id))[-1]
+    assert last.finish_reasons == [FinishReason.CANCELLED] and last.is_sequence_final
+    wait_until_idle(executor)
+    assert executor.await_responses(timeout_s=0) == []
+
+
+def test_a_queued_request_is_cancelled_before_it_was_scheduled(executor: Executor) -> None:
+    busy = executor.enqueue_requests([ask(max_tokens=400)] * executor.info.max_num_sequences)
+    queued = executor.enqueue_request(ask(output_config=OutputConfig(return_log_probs=True)))
+    executor.cancel_request(queued)
+    [result] = results(finish(executor, queued))
+    assert result.finish_reasons == [FinishReason.CANCELLED] and result.output_token_ids == [[]]
+    assert executor.get_num_responses_ready() == 0, "the others still run"
+    for request_id in busy:
+        executor.cancel_request(request_id)
+        finish(executor, request_id)
+
+
+def test_cancelling_what_is_unknown_or_done_does_nothing(executor: Executor) -> None:
+    request_id = executor.enqueue_request(ask(max_tokens=1))
+    finish(executor, request_id)
+    executor.cancel_request(request_id)
+    executor.cancel_request(10**9)
+    assert run(executor).finish_reasons == [FinishReason.LENGTH]
+
+
+def test_a_request_out_of_time_ends_with_that_reason(executor: Executor) -> None:
+    blocked = executor.enqueue_requests([ask(max_tokens=400)] * executor.info.max_num_sequences)
+    [result] = results(finish(executor, executor.enqueue_request(ask(max_tokens=400, allotted_time_ms=20))))
+    assert result.finish_reasons == [FinishReason.TIMED_OUT]
+    for request_id in blocked:
+        executor.cancel_request(request_id)
+        finish(executor, request_id)
+    assert run(executor, allotted_time_ms=60_000).finish_reasons == [FinishReason.LENGTH]
+
+
+def test_waiting_for_several_ids_answers_in_their_order(executor: Executor) -> None:
+    ids = executor.enqueue_requests([ask(max_tokens=num) for num in (3, 1, 2)])
+    batches = executor.await_responses(list(reversed(ids)), TIMEOUT_S)
+    assert [[response.request_id for response in batch] for batch in batches] == [[one] for one in reversed(ids)]  # type: ignore[union-attr]
+
+
+def test_waiting_for_one_id_leaves_the_others_alone(executor: Executor) -> None:
+    first, second = executor.enqueue_requests([ask(max_tokens=1), ask(max_tokens=2)])
+    assert [response.request_id for response in finish(executor, second)] == [second]
+    assert executor.get_num_responses_ready(first) == 1 == executor.get_num_responses_ready()
+    finish(executor, first)
+    assert executor.get_num_responses_ready() == executor.get_num_responses_ready(10**9) == 0
+
+
+def test_waiting_ends_empty_after_its_time(executor: Executor) -> None:
+    request_id = executor.enqueue_request(ask(max_tokens=400))
+    started = time.monotonic()
+    assert executor.await_responses(request_id, 0.02) == []
+    assert executor.await_responses([request_id, request_id], 0.02) == [[], []]
+    assert executor.await_responses(timeout_s=0.02) == []
+    assert 0.06 <= time.monotonic() - started < TIMEOUT_S
+    executor.cancel_request(request_id)
+    finish(executor, request_id)
+
+
+def test_an_id_whose_end_was_handed_out_says_so(executor: Executor) -> None:
+    request_id = executor.enqueue_request(ask(max_tokens=1))
+    finish(executor, request_id)
+    [again] = finish(executor, request_id)
+    assert again.has_error() and "already finished" in again.error_msg and str(request_id) in again.error_msg
+
+
+@pytest.mark.parametrize("request_id", [0, -1, 10**9])
+def test_an_id_that_was_never_given_out_raises(executor: Executor, request_id: int) -> None:
+    with pytest.raises(ValueError, match=f"given {request_id}"):
+        executor.await_responses(request_id, 0)
+    with pytest.raises(ValueError, match=f"given {request_id}"):
+        executor.await_responses([request_id], 0)
+
+
+def test_responses_of_one_step_become_ready_together(executor: Executor) -> None:
+    ids = executor.enqueue_requests([ask(streaming=True, max_tokens=50)] * 3)
+    num_final = 0
+    while num_final < 3:
+        batch: list[Response] = executor.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
+        counts = [sum(response.request_id == one for response in batch) for one in ids]
+        assert counts[0] == counts[1] == counts[2] > 0
+        num_final += sum(response.is_final for response in batch)
+
+
+def test_many_threads_each_get_their_own_answers(executor: Executor) -> None:
+    alone = {num: run(executor, max_tokens=num).output_token_ids for num in range(1, 13)}
+    got: dict[int, list[list[int]]] = {}
+
+    def work(num: int) -> None:
+        got[num] = run(executor, max_tokens=num).output_token_ids
+
+    threads = [threading.Thread(target=work, args=(num,)) for num in alone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert got == alone
+
+
+def test_a_seed_repeats_its_tokens(executor: Executor) -> None:
+    config = SamplingConfig(seed=5, temperature=1.5)
+    first = run(executor, sampling_config=config, max_tokens=20).output_token_ids
+    assert run(executor, sampling_config=config, max_tokens=20).output_token_ids == first
+
+
+def test_neighbours_change_nothing(executor: Executor) -> None:
+    if not executor.capabilities.batch_invariant:
+        pytest.skip("this engine does not promise it")
+    output = OutputConfig(return_log_probs=executor.capabilities.log_probs_invariant)
+    requests = [
+        ask(
+            input_token_ids=tuple((7 * index + step) % 100 + 10 for step in range(1 + 37 * index % 200)),
+            max_tokens=5 + index,
+            output_config=output,
+            sampling_config=GREEDY if index % 2 else SamplingConfig(seed=index),
+        )
+        for index in range(8)
+    ]
+    together = [results(finish(executor, one))[0] for one in executor.enqueue_requests(requests)]
+    alone = [results(finish(executor, executor.enqueue_request(request)))[0] for request in requests]
+    assert together == alone
+
+
+def test_statistics_are_drained_and_count_the_work(executor: Executor) -> None:
+    finish(executor, executor.enqueue_request(ask(max_tokens=5)))
+    wait = executor.get_latest_iteration_stats()
+    assert sum(one.num_context_tokens for one in wait) == len(PROMPT)
+    assert sum(one.num_generation_tokens for one in wait) == 4  # the first token comes with the prompt
+    assert sum(one.num_completed_requests for one in wait) == 1
+    assert [one.iter for one in wait] == list(range(wait[0].iter, wait[0].iter + len(wait)))
+    assert all(one.max_num_active_requests == executor.info.max_num_sequences for one in wait)
+    assert (wait[-1].num_active_requests, wait[-1].num_queued_requests) == (0, 0)
+    assert executor.get_latest_iteration_stats() == []
+
+
+def test_shutdown_wakes_who_waits_and_ends_what_is_left(fresh: Executor) -> None:
+    request_id = fresh.enqueue_request(ask(max_tokens=400))
+    queued = fresh.enqueue_requests([ask(max_tokens=400)] * fresh.info.max_num_sequences)
+    woken: list[Any] = []
+    waiter = threading.Thread(target=lambda: woken.append(fresh.await_responses(request_id)))
+    waiter.start()
+    fresh.shutdown()
+    waiter.join(TIMEOUT_S)
+    assert len(woken) == 1
+    responses = [*woken[0], *fresh.await_responses()]
+    assert {response.request_id for response in responses if response.is_final} == {request_id, *queued}
+    assert all(one.finish_reasons == [FinishReason.CANCELLED] for one in results(responses))
+
+
+def test_after_shutdown_nothing_is_accepted(fresh: Executor) -> None:
+    assert fresh.can_enqueue_requests()
+    fresh.shutdown()
+    fresh.shutdown()
+    assert not fresh.can_enqueue_requests()
+    with pytest.raises(RuntimeError, match="shut down"):
+        fresh.enqueue_request(ask())
+    assert fresh.await_responses() == []
+    fresh.cancel_request(1)
