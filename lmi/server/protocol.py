@@ -1,9 +1,9 @@
 """HTTP/1.1 with limits: uvicorn's httptools protocol, and what it lacks against hostile or broken clients.
 
 httptools cuts requests strictly but knows no size and no time. Here a head has a bounded number of bytes, fields and
-seconds, a body has seconds, a least speed and a bounded number of chunks, and a request that could be read in two ways
-is refused. A refusal is one JSON object, and the connection closes after it. Knows no route and no model. Sources:
-RFC 9112 and RFC 9110; the limits are those of edge proxies.
+seconds, a body has seconds, a least speed and a bounded number of chunks, a reader that stops reading is cut off, and
+a request that could be read in two ways is refused. A refusal is one JSON object, and the connection closes after it.
+Knows no route and no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     header_timeout_s: ClassVar[float] = 10.0
     body_timeout_s: ClassVar[float] = 60.0
+    stall_timeout_s: ClassVar[float] = 30.0
+    max_connections: ClassVar[int] = 10_000
 
     def __init__(
         self,
@@ -62,12 +64,29 @@ class GuardedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._due: Callable[[], None] | None = None  # what the timer calls
         self._refusal: Refusal | None = None
+        self._stall: asyncio.TimerHandle | None = None
 
     # Bytes in.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer(self._head_is_late, self.header_timeout_s)
+        if len(self.connections) > self.max_connections and not self._make_room():
+            self._refuse(Refusal(503, f"{self.max_connections} connections are busy here"))
+        else:
+            self._start_timer(self._head_is_late, self.header_timeout_s)
+
+    def _make_room(self) -> bool:
+        """Close a connection that waits for nothing, so that a health check gets through a crowd of idle clients."""
+        for other in self.connections:
+            if isinstance(other, GuardedProtocol) and other is not self and other.is_idle:
+                other.transport.abort()
+                return True
+        return False
+
+    @property
+    def is_idle(self) -> bool:
+        """No request runs or waits here; part of a head may have come."""
+        return self._num_unanswered == 0 and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
@@ -212,6 +231,22 @@ class GuardedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    # Bytes out.
+
+    def pause_writing(self) -> None:
+        """The client does not keep up; one that reads nothing at all for too long is cut off, which ends its request."""
+        super().pause_writing()
+        self._stall = self.loop.call_later(self.stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stall()
+
+    def _stop_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
     # The end.
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -264,6 +299,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_stall()
         super().connection_lost(exc)
 
 
