@@ -234,7 +234,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # Bytes out.
 
     def pause_writing(self) -> None:
-        """The client does not keep up; one that reads nothing at all for too long is cut off, which ends its request."""
+        """The client does not keep up; one that reads nothing at all for too long is cut off, its request with it."""
         super().pause_writing()
         self._stall = self.loop.call_later(self.stall_timeout_s, self.transport.abort)
 
