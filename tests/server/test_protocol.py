@@ -322,6 +322,31 @@ def test_bad_bytes_in_a_queued_body_do_not_harm_the_answer_before_it(served: Ser
     assert statuses(heard) == [200, 400] and "/bad" not in served.app.heard
 
 
+def test_idle_connections_make_room_for_new_ones(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HastyProtocol, "max_connections", 4)
+    idle = [served.connect() for _ in range(4)]
+    idle[0].sendall(GET[:10])
+    with served.connect() as newcomer:
+        newcomer.sendall(GET)
+        assert statuses(until(newcomer, b"/ 0")) == [200]
+    assert sum(hear(connection) == b"" for connection in idle) == 1
+    for connection in idle:
+        connection.close()
+
+
+def test_busy_connections_stay_and_newcomers_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HastyProtocol, "max_connections", 2)
+    busy = [served.connect() for _ in range(2)]
+    for connection in busy:
+        connection.sendall(post(path="/stream"))
+        until(connection, b"first,")
+    assert_refused(served.talk(GET), 503)
+    served.app.go_on.set()
+    for connection in busy:
+        with connection:
+            assert b"/stream 0" in hear(connection)
+
+
 def test_an_endless_head_costs_no_memory(served: Served) -> None:
     before = resident_bytes()
     with served.connect() as connection:
