@@ -258,6 +258,7 @@ class Supervisor:
             death_signal=signal.SIGKILL,  # its workers notice and end by themselves
             oom_score=FRONT_END_OOM_SCORE,
             inherited_fds=[fd],
+            folder=str(self._runtime.path),  # gunicorn imports from where it is started; a model folder is not trusted
         )
 
     def _on_front_end_exit(self, code: int, now: float) -> None:

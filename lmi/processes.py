@@ -54,6 +54,7 @@ def spawn(
     death_signal: signal.Signals,
     oom_score: int = 0,
     inherited_fds: Sequence[int] = (),
+    folder: str | None = None,
 ) -> int:
     """Start a program as leader of a process group of its own and return its pid.
 
@@ -73,6 +74,8 @@ def spawn(
             signal.signal(signum, signal.SIG_DFL)
         die_with_parent(parent_pid, death_signal)
         set_oom_score(oom_score)
+        if folder is not None:
+            os.chdir(folder)
         for fd in inherited_fds:
             os.set_inheritable(fd, True)
         os.execve(argv[0], list(argv), dict(environ))

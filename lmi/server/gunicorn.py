@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from lmi.state import FrontEndRecord, Phase
 from lmi.supervision import drain_notice_s
 
 BEAT_S = 1.0
+RESERVED_FDS = 40  # of a worker, for everything that is no client
 SILENT_S = 15.0  # a record without a beat for so long belongs to nobody
 
 _runtime = Runtime.from_environ()
@@ -56,6 +58,13 @@ class Log(Logger):  # type: ignore[misc]
 class FrontEndProtocol(GuardedProtocol):
     header_timeout_s = _server.header_timeout_s
     body_timeout_s = _server.body_timeout_s
+    stall_timeout_s = _server.stall_timeout_s
+    max_connections = max(1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if _block.supervisor.phase == Phase.DRAINING and self.cycle is not None:
+            self.cycle.keep_alive = False
 
 
 class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
@@ -119,6 +128,10 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         return now - self._draining_since_s > 2 * BEAT_S
 
 
+def begin(server: Arbiter) -> None:
+    processes.set_title("lmi-gunicorn")
+
+
 def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
     """In the master, before the fork: the lowest slot that no live worker has, of this master or of one that died."""
     mine = {other.slot for other in server.WORKERS.values()}
@@ -151,7 +164,6 @@ def leave_slot(server: Arbiter, worker: FrontEndWorker) -> None:
         record.release()
 
 
-processes.set_title("lmi-gunicorn")
 workers = _server.frontend_workers
 worker_class = FrontEndWorker
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a beat on an overlay disk can stall
@@ -165,6 +177,7 @@ max_requests = 0
 forwarded_allow_ips = ""
 accesslog = None
 logger_class = Log
+on_starting = begin
 pre_fork = take_slot
 post_fork = settle
 child_exit = leave_slot
