@@ -1,0 +1,44 @@
+"""Engines that go wrong while they load, announced like those of any other package."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from handlers import echo
+from lmi.config import EngineConfig
+from lmi.errors import ModelUnusable, SecurityRefused
+from lmi.executor import Executor, Progress
+
+
+def slow(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    for tenth in range(11):
+        progress("weights", tenth / 10)
+        time.sleep(float(config.options.get("load_s", "1")) / 10)
+    return echo.load(config, model_path, progress)
+
+
+def freezing(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    progress("weights", 0.5)
+    threading.Event().wait()
+    raise AssertionError
+
+
+def crashing(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    progress("weights", 0.5)
+    raise RuntimeError("the weights are cursed")
+
+
+def broken(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    progress("weights", 0.5)
+    raise ModelUnusable(f"{model_path}/model.safetensors is cut short")
+
+
+def insecure(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    raise SecurityRefused("pytorch_model.bin is a pickle, set option.allow_pickle=true to load it")
+
+
+def lacking(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    import a_library_that_nobody_has  # type: ignore[import-not-found]
+
+    raise AssertionError(a_library_that_nobody_has)

@@ -1,0 +1,395 @@
+"""The processes of a server, killed, stopped and told to end while they work."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.container import Answer, Container, free_port, wait_until, write_model
+
+STEP_S = 0.02
+Make = Callable[..., Container]
+Background = Callable[..., "Future[Answer]"]
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Make]:
+    """Makes containers of a folder with the options given; at the end none of their processes is left."""
+    made: list[Container] = []
+
+    def make(
+        environ: dict[str, str] | None = None,
+        command_prefix: list[str] | None = None,
+        stderr: str | None = None,
+        **options: object,
+    ) -> Container:
+        given = {name.replace("__", "."): value for name, value in options.items()}
+        number = len(made)
+        folder = write_model(tmp_path / f"model-{number}", **{"option.echo_step_ms": STEP_S * 1000, **given})
+        runtime = tmp_path / f"tmp-{number}"
+        runtime.mkdir()
+        environ = {"TMPDIR": str(runtime), **(environ or {})}
+        made.append(Container(folder, tmp_path / f"log-{number}", free_port(), environ, command_prefix or [], stderr))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    with ThreadPoolExecutor(64) as pool:
+        yield pool.submit
+
+
+def running(server: Container, num: int) -> None:
+    wait_until(lambda: server.metric("lmi_requests_running") == num, f"{num} requests run")
+
+
+def assert_nothing_left(server: Container, within_s: float = 0.5) -> None:
+    wait_until(lambda: not server.pids(), "every process is gone", within_s)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), 1.0)
+
+
+def assert_whole(answer: Answer, num_tokens: int) -> None:
+    assert answer.status == 200 and answer.is_whole
+    assert len(answer.lines) == num_tokens and "error" not in answer.lines[-1], answer.lines[-1]
+
+
+# Start.
+
+
+def test_a_server_gets_ready_answers_and_ends_without_a_trace(container: Make) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    assert_whole(server.generate(5), 5)
+    assert [name.split("-")[1] for name in names(server)] == ["engine", "front", "front", "gunicorn", "supervisor"]
+    assert '"event":"ready"' in server.log.read_text()
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert_nothing_left(server)
+    assert not list(Path(server.environ["TMPDIR"]).iterdir())
+
+
+def names(server: Container) -> list[str]:
+    return sorted(Path(f"/proc/{pid}/comm").read_text().strip() for pid in server.pids())
+
+
+def test_ready_is_shown_to_people_with_a_command_that_gets_an_answer(container: Make) -> None:
+    server = container(log_format="text").start_and_wait()
+    wait_until(lambda: "lmi is ready" in server.log.read_text(), "the banner is there")
+    [command] = re.findall(r"^ +(curl .*)$", server.log.read_text(), re.MULTILINE)
+    answer = subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
+    assert b"generated_text" in answer
+
+
+def test_the_port_answers_while_the_model_loads(container: Make) -> None:
+    server = container(option__rolling_batch="slow", option__load_s=4).start()
+    wait_until(lambda: server.ping() == 503, "the server answers that it loads")
+    seen = server.request("GET", "/ping").body
+    assert b"Loading" in seen
+    wait_until(lambda: server.ping() == 200, "the server got ready")
+
+
+def test_secrets_reach_the_engine_and_no_front_end(container: Make) -> None:
+    secrets = {"HF_TOKEN": "hf_canary", "AWS_SECRET_ACCESS_KEY": "canary", "OPTION_API_KEY": "canary"}
+    server = container(environ={**secrets, "TOKENIZERS_PARALLELISM": "false"}).start_and_wait()
+    fronts = [*server.pids("lmi-front"), *server.pids("lmi-gunicorn")]
+    assert len(fronts) >= 2
+    for pid in fronts:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"canary" not in environ and b"TOKENIZERS_PARALLELISM" in environ
+    assert b"hf_canary" in Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
+
+
+def test_a_port_in_use_is_exit_3_and_names_its_owner(container: Make) -> None:
+    server = container()
+    with socket.create_server(("127.0.0.1", server.port)):
+        started = time.monotonic()
+        assert server.start().wait() == 3
+        assert time.monotonic() - started < 5
+    words = server.last_words()
+    assert (words["cause"], words["code"]) == ("port_unavailable", 3)
+    assert str(server.port) in words["message"] and f"process {os.getpid()}" in words["message"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "said"),
+    [
+        ("broken", 4, "model.safetensors is cut short"),
+        ("insecure", 5, "option.allow_pickle"),
+        ("lacking", 2, "a_library_that_nobody_has"),
+    ],
+)
+def test_a_model_that_cannot_be_used_ends_the_server_at_once(
+    container: Make, engine: str, code: int, said: str
+) -> None:
+    server = container(option__rolling_batch=engine).start()
+    assert server.wait() == code
+    assert said in server.last_words()["message"] and server.last_words()["code"] == code
+    assert "Traceback" not in server.log.read_text()
+    assert server.log.read_text().count("starts as process") == 1
+    assert_nothing_left(server)
+
+
+def test_an_engine_that_keeps_dying_fails_the_server_after_a_ping_of_500(container: Make) -> None:
+    server = container(option__rolling_batch="crashing", retry_threshold=2).start()
+    wait_until(lambda: server.ping() == 500, "the failure can be seen")
+    assert server.wait() == 1
+    words = server.last_words()
+    assert (words["cause"], words["stage"]) == ("engine_lost", "weights") and "the weights are cursed" in words[
+        "message"
+    ]
+    assert server.log.read_text().count("starts as process") == 2
+    assert_nothing_left(server)
+
+
+def test_an_engine_that_freezes_while_it_loads_is_killed_with_its_stacks_in_the_log(container: Make) -> None:
+    server = container(option__rolling_batch="freezing", retry_threshold=1, model_loading_timeout=1.0).start()
+    assert server.wait() == 1
+    assert "did not finish loading" in server.last_words()["message"]
+    assert "in freezing" in server.log.read_text()  # faulthandler's frame
+    assert_nothing_left(server)
+
+
+def test_a_folder_without_a_tokenizer_is_exit_4(container: Make) -> None:
+    server = container()
+    (server.folder / "tokenizer.json").unlink()
+    assert server.start().wait() == 4
+    assert server.last_words()["cause"] == "model_unusable"
+    assert_nothing_left(server)
+
+
+# Kill.
+
+
+def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(container: Make, background: Background) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    streams = [background(server.generate, 2000) for _ in range(6)]
+    running(server, 6)
+    fronts, engine = server.pids("lmi-front"), server.pid("lmi-engine")
+    os.kill(engine, signal.SIGKILL)
+    for stream in streams:
+        answer = stream.result()
+        assert answer.is_whole and answer.lines[-1]["code"] == 503 and len(answer.lines) > 1
+    wait_until(lambda: server.ping() == 200 and server.pid("lmi-engine") != engine, "a new engine is ready")
+    assert_whole(server.generate(3), 3)
+    assert server.pids("lmi-front") == fronts
+    assert server.metric("lmi_engine_restarts_total") == 1
+
+
+def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container: Make) -> None:
+    server = container(option__rolling_batch="slow", option__load_s=2).start_and_wait()
+    os.kill(server.pid("lmi-engine"), signal.SIGKILL)
+    wait_until(lambda: server.ping() == 503, "ping says that no engine is there", 2.0)
+    assert server.generate(3).status == 503
+    assert b"SIGKILL" in server.request("GET", "/ping").body
+    wait_until(lambda: server.ping() == 200, "the engine is back")
+
+
+def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, background: Background) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    records = [record for record in server.block().frontends if record.pid]
+    streams = []
+    while not all(record.num_in_flight for record in records):  # the kernel chooses who gets a connection
+        streams.append(background(server.generate, 200))
+        running(server, len(streams))
+    (victim, num_lost), (other, num_kept) = [(record.pid, record.num_in_flight) for record in records]
+    os.kill(victim, signal.SIGKILL)
+    ends = [stream.exception() or stream.result() for stream in streams]
+    whole = [end for end in ends if isinstance(end, Answer) and end.is_whole]
+    for answer in whole:
+        assert_whole(answer, 200)
+    assert (len(whole), len(ends)) == (num_kept, num_kept + num_lost)
+    wait_until(lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again", 3.0)
+    assert other in server.pids("lmi-front")
+    running(server, 0)  # the orphans were cancelled
+    assert server.metric("lmi_requests_in_flight") == 0
+
+
+def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make, background: Background) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    engine, master = server.pid("lmi-engine"), server.pid("lmi-gunicorn")
+    streams = [background(server.generate, 150) for _ in range(8)]
+    running(server, 8)
+    os.kill(master, signal.SIGKILL)
+    wait_until(lambda: server.pids("lmi-gunicorn") not in ([], [master]), "there is a new master", 3.0)
+    wait_until(lambda: server.ping() == 200, "the new front ends answer", 5.0)
+    for stream in streams:
+        assert_whole(stream.result(), 150)
+    assert server.pid("lmi-engine") == engine
+    wait_until(lambda: len(server.pids("lmi-front")) == 2, "the old front ends have ended")
+    assert_whole(server.generate(3), 3)
+    assert server.metric("lmi_requests_in_flight") == 0
+
+
+def test_nothing_outlives_a_killed_supervisor(container: Make, background: Background) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    streams = [background(server.generate, 2000) for _ in range(4)]
+    running(server, 4)
+    os.kill(server.pid("lmi-supervisor"), signal.SIGKILL)
+    assert_nothing_left(server, within_s=2.0)
+    for stream in streams:
+        assert stream.exception() or not stream.result().is_whole or stream.result().lines[-1]["code"] == 503
+
+
+# Hang.
+
+
+def test_a_stopped_engine_with_work_is_replaced_after_the_step_timeout(container: Make, background: Background) -> None:
+    server = container(step_timeout=1.0).start_and_wait()
+    stream = background(server.generate, 2000)
+    running(server, 1)
+    engine = server.pid("lmi-engine")
+    os.kill(engine, signal.SIGSTOP)
+    assert stream.result().lines[-1]["code"] == 503
+    wait_until(lambda: server.ping() == 200 and server.pid("lmi-engine") != engine, "a new engine is ready")
+    assert "made no step though work waits" in server.log.read_text()
+
+
+def test_an_engine_that_hangs_in_a_step_leaves_its_stacks_in_the_log(container: Make, background: Background) -> None:
+    server = container(step_timeout=1.0, first_step_timeout=1.0, option__echo_hang_token=ord("!")).start_and_wait()
+    answer = server.generate(5, prompt="a!")
+    assert answer.status == 503
+    assert "in _hang" in server.log.read_text()
+    wait_until(lambda: server.ping() == 200, "the server recovered")
+    assert_whole(server.generate(3), 3)
+
+
+def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    stopped = server.pids("lmi-front")[0]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: stopped not in server.pids("lmi-front"), "gunicorn killed the silent worker", 25.0)
+    wait_until(lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again")
+    assert server.ping() == 200
+
+
+# Stop.
+
+
+def test_sigterm_lets_streams_finish_and_refuses_new_requests(container: Make, background: Background) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    streams = [background(server.generate, 150) for _ in range(8)]
+    running(server, 8)
+    server.signal(signal.SIGTERM)
+    wait_until(lambda: server.ping() == 503, "ping says that it drains", 1.0)
+    refused = server.generate(3)
+    assert (refused.status, refused.headers["connection"]) == (503, "close")
+    wait_until(lambda: server.ping() == 0, "the port is closed", 3.0)
+    for stream in streams:
+        assert_whole(stream.result(), 150)
+    assert server.wait() == 0
+    assert_nothing_left(server)
+
+
+def test_sigterm_cuts_streams_that_outlast_the_drain(container: Make, background: Background) -> None:
+    server = container(drain_timeout=2.0).start_and_wait()
+    stream = background(server.generate, 5000)
+    running(server, 1)
+    started = time.monotonic()
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert 1.5 < time.monotonic() - started < 2.0 + 4
+    answer = stream.result()
+    assert not answer.is_whole or "error" in answer.lines[-1]
+    assert_nothing_left(server)
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ([signal.SIGTERM, signal.SIGTERM], 128 + 15),
+        ([signal.SIGINT], 128 + 2),
+        ([signal.SIGQUIT], 128 + 3),
+    ],
+)
+def test_a_second_sigterm_and_the_harsh_signals_stop_at_once(
+    container: Make, background: Background, signals: list[signal.Signals], code: int
+) -> None:
+    server = container().start_and_wait()
+    stream = background(server.generate, 5000)
+    running(server, 1)
+    started = time.monotonic()
+    for signum in signals:
+        server.signal(signum)
+        time.sleep(0.3)
+    assert server.wait() == code
+    assert time.monotonic() - started < 3
+    assert not stream.result().is_whole or "error" in stream.result().lines[-1]
+    assert_nothing_left(server)
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.4, 1.5])
+def test_sigterm_while_the_model_loads_ends_the_server_within_five_seconds(container: Make, moment_s: float) -> None:
+    server = container(option__rolling_batch="freezing").start()
+    wait_until(lambda: server.pids("lmi-engine"), "the engine process is there")
+    time.sleep(moment_s)
+    server.signal(signal.SIGTERM)
+    assert server.wait(5.0) == 0
+    assert_nothing_left(server)
+
+
+def test_sigterm_stops_a_stopped_engine_too(container: Make) -> None:
+    server = container(drain_timeout=1.0).start_and_wait()
+    os.kill(server.pid("lmi-engine"), signal.SIGSTOP)
+    server.signal(signal.SIGTERM)
+    assert server.wait(5.5) == 0
+    assert_nothing_left(server)
+
+
+# Nothing left to work with.
+
+
+def test_a_full_disk_under_the_log_does_not_stop_the_server(container: Make) -> None:
+    server = container(stderr="/dev/full").start_and_wait()
+    assert_whole(server.generate(5), 5)
+    os.kill(server.pid("lmi-engine"), signal.SIGKILL)
+    wait_until(lambda: server.ping() == 503, "the engine is away")
+    wait_until(lambda: server.ping() == 200, "the engine is back")
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+
+
+def test_clients_that_eat_all_descriptors_keep_neither_pings_nor_streams_away(
+    container: Make, background: Background
+) -> None:
+    server = container(command_prefix=["prlimit", "--nofile=64:64"]).start_and_wait()
+    stream = background(server.generate, 200)
+    running(server, 1)
+    crowd = [socket.create_connection(("127.0.0.1", server.port), 5.0) for _ in range(150)]
+    assert server.ping() == 200
+    assert_whole(server.generate(5), 5)
+    assert_whole(stream.result(), 200)
+    for connection in crowd:
+        connection.close()
+
+
+# What a process may not be.
+
+
+def test_children_do_not_import_from_the_folder_they_are_started_in(container: Make) -> None:
+    server = container()
+    (server.folder / "msgspec.py").write_text("raise SystemExit('imported from the model folder')")
+    server.start_and_wait(from_its_folder=True)
+    assert_whole(server.generate(3), 3)
+
+
+def test_an_engine_is_the_first_to_go_when_memory_runs_out(container: Make) -> None:
+    server = container().start_and_wait()
+
+    def score(name: str) -> Any:
+        return int(Path(f"/proc/{server.pid(name)}/oom_score_adj").read_text())
+
+    assert score("lmi-engine") > score("lmi-front") >= score("lmi-supervisor")
