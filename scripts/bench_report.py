@@ -1,0 +1,92 @@
+"""Runs the benchmarks and reports each figure beside its goal: a table for people, then one line of JSON.
+
+`--write` puts the table into README.md between its marks. Absolute times are this machine's; only ratios travel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import bench_engine
+import bench_frontend
+import bench_model
+
+README = Path(__file__).parent.parent / "README.md"
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+
+PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "frontend": bench_frontend.measure,
+    "model": bench_model.measure,
+    "engine": bench_engine.measure,
+}
+
+GOALS: list[tuple[str, str, str, float]] = [
+    ("frontend_ratio", "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines", "<=", 1.7),
+    ("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
+    ("demo_1", "model step / transformers' model call, demo shape, batch 1", "<=", 1.0),
+    ("demo_8", "same, batch 8", "<=", 0.8),
+    ("demo_32", "same, batch 32", "<=", 0.65),
+    ("demo_64", "same, batch 64", "<=", 0.65),
+    ("demo_1_variant", "same, batch 1, `option.batch_invariant=false`", "<=", 0.7),
+    ("135m_1", "same, 135M shape, batch 1", "<=", 0.95),
+    ("135m_8", "same, batch 8", "<=", 0.6),
+    ("135m_32", "same, batch 32", "<=", 0.6),
+    ("int8_speedup_8", "int8 over float32, 135M shape, batch 8, times faster", ">=", 1.6),
+    ("rest_ms_1", "a step's time beside the model, batch 1, ms", "<=", 1.0),
+    ("rest_ms_8", "same, batch 8, ms", "<=", 1.0),
+    ("rest_share_64", "same, batch 64, share of the step", "<=", 0.1),
+    ("concurrency_ratio", "tokens/s of 64 requests at once / one after another, demo model", ">=", 10.0),
+    ("ping_p99_ms", "`/ping` p99 while 64 streams run, ms", "<=", 50.0),
+]
+
+
+def table(figures: dict[str, float]) -> str:
+    lines = ["| figure | measured | goal |", "|---|---|---|"]
+    for name, text, relation, goal in GOALS:
+        if name in figures:
+            is_met = figures[name] <= goal if relation == "<=" else figures[name] >= goal
+            sign = "≤" if relation == "<=" else "≥"
+            lines.append(f"| {text} | {figures[name]:.2f} | {sign} {goal:g}{'' if is_met else ' (missed)'} |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return f"{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+
+
+def write(text: str) -> None:
+    readme = README.read_text()
+    before, _, rest = readme.partition(BEGIN)
+    after = rest.partition(END)[2] if END in rest else rest
+    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    figures: dict[str, float] = {}
+    for name in arguments.parts or PARTS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        figures |= PARTS[name]()
+    text = f"{table(figures)}\n\nOn {machine()}."
+    print(text)
+    if arguments.write:
+        write(text)
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()
