@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.config import Config, dump, load
+from lmi.errors import StartError
 from lmi.state import Block
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
@@ -26,10 +27,17 @@ class Runtime:
 
     @classmethod
     def create(cls, config: Config) -> Runtime:
-        path = Path(tempfile.mkdtemp(prefix="lmi-"))
-        (path / "config.json").write_bytes(dump(config))
-        runtime = cls(path, config)
-        Block.create(path / "state", config.engine.num_engines, runtime.num_front_end_slots)
+        """Raises StartError where the disk has no room for it."""
+        try:
+            runtime = cls(Path(tempfile.mkdtemp(prefix="lmi-")), config)
+        except OSError as error:
+            raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
+        try:
+            (runtime.path / "config.json").write_bytes(dump(config))
+            Block.create(runtime.path / "state", config.engine.num_engines, runtime.num_front_end_slots)
+        except OSError as error:
+            runtime.remove()
+            raise StartError(f"{runtime.path} (TMPDIR chooses another place): {error.strerror}") from error
         return runtime
 
     @classmethod

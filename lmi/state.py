@@ -255,10 +255,15 @@ class Block:
 
     @classmethod
     def create(cls, path: Path, num_engines: int, num_frontends: int) -> Block:
-        """Make the file, all zero, readable by this user alone."""
+        """Make the file, all zero, readable by this user alone.
+
+        Its room on the disk is taken now: a write to a mapped page that finds the disk full would kill the writer.
+        """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.close(fd)
-        os.truncate(path, cls.size(num_engines, num_frontends))
+        try:
+            os.posix_fallocate(fd, 0, cls.size(num_engines, num_frontends))
+        finally:
+            os.close(fd)
         return cls.attach(path, num_engines, num_frontends)
 
     @classmethod

@@ -34,6 +34,13 @@ def test_the_block_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "state").st_mode & 0o777 == 0o600
 
 
+def test_the_block_has_its_room_on_the_disk_from_the_start(tmp_path: Path) -> None:
+    """Written to a full disk, a page of a sparse file would kill its writer with SIGBUS."""
+    make_block(tmp_path)
+    stat = os.stat(tmp_path / "state")
+    assert stat.st_blocks * 512 >= stat.st_size > 0
+
+
 def test_records_do_not_overlap(tmp_path: Path) -> None:
     block = make_block(tmp_path)
     records = [block.supervisor, *block.engines, *block.frontends]

@@ -174,6 +174,8 @@ def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
 
 def write_report(runtime: Runtime, slot: int, report: LoadReport) -> None:
     path = runtime.engine_report(slot)
+    if path.exists():
+        return  # an earlier process of this slot wrote it, perhaps before the disk was full
     path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
     path.with_suffix(".new").rename(path)
 
