@@ -27,21 +27,24 @@ _SPLIT_BYTES = 400_000
 
 @dataclass(frozen=True)
 class Grid:
-    """Shapes that decode attention is rounded up to.
+    """The shapes of decode attention: queries for each key head in a call, and padded numbers of keys.
 
-    `rests` are the allowed lengths over a multiple of KEY_BLOCK; `query_multiple` divides the number of queries in
-    one call. Which values keep the bits equal is a property of the CPU: see `invariance`.
+    `rests` are the lengths allowed over a multiple of KEY_BLOCK. Which ones give the same bits for the same sequence
+    is a property of the CPU: see `invariance`.
     """
 
-    rests: tuple[int, ...] = (128, 256, 384, KEY_BLOCK)
-    query_multiple: int = 1
+    num_queries: int
+    rests: tuple[int, ...] = tuple(range(64, KEY_BLOCK + 1, 64))
 
     def length(self, num_keys: int) -> int:
         whole, rest = divmod(num_keys - 1, KEY_BLOCK)
         return whole * KEY_BLOCK + next(size for size in self.rests if size > rest)
 
-    def num_queries(self, group: int) -> int:
-        return -(-group // self.query_multiple) * self.query_multiple
+
+def query_counts(group: int) -> list[int]:
+    """Numbers of queries that a group may be padded to, best first: an even number is faster than an odd one."""
+    first = group if group == 1 else group + group % 2
+    return list(dict.fromkeys([first, *(-(-group // multiple) * multiple for multiple in (2, 4, 8))]))
 
 
 @dataclass(slots=True)
@@ -83,17 +86,15 @@ class View:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention over `kv` with `group` queries for each key head. With `is_paired` a call never holds a single row."""
+    """Attention over `kv` with `group` queries for each key head, handed over padded to `grid.num_queries`.
+
+    With `is_paired` a call never holds a single row: alone, a row may round differently from the same row in a batch.
+    """
 
     kv: KvRows
     grid: Grid
     group: int
     is_paired: bool
-
-    @property
-    def num_queries(self) -> int:
-        """Queries for each key head that a caller must hand over; those past `group` may be any finite numbers."""
-        return self.grid.num_queries(self.group)
 
     def plan(self, plan: Plan, num_tokens: int, window: int | None) -> View:
         """Groups and masks of a step of `num_tokens` rows: those of the plan and, perhaps, padding behind them."""

@@ -20,6 +20,11 @@ from handlers.lmi_dist.linear import Linear, LinearBuilder
 from handlers.lmi_dist.rotary import Rotary
 from handlers.lmi_dist.weights import Checkpoint
 
+# From this many elements on, torch cuts an element-wise call over threads, in the middle of a vector where it falls
+# so, and
+# the complex product of a vector rounds differently from that of its rest.
+_GRAIN = 1 << 15
+
 Norm = Callable[[Tensor], Tensor]
 
 
@@ -59,14 +64,19 @@ class Decoder:
         self.norm = reader.norm("norm") if "norm" in architecture.names else None
         self.head = build(head, reader.head_bias())
 
-    def __call__(self, step: Step) -> Tensor:
+    def kinds(self) -> list[Layer]:
+        """One layer of each kind: those that differ in more than their weights."""
+        return list({(layer.window, layer.rotary): layer for layer in reversed(self.layers)}.values())
+
+    def __call__(self, step: Step, layers: list[Layer] | None = None) -> Tensor:
+        """Logits after all layers, or after a few of them."""
         x = self.embedding.index_select(0, step.token_ids)  # (rows, hidden_size)
         if self.architecture.embedding_scale != 1.0:
             x = x * self.architecture.embedding_scale
         if self.positions is not None:
             x = x + self.positions.index_select(0, step.positions)
         turns = {rotary: table.index_select(0, step.positions) for rotary, table in self.turns.items()}
-        for layer in self.layers:
+        for layer in layers or self.layers:
             x = layer(x, step, turns)
         x = x.index_select(0, step.wanted)
         if self.norm is not None:
@@ -124,8 +134,8 @@ class Layer:
             keys_values = torch.cat((turned[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
         self.attention.kv.write(self.index, step.slots, keys_values.reshape(-1, head_dim))
         queries = turned[:, :group]
-        if self.attention.num_queries != group:
-            queries = functional.pad(queries, (0, 0, 0, 0, 0, self.attention.num_queries - group))
+        if self.attention.grid.num_queries != group:
+            queries = functional.pad(queries, (0, 0, 0, 0, 0, self.attention.grid.num_queries - group))
         return self.attention(self.index, queries, step.views[self.window], self.scale, self.softcap)
 
 
@@ -139,7 +149,9 @@ def _turn(x: Tensor, turns: Tensor) -> Tensor:
         pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
     pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
-    pairs *= turns
+    num_rows = max(1, (_GRAIN - 1) // pairs[0].numel())
+    for first in range(0, len(x), num_rows):
+        pairs[first : first + num_rows] *= turns[first : first + num_rows]
     return x
 
 

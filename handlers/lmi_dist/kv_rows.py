@@ -82,6 +82,10 @@ class KvRows:
         self._spans[span] = views
         return views
 
+    def randomize(self, num_rows: int, length: int) -> None:
+        """Random keys and values in the first rows, for measurements; `release` ends it."""
+        self._storage[:num_rows, :, :, :length].normal_()
+
     def release(self, row: int) -> None:
         """Give the pages of a free row back to the system. Pages shared with a neighbouring row stay."""
         if self._mapping is None:

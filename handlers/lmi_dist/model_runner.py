@@ -1,8 +1,11 @@
 """The model on its device: a plan of the scheduler in, logits out.
 
 Owns the weights and the cache rows and turns pieces of token ids into tensors. With batch invariance on a CPU every
-product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`), so what a
-sequence gets does not depend on its neighbours. Knows nothing of requests, sampling or budgets.
+product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`, `invariance`),
+so what a sequence gets does not depend on its neighbours. Knows nothing of requests, sampling or budgets.
+
+Threads are the business of whoever starts the process, before torch is imported: OMP_NUM_THREADS, and always
+GOMP_SPINCOUNT=1000, without which two threads beside one busy process are ten times slower.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import logging
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.attention import KEY_BLOCK, Attention, Grid
-from handlers.lmi_dist.decoder import Decoder, Step
-from handlers.lmi_dist.families import describe
+from handlers.lmi_dist.attention import Attention, Grid, query_counts
+from handlers.lmi_dist.decoder import Decoder, Layer, Step
+from handlers.lmi_dist.families import Architecture, describe
+from handlers.lmi_dist.invariance import find_grid, layers_agree
 from handlers.lmi_dist.kv_rows import KvRows
 from handlers.lmi_dist.linear import LinearBuilder
 from handlers.lmi_dist.plan import Plan
@@ -26,6 +30,7 @@ from lmi.executor import Progress
 log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NUM_CHECKED_ROWS, _CHECKED_LENGTH = 17, 700
 
 
 class ModelRunner:
@@ -43,35 +48,36 @@ class ModelRunner:
         progress: Progress | None = None,
     ) -> None:
         facts, model_config = read_facts(path), read_config(path)
-        device = choose_device(config)
-        dtype = choose_dtype(config, device, getattr(model_config, "dtype", None))
+        self._device = choose_device(config)
+        dtype = choose_dtype(config, self._device, getattr(model_config, "dtype", None))
         self.vocab_size, self.context_length, self.end_ids = facts.vocab_size, facts.context_length, facts.end_ids
-        self.dtype, self.device = str(dtype).removeprefix("torch."), str(device)
-        self.piece_length = piece_length
+        self.dtype, self.device = str(dtype).removeprefix("torch."), str(self._device)
+        self.piece_length, self.max_length, self._num_rows = piece_length, max_length, num_rows
         architecture = describe(model_config)
         assert architecture is not None
-        self._device = device
         self._windows = set(architecture.windows)
-        self.is_batch_invariant = (
-            config.batch_invariant and device.type == "cpu" and dtype == torch.float32 and config.quantize is None
-        ) and architecture.softcap is None
-        grid = Grid((128, KEY_BLOCK), 4) if self.is_batch_invariant else Grid()
+        group = architecture.num_heads // architecture.num_kv_heads
         with torch.inference_mode():
+            grid = None
+            if self._should_be_invariant(config, dtype, architecture):
+                grid = find_grid(facts.num_kv_heads, group, facts.head_dim)
+            self.is_batch_invariant = grid is not None
             self.kv = KvRows(
-                num_rows=num_rows + 1,  # the last row may be asked for a neighbour
+                num_rows=num_rows + 1,  # a lone row asks together with its neighbour
                 num_layers=facts.num_layers,
                 num_heads=facts.num_kv_heads,
-                max_length=grid.length(max_length),
+                max_length=(grid or Grid(1)).length(max_length),
                 head_dim=facts.head_dim,
                 dtype=dtype,
-                device=device,
+                device=self._device,
             )
-            self._attention = Attention(
-                self.kv, grid, architecture.num_heads // architecture.num_kv_heads, self.is_batch_invariant
-            )
-            build = LinearBuilder(device, dtype, config.quantize, self.is_batch_invariant)
+            grid = grid or Grid(query_counts(group)[0])
+            self._attention = Attention(self.kv, grid, group, self.is_batch_invariant)
+            build = LinearBuilder(self._device, dtype, config.quantize, self.is_batch_invariant)
             checkpoint = Checkpoint(path, allow_pickle=allow_pickle, progress=progress)
             self._model = Decoder(architecture, checkpoint, build, self._attention, max_length)
+            if self.is_batch_invariant:
+                self.is_batch_invariant = self._layers_agree()
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
@@ -106,6 +112,32 @@ class ModelRunner:
             views={window: self._attention.plan(plan, len(token_ids), window) for window in self._windows},
             wanted=torch.tensor(wanted, dtype=torch.int64, device=self._device),
         )
+
+    def _should_be_invariant(self, config: EngineConfig, dtype: torch.dtype, architecture: Architecture) -> bool:
+        """The rules are known for float32 on a CPU; capped scores go through matrix products that break them."""
+        is_plain = self._device.type == "cpu" and dtype == torch.float32 and config.quantize is None
+        return config.batch_invariant and is_plain and architecture.softcap is None
+
+    def _layers_agree(self) -> bool:
+        num_rows = min(_NUM_CHECKED_ROWS, self._num_rows)
+        length = min(_CHECKED_LENGTH, self.max_length)
+        self.kv.randomize(num_rows, length)
+        layers = self._model.kinds()
+        agree = layers_agree(lambda plan: self._run(plan, layers), num_rows, length, self.vocab_size)
+        for row in range(num_rows + 1):
+            self.kv.release(row)
+        log.log(
+            logging.INFO if agree else logging.WARNING,
+            "answers %s on their neighbours in the batch, down to the last bit (%d threads, %s)",
+            "do not depend" if agree else "may depend",
+            torch.get_num_threads(),
+            self._attention.grid,
+        )
+        return agree
+
+    def _run(self, plan: Plan, layers: list[Layer]) -> Tensor:
+        num_wanted = sum(piece.num_logits for piece in plan.pieces)
+        return self._model(self._prepare(plan), layers)[:num_wanted]
 
 
 def _pair(*columns: list[int]) -> None:

@@ -1,0 +1,103 @@
+"""Finds out, on this CPU and with this number of threads, what keeps a sequence's bits free of its neighbours.
+
+`find_grid` looks for attention shapes between which the kernel rounds alike; it differs between makers of CPUs.
+`layers_agree` then runs the layers that were loaded, some rows alone and all together, and compares every bit. Both
+use random numbers of their own and take well under a second for models that a CPU serves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from handlers.lmi_dist.attention import KEY_BLOCK, Grid, query_counts
+from handlers.lmi_dist.plan import Piece, Plan
+
+_NUM_ROWS = 9
+_MAX_CHECK_S = 1.0
+
+
+def find_grid(num_kv_heads: int, group: int, head_dim: int) -> Grid | None:
+    """The Grid with the finest lengths whose bits agree, or None where no padding of the queries makes rows agree."""
+    draw = torch.Generator().manual_seed(0)
+    keys = torch.randn(_NUM_ROWS, num_kv_heads, 2 * KEY_BLOCK, head_dim, generator=draw)
+    values = torch.randn(keys.shape, generator=draw)
+    for num_queries in query_counts(group):
+        probe = _Probe(torch.randn(_NUM_ROWS, num_kv_heads, num_queries, head_dim, generator=draw), keys, values)
+        if probe.rows_agree() and probe.whole_blocks_agree():
+            return Grid(num_queries, tuple(rest for rest in Grid(1).rests if probe.rest_agrees(rest)))
+    return None
+
+
+class _Probe:
+    """One random attention problem that can be asked in different shapes."""
+
+    def __init__(self, query: Tensor, keys: Tensor, values: Tensor) -> None:
+        self.query, self.keys, self.values = query, keys, values
+
+    def rows_agree(self) -> bool:
+        """Rows have the same bits in calls of two and more rows."""
+        return all(
+            torch.equal(self._ask(num_rows, num_keys, length), self._ask(_NUM_ROWS, num_keys, length)[:num_rows])
+            for num_keys, length in ((100, 128), (300, KEY_BLOCK), (700, 2 * KEY_BLOCK))
+            for num_rows in (2, 3, 5, 8)
+        )
+
+    def whole_blocks_agree(self) -> bool:
+        """A block that is hidden as a whole changes no bit, behind the visible keys or (windows) before them."""
+        behind = torch.equal(self._ask(3, KEY_BLOCK, KEY_BLOCK), self._ask(3, KEY_BLOCK, 2 * KEY_BLOCK))
+        first = KEY_BLOCK + 90
+        before = [self._ask(3, 2 * KEY_BLOCK - 9, 2 * KEY_BLOCK, start, first) for start in (0, KEY_BLOCK)]
+        return behind and torch.equal(*before)
+
+    def rest_agrees(self, rest: int) -> bool:
+        """Padding to `rest` keys over whole blocks gives the bits of padding to the next whole block."""
+        return all(
+            torch.equal(self._ask(3, base + num_keys, base + rest), self._ask(3, base + num_keys, base + KEY_BLOCK))
+            for base in (0, KEY_BLOCK)
+            for num_keys in (7, rest // 2 + 1, rest - 17, rest)
+        )
+
+    def _ask(self, num_rows: int, num_keys: int, length: int, start: int = 0, first: int = 0) -> Tensor:
+        """Keys [first, num_keys) are visible, keys [start, length) are handed over."""
+        mask = torch.full((num_rows, 1, 1, length - start), -math.inf)
+        mask[..., first - start if first else 0 : num_keys - start] = 0.0
+        keys, values = self.keys[:num_rows, :, start:length], self.values[:num_rows, :, start:length]
+        return functional.scaled_dot_product_attention(self.query[:num_rows], keys, values, attn_mask=mask)
+
+
+def layers_agree(run: Callable[[Plan], Tensor], num_rows: int, max_length: int, vocab_size: int) -> bool:
+    """`run` gives a sequence the same bits alone, beside a few others and in a step of 64 tokens.
+
+    The rows must hold random keys and values up to `max_length`. Stops early, content with what it saw, after a second.
+    """
+    deadline = time.monotonic() + _MAX_CHECK_S
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (64,), generator=draw).tolist()
+    starts = torch.randint(max_length, (num_rows,), generator=draw).tolist()
+    decodes = [Piece(row, starts[row], [ids[row]]) for row in range(num_rows - 1)]
+    num_prompt_ids = min(64 - len(decodes), max_length)
+    prompt = Piece(num_rows - 1, 0, ids[-num_prompt_ids:], num_prompt_ids)
+    together = run(Plan(decodes, [prompt]))
+    answers = {piece.row: together[index : index + 1] for index, piece in enumerate(decodes)}
+    answers[prompt.row] = together[len(decodes) :]
+    few = len(decodes) // 3
+    for plan in (
+        Plan([], [prompt]),
+        Plan(decodes[:1], []),
+        Plan(decodes[-1:], [prompt]),
+        Plan(decodes[:few], []),
+        Plan(decodes[few:], []),
+        Plan(decodes[few : few + 1], []),
+        Plan(decodes[::2], [prompt]),
+    ):
+        if not torch.equal(run(plan), torch.cat([answers[piece.row] for piece in plan.pieces])):
+            return False
+        if time.monotonic() > deadline:
+            break
+    return True
