@@ -1,0 +1,84 @@
+"""When a process may start again and when an engine counts as hung: times and rules, no processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi.config import EngineConfig
+from lmi.state import Block, EngineRecord, Phase
+from lmi.supervision import RestartTable, drain_notice_s, hang
+
+CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
+
+
+def test_delays_double_from_a_fifth_of_a_second_to_half_a_minute() -> None:
+    table = RestartTable(max_deaths=100, window_s=1e9)
+    delays = [table.delay_s(started_s=at, died_s=at) for at in range(10)]
+    assert delays == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0])
+
+
+def test_a_process_that_ran_for_a_minute_starts_again_with_the_first_delay() -> None:
+    table = RestartTable(max_deaths=100, window_s=1e9)
+    assert [table.delay_s(0, 1), table.delay_s(1, 2), table.delay_s(2, 63), table.delay_s(63, 64)] == [
+        0.2,
+        0.4,
+        0.2,
+        0.4,
+    ]
+
+
+def test_too_many_deaths_in_the_window_are_the_end_and_old_ones_do_not_count() -> None:
+    table = RestartTable(max_deaths=3, window_s=600)
+    assert table.delay_s(0, 0) is not None
+    assert table.delay_s(0, 300) is not None
+    assert table.delay_s(0, 601) is not None  # the first is forgotten
+    assert table.delay_s(0, 602) is None
+    assert table.num_deaths == 3
+
+
+def test_one_allowed_death_is_the_end_at_once() -> None:
+    assert RestartTable(max_deaths=1, window_s=600).delay_s(0, 1) is None
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> EngineRecord:
+    record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
+    record.phase, record.beat_s, record.step_s, record.step = Phase.READY, 1000.0, 1000.0, 5
+    return record
+
+
+def test_an_idle_engine_hangs_when_its_beat_stops(record: EngineRecord) -> None:
+    assert hang(record, CONFIG, 0.0, 1009.0) is None
+    assert "no sign of life" in (hang(record, CONFIG, 0.0, 1011.0) or "")
+
+
+@pytest.mark.parametrize("field", ["num_running", "num_waiting"])
+def test_a_busy_engine_hangs_when_its_steps_stop_and_not_when_its_beat_does(record: EngineRecord, field: str) -> None:
+    setattr(record, field, 1)
+    assert hang(record, CONFIG, 0.0, 1059.0) is None
+    assert "no step" in (hang(record, CONFIG, 0.0, 1061.0) or "")
+
+
+def test_the_first_step_may_take_longer(record: EngineRecord) -> None:
+    record.num_running, record.step = 1, 0
+    assert hang(record, CONFIG, 0.0, 1299.0) is None
+    assert hang(record, CONFIG, 0.0, 1301.0) is not None
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LOADING])
+def test_a_loading_engine_has_the_deadline_of_loading_alone(record: EngineRecord, phase: Phase) -> None:
+    record.phase = phase
+    assert hang(record, CONFIG, 0.0, 1199.0) is None
+    assert "loading" in (hang(record, CONFIG, 0.0, 1201.0) or "")
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.LOST, Phase.FAILED])
+def test_an_engine_that_is_ending_is_never_hung(record: EngineRecord, phase: Phase) -> None:
+    record.phase = phase
+    assert hang(record, CONFIG, 0.0, 1e6) is None
+
+
+def test_the_notice_of_a_drain_is_a_second_and_never_most_of_the_drain() -> None:
+    assert (drain_notice_s(25.0), drain_notice_s(2.0), drain_notice_s(0.0)) == (1.0, 0.5, 0.0)
