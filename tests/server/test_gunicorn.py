@@ -1,0 +1,116 @@
+"""gunicorn's settings as gunicorn reads them, and who gets which slot. Live workers are in tests/system."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from gunicorn.app.wsgiapp import WSGIApplication
+
+from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.runtime import ENVIRONMENT_NAME, Runtime
+from lmi.state import Block
+
+MODULE = "lmi.server.gunicorn"
+DEAD_PID = 1 << 30
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = ServerConfig(frontend_workers=2, drain_timeout_s=10.0, header_timeout_s=3.0, body_timeout_s=4.0)
+    return Runtime.create(Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig()))
+
+
+@pytest.fixture
+def settings(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.setenv(ENVIRONMENT_NAME, str(runtime.path))
+    monkeypatch.setenv("LMI_SUPERVISOR_PID", str(os.getpid()))
+    sys.modules.pop(MODULE, None)
+    yield importlib.import_module(MODULE)
+    sys.modules.pop(MODULE, None)
+
+
+@pytest.fixture
+def block(settings: ModuleType) -> Block:
+    found: Block = settings._block
+    return found
+
+
+def test_gunicorn_reads_the_settings_and_finds_them_sound(
+    settings: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gunicorn", "-c", f"python:{MODULE}", "-b", "fd://3", "tests:app"])
+    cfg = WSGIApplication().cfg
+    assert (cfg.workers, cfg.timeout, cfg.keepalive, cfg.max_requests) == (2, 10, 120, 0)
+    assert cfg.control_socket_disable and not cfg.preload_app and cfg.forwarded_allow_ips == []
+    assert cfg.worker_class is settings.FrontEndWorker and cfg.logger_class is settings.Log
+    assert cfg.address == [3]
+
+
+def test_gunicorn_waits_longer_than_uvicorn_and_both_end_inside_the_drain(settings: ModuleType) -> None:
+    own_s = settings.FrontEndWorker.CONFIG_KWARGS["timeout_graceful_shutdown"]
+    assert own_s == 9.0  # the first second is the notice
+    assert own_s < settings.graceful_timeout
+
+
+def test_the_protocol_has_the_times_of_the_configuration(settings: ModuleType) -> None:
+    protocol = settings.FrontEndProtocol
+    assert (protocol.header_timeout_s, protocol.body_timeout_s) == (3.0, 4.0)
+    assert 0 < protocol.max_connections <= 10_000
+
+
+def take(settings: ModuleType, workers: dict[int, Any]) -> int:
+    worker = SimpleNamespace()
+    settings.take_slot(SimpleNamespace(WORKERS=workers), worker)
+    slot: int = worker.slot
+    return slot
+
+
+def test_workers_of_one_master_get_the_lowest_slots_even_before_they_have_claimed_them(settings: ModuleType) -> None:
+    workers: dict[int, Any] = {}
+    for pid in range(2):
+        workers[pid] = SimpleNamespace(slot=take(settings, workers))
+    assert [worker.slot for worker in workers.values()] == [0, 1]
+
+
+def test_the_slot_of_a_dead_worker_is_used_again(settings: ModuleType, block: Block) -> None:
+    block.frontends[0].pid, block.frontends[0].beat_s = DEAD_PID, time.monotonic()
+    assert take(settings, {}) == 0
+
+
+def test_a_worker_that_still_drains_keeps_its_slot_from_the_next_master(settings: ModuleType, block: Block) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as draining:
+        block.frontends[0].pid, block.frontends[0].beat_s = draining.pid, time.monotonic()
+        assert take(settings, {}) == 1
+        draining.kill()
+
+
+def test_where_every_slot_is_taken_the_one_that_was_silent_longest_is_freed_by_force(
+    settings: ModuleType, block: Block
+) -> None:
+    draining = [subprocess.Popen(["/bin/sleep", "60"]) for _ in block.frontends]
+    for age, (record, process) in enumerate(zip(block.frontends, draining, strict=True)):
+        record.pid, record.beat_s = process.pid, time.monotonic() - age
+    assert take(settings, {}) == 3
+    assert draining[3].wait(5) == -9
+    for process in draining:
+        process.kill()
+        process.wait()
+
+
+def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings: ModuleType, block: Block) -> None:
+    record = block.frontends[1]
+    record.pid, record.num_in_flight, record.num_prompt_tokens = 77, 5, 9
+    settings.leave_slot(SimpleNamespace(), SimpleNamespace(slot=1, pid=76))
+    assert record.num_in_flight == 5  # another's by now
+    settings.leave_slot(SimpleNamespace(), SimpleNamespace(slot=1, pid=77))
+    assert (record.pid, record.num_in_flight, record.num_prompt_tokens) == (0, 0, 9)
