@@ -109,7 +109,7 @@ class Sampler:
     def _new_recipe(self, sequence: Sequence) -> Recipe:
         request, config = sequence.request, sequence.request.sampling_config
         recipe = Recipe(
-            group=_group(config, self.vocab_size),
+            group=group_of(config, self.vocab_size),
             num_top=request.output_config.num_top_log_probs,
             wants_log_probs=request.output_config.return_log_probs or request.output_config.num_top_log_probs > 0,
             banned=[word[0] for word in request.bad_words if len(word) == 1],
@@ -188,10 +188,10 @@ class Sampler:
         ]
         scaled = (logits - best[:, None]) / self._column(temperatures)  # <= 0, so no temperature can overflow
         probs = scaled.softmax(dim=-1)  # (num_rows, vocab)
-        self._filter(probs, configs, group)
+        self.filter(probs, configs, group)
         return _inverse_cdf(probs, self._column([uniform(one.seed, one.num_generated) for one in sequences]))
 
-    def _filter(self, probs: Tensor, configs: list[SamplingConfig], group: int) -> None:
+    def filter(self, probs: Tensor, configs: list[SamplingConfig], group: int) -> None:
         """Set to 0 in `probs` (num_rows, vocab) what top_k, top_p, min_p and typical_p leave out."""
         if group != UNRANKED:
             probs *= probs >= self._cuts(probs, configs, group)
@@ -257,7 +257,7 @@ class History:
         return slot
 
 
-def _group(config: SamplingConfig, vocab_size: int) -> int:
+def group_of(config: SamplingConfig, vocab_size: int) -> int:
     if config.is_greedy:
         return GREEDY
     if _has_top_k(config, vocab_size):

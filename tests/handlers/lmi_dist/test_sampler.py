@@ -1,0 +1,342 @@
+"""The sampler against transformers' processors, against its own distribution, and against its neighbours."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from handlers.lmi_dist.sampler import MAX_SORTED_VOCAB, WIDTHS, Draw, Sampler, group_of
+from handlers.lmi_dist.sequence import Sequence, new_sequence
+from lmi.executor import OutputConfig, Request, SamplingConfig
+
+VOCABS = (50, 1031, MAX_SORTED_VOCAB + 903)
+LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=3)
+
+
+def sequence(
+    config: SamplingConfig, prompt: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (), **fields: Any
+) -> Sequence:
+    request = Request(input_token_ids=prompt, max_tokens=1000, sampling_config=config, **fields)
+    one = new_sequence(1, request, 100_000)
+    for token_id in generated:
+        one.append(token_id)
+    return one
+
+
+def random_logits(num_rows: int, vocab_size: int, width: float = 3.0, seed: int = 0) -> Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * width
+
+
+def drawn(sampler: Sampler, logits: Tensor, *sequences: Sequence) -> list[Draw]:
+    draws = sampler.sample(logits.clone(), list(sequences))
+    assert all(draw is not None for draw in draws)
+    return [draw for draw in draws if draw is not None]
+
+
+def reference_kept(logits: Tensor, config: SamplingConfig) -> set[int]:
+    """What transformers leaves, its processors in its own order."""
+    chain: list[Any] = [TemperatureLogitsWarper(config.temperature)] if config.temperature else []
+    chain += [TopKLogitsWarper(config.top_k)] if config.top_k else []
+    chain += [TopPLogitsWarper(config.top_p)] if config.top_p else []
+    chain += [MinPLogitsWarper(config.min_p)] if config.min_p else []
+    chain += [TypicalLogitsWarper(config.typical_p)] if config.typical_p and config.typical_p < 1 else []
+    scores = logits[None].double()
+    for processor in chain:
+        scores = processor(torch.tensor([[1]]), scores)
+    return set(torch.isfinite(scores[0]).nonzero().flatten().tolist())
+
+
+def name_of(config: SamplingConfig) -> str:
+    """What differs from the default, for the names of tests."""
+    given = {name: value for name, value in _fields(config).items() if value != getattr(SamplingConfig(), name)}
+    return " ".join(f"{name}={value}" for name, value in given.items()) or "plain"
+
+
+def _fields(config: SamplingConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in config.__struct_fields__}
+
+
+FILTERS = [
+    SamplingConfig(top_k=5),
+    SamplingConfig(top_k=300),
+    SamplingConfig(top_k=10**6),
+    SamplingConfig(top_p=0.1),
+    SamplingConfig(top_p=0.9),
+    SamplingConfig(top_p=0.999),
+    SamplingConfig(top_p=0.9, temperature=20.0),
+    SamplingConfig(top_p=1.0, min_p=0.0, typical_p=1.0),
+    SamplingConfig(min_p=0.05),
+    SamplingConfig(min_p=1.0),
+    SamplingConfig(typical_p=0.2),
+    SamplingConfig(typical_p=0.95, temperature=0.5),
+    SamplingConfig(top_k=40, top_p=0.8),
+    SamplingConfig(top_k=40, top_p=0.9, min_p=0.02, temperature=1.3),
+    SamplingConfig(top_k=40, top_p=0.9, min_p=0.02, typical_p=0.6),
+]
+
+
+@pytest.mark.parametrize("vocab_size", VOCABS)
+@pytest.mark.parametrize("config", FILTERS, ids=name_of)
+def test_the_filters_keep_what_transformers_keeps(config: SamplingConfig, vocab_size: int) -> None:
+    logits = random_logits(8, vocab_size)
+    probs = (logits / (config.temperature or 1.0)).softmax(-1)
+    Sampler(vocab_size).filter(probs, [config] * 8, group_of(config, vocab_size))
+    for row in range(8):
+        kept = set(probs[row].nonzero().flatten().tolist())
+        reference = reference_kept(logits[row], config)
+        # One token on the border may fall the other way: the sums are rounded differently.
+        assert len(kept ^ reference) <= (1 if len(reference) > 500 else 0)
+
+
+def test_every_width_of_the_search_is_reached() -> None:
+    vocab_size = VOCABS[-1]
+    assert group_of(SamplingConfig(top_k=64), vocab_size) == WIDTHS[0]
+    assert (
+        group_of(SamplingConfig(top_k=65), vocab_size) == WIDTHS[1] == group_of(SamplingConfig(top_p=0.5), vocab_size)
+    )
+    assert group_of(SamplingConfig(top_k=1025), vocab_size) == vocab_size
+    assert group_of(SamplingConfig(top_k=3), MAX_SORTED_VOCAB) == MAX_SORTED_VOCAB
+    assert group_of(SamplingConfig(), vocab_size) == group_of(SamplingConfig(min_p=0.1, typical_p=0.3), vocab_size)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=0.6),
+        SamplingConfig(temperature=3.0, top_k=12),
+        SamplingConfig(top_p=0.8),
+        SamplingConfig(min_p=0.1, temperature=2.0),
+        SamplingConfig(typical_p=0.7),
+    ],
+    ids=name_of,
+)
+def test_frequencies_follow_the_distribution(config: SamplingConfig) -> None:
+    num_draws, logits = 20_000, random_logits(1, 50, width=1.5)
+    probs = (logits / (config.temperature or 1.0)).softmax(-1)
+    Sampler(50).filter(probs, [config], group_of(config, 50))
+    expected = (probs[0] / probs[0].sum()).tolist()
+    seeded = [SamplingConfig(**{**_fields(config), "seed": seed}) for seed in range(num_draws)]
+    counts = Counter(
+        draw.token_id for draw in drawn(Sampler(50), logits.repeat(num_draws, 1), *[sequence(one) for one in seeded])
+    )
+    for token_id, share in enumerate(expected):
+        deviation = math.sqrt(share * (1 - share) * num_draws)
+        assert abs(counts[token_id] - share * num_draws) <= 4.5 * deviation
+        assert share > 0 or token_id not in counts
+
+
+def test_positions_of_one_seed_are_independent() -> None:
+    """One sequence that draws 20 000 tokens from the same row: neighbours in time do not follow each other."""
+    one, logits, sampler = sequence(SamplingConfig(seed=3)), torch.zeros(1, 4), Sampler(4)
+    one.max_tokens = 10**6
+    for _ in range(20_000):
+        one.append(sampler.sample(logits.clone(), [one])[0].token_id)  # type: ignore[union-attr]
+    tokens = one.token_ids[3:]
+    pairs = Counter(zip(tokens, tokens[1:], strict=False))
+    assert all(abs(pairs[first, second] - 1250) < 160 for first in range(4) for second in range(4))
+
+
+CONFIGS = [
+    SamplingConfig(temperature=0),
+    SamplingConfig(top_k=1),
+    SamplingConfig(seed=1),
+    SamplingConfig(seed=2, temperature=0.3),
+    SamplingConfig(seed=3, top_k=20),
+    SamplingConfig(seed=4, top_k=900, top_p=0.95),
+    SamplingConfig(seed=5, top_p=0.9),
+    SamplingConfig(seed=6, top_p=0.99, temperature=30.0),
+    SamplingConfig(seed=7, min_p=0.01),
+    SamplingConfig(seed=8, typical_p=0.9),
+    SamplingConfig(seed=9, typical_p=0.5, top_p=0.95),
+    SamplingConfig(seed=10, repetition_penalty=1.3),
+    SamplingConfig(temperature=0, presence_penalty=0.7, frequency_penalty=0.3),
+    SamplingConfig(seed=12, min_tokens=9, top_p=0.6),
+]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABS)
+def test_neighbours_change_no_bit_of_a_draw(vocab_size: int, num_threads: int) -> None:
+    choice = random.Random(vocab_size)
+    num_rows = 70
+    sequences = [
+        sequence(
+            choice.choice(CONFIGS),
+            prompt=tuple(choice.choices(range(50), k=choice.randint(1, 30))),
+            generated=tuple(choice.choices(range(50), k=choice.randint(0, 30))),
+            output_config=LOG_PROBS,
+            bad_words=((7,), (8, 9)) if row % 3 == 0 else (),
+            embedding_bias=((5, 2.0), (6, -2.0)) if row % 4 == 0 else (),
+        )
+        for row in range(num_rows)
+    ]
+    logits = random_logits(num_rows, vocab_size)
+    sampler = Sampler(vocab_size)
+    together = drawn(sampler, logits, *sequences)
+    for row in range(num_rows):
+        assert drawn(sampler, logits[row : row + 1], sequences[row]) == [together[row]]
+    for num in (2, 3, 17, 40):
+        rows = choice.sample(range(num_rows), num)
+        assert drawn(sampler, logits[rows], *[sequences[row] for row in rows]) == [together[row] for row in rows]
+
+
+def test_greedy_takes_the_best_and_ignores_the_seed() -> None:
+    logits = random_logits(3, 50)
+    sequences = [sequence(SamplingConfig(temperature=0, seed=seed)) for seed in range(3)]
+    assert [draw.token_id for draw in drawn(Sampler(50), logits, *sequences)] == logits.argmax(-1).tolist()
+
+
+def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
+    logits = random_logits(1, 50)
+    for temperature in (1e-300, 1e-38, 1e-6):
+        [draw] = drawn(Sampler(50), logits, sequence(SamplingConfig(temperature=temperature, seed=1)))
+        assert draw.token_id == int(logits.argmax())
+    seeds = [sequence(SamplingConfig(temperature=1e30, seed=seed)) for seed in range(2000)]
+    assert len({draw.token_id for draw in drawn(Sampler(50), logits.repeat(2000, 1), *seeds)}) == 50
+
+
+def test_repetition_penalty_counts_prompt_and_output_as_transformers() -> None:
+    prompt, generated = (1, 2, 2, 3), (4, 4, 5)
+    logits = random_logits(1, 20)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *generated]]), logits.clone())
+    edited = edit(logits, sequence(SamplingConfig(repetition_penalty=1.7), prompt, generated))
+    assert torch.equal(edited, expected)
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    config = SamplingConfig(presence_penalty=0.5, frequency_penalty=0.25)
+    logits = random_logits(1, 20)
+    expected = logits.clone()
+    expected[0, 4] -= 0.25 * 2 + 0.5
+    expected[0, 5] -= 0.25 + 0.5
+    assert torch.equal(edit(logits, sequence(config, (1, 2, 3), (4, 4, 5))), expected)
+
+
+def test_penalties_together_follow_one_another() -> None:
+    config = SamplingConfig(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=1.0)
+    logits = torch.tensor([[4.0, -4.0, 1.0]])
+    edited = edit(logits, sequence(config, (0,), (1,)))
+    assert edited.tolist() == [[2.0, -10.0, 1.0]]
+
+
+def test_the_history_of_a_long_sequence_is_exact() -> None:
+    config = SamplingConfig(frequency_penalty=1.0, repetition_penalty=1.0)
+    one, logits, choice = sequence(config, tuple(range(70))), torch.zeros(1, 300), random.Random(1)
+    for _ in range(900):
+        edit(logits, one)
+        one.append(choice.randrange(300))
+    counts = Counter(one.token_ids[70:])
+    assert edit(logits, one).tolist() == [[-float(counts[token_id]) for token_id in range(300)]]
+
+
+def edit(logits: Tensor, one: Sequence) -> Tensor:
+    """The logits that the sampler draws from."""
+    edited = logits.clone()
+    Sampler(logits.shape[1]).sample(edited, [one])
+    return edited
+
+
+def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
+    words = ((3,), (4, 5), (4, 4, 6))
+    for generated, banned in (((), {3}), ((4,), {3, 5}), ((4, 4), {3, 5, 6}), ((4, 4, 1), {3})):
+        edited = edit(torch.zeros(1, 10), sequence(SamplingConfig(), (4,), generated, bad_words=words))
+        assert set((edited[0] == -math.inf).nonzero().flatten().tolist()) == banned
+
+
+def test_min_tokens_bans_end_ids_and_stop_words_of_one_token() -> None:
+    config = SamplingConfig(min_tokens=2)
+    fields: dict[str, Any] = {"end_id": 1, "end_ids": (2,), "stop_words": ((3,), (4, 5))}
+    for generated, banned in (((), {1, 2, 3}), ((7,), {1, 2, 3}), ((7, 7), set())):
+        edited = edit(torch.zeros(1, 10), sequence(config, generated=generated, **fields))
+        assert set((edited[0] == -math.inf).nonzero().flatten().tolist()) == banned
+
+
+def test_a_bias_forces_a_token_and_a_ban_beats_it() -> None:
+    logits, config = random_logits(1, 50), SamplingConfig(temperature=0)
+    bias = ((9, 1000.0), (9, 1.0))
+    assert drawn(Sampler(50), logits, sequence(config, embedding_bias=bias))[0].token_id == 9
+    assert drawn(Sampler(50), logits, sequence(config, embedding_bias=bias, bad_words=((9,),)))[0].token_id != 9
+    edited = edit(logits, sequence(config, embedding_bias=bias))
+    assert edited[0, 9].item() == pytest.approx(logits[0, 9].item() + 1001)
+
+
+def test_log_probs_are_those_of_the_model_whatever_the_request_asks() -> None:
+    logits = random_logits(1, 50)
+    config = SamplingConfig(seed=1, temperature=0.3, top_k=5, repetition_penalty=2.0)
+    [draw] = drawn(Sampler(50), logits, sequence(config, output_config=LOG_PROBS, bad_words=((int(logits.argmax()),),)))
+    expected = logits.log_softmax(-1)[0]
+    assert draw.log_prob == expected[draw.token_id].item() and draw.token_id != int(logits.argmax())
+    values, token_ids = expected.topk(3)
+    assert draw.top is not None
+    assert [(one.token_id, one.log_prob) for one in draw.top] == list(
+        zip(token_ids.tolist(), values.tolist(), strict=True)
+    )
+
+
+def test_log_probs_come_only_where_they_are_asked_for() -> None:
+    outputs = [OutputConfig(), OutputConfig(return_log_probs=True), OutputConfig(num_top_log_probs=2)]
+    sequences = [sequence(SamplingConfig(temperature=0), output_config=output) for output in outputs]
+    draws = drawn(Sampler(50), random_logits(3, 50), *sequences)
+    assert [(draw.log_prob is not None, draw.top is not None) for draw in draws[:2]] == [(False, False), (True, False)]
+    assert draws[2].top is not None and len(draws[2].top) == 2
+
+
+def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
+    logits = random_logits(4, 50)
+    [*notes] = Sampler(50).prompt_log_probs(logits, [5, 6, 7, 8], num_top=2) or []
+    expected = logits.log_softmax(-1)
+    assert [note.log_prob for note in notes] == [expected[row, row + 5].item() for row in range(4)]
+    assert all(
+        [one.token_id for one in note.top] == expected[row].topk(2).indices.tolist() for row, note in enumerate(notes)
+    )
+    assert [note.top for note in Sampler(50).prompt_log_probs(logits, [5, 6, 7, 8], num_top=0) or []] == [[]] * 4
+    logits[2, 30] = math.nan
+    assert Sampler(50).prompt_log_probs(logits, [5, 6, 7, 8], num_top=2) is None
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[2], CONFIGS[5], CONFIGS[8], CONFIGS[9]], ids=name_of)
+def test_a_poisoned_row_yields_nothing_and_its_neighbours_are_unharmed(config: SamplingConfig, poison: float) -> None:
+    logits = random_logits(3, VOCABS[1])
+    healthy = [sequence(config, output_config=LOG_PROBS) for _ in range(3)]
+    expected = drawn(Sampler(VOCABS[1]), logits, *healthy)
+    logits[1, 40] = poison
+    draws = Sampler(VOCABS[1]).sample(logits, healthy)
+    assert draws == [expected[0], None, expected[2]]
+
+
+def test_a_row_where_everything_is_banned_yields_nothing() -> None:
+    everything = tuple((token_id,) for token_id in range(10))
+    for config in (SamplingConfig(temperature=0), SamplingConfig(seed=1), SamplingConfig(top_p=0.5)):
+        assert Sampler(10).sample(torch.zeros(1, 10), [sequence(config, bad_words=everything)]) == [None]
+
+
+def test_tokens_of_probability_zero_are_never_drawn() -> None:
+    logits = torch.full((1, 1000), -math.inf)
+    logits[0, ::7] = 0.0
+    sequences = [sequence(SamplingConfig(seed=seed)) for seed in range(3000)]
+    draws = drawn(Sampler(1000), logits.repeat(3000, 1), *sequences)
+    assert {draw.token_id % 7 for draw in draws} == {0}
