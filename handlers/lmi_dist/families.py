@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.lmi_dist.rotary import Rotary, rotary_of
+from handlers.lmi_dist.rotary import Rotary, rotaries_of, stable_context_length
 
 Names = Mapping[str, str]
 
@@ -131,14 +131,14 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     activation = _ACTIVATIONS.get(switches.pop("activation", None) or getattr(config, "hidden_act", ""))
-    rotaries, context_length = rotary_of(config, layer_types, head_dim)
+    rotaries = rotaries_of(config, layer_types, head_dim)
     if activation is None or rotaries is None or not set(layer_types) <= {"full_attention", "sliding_attention"}:
         return None
     window = getattr(config, "sliding_window", None)
     facts: dict[str, Any] = {
         "names": _LLAMA,
         "vocab_size": config.vocab_size,
-        "context_length": context_length,
+        "context_length": stable_context_length(config),
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_layers": config.num_hidden_layers,

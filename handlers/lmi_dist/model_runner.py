@@ -15,16 +15,17 @@ import logging
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.attention import Attention, Grid, query_counts
+from handlers.lmi_dist.attention import Attention, Grid, View, query_counts
 from handlers.lmi_dist.decoder import Decoder, Layer, Step
 from handlers.lmi_dist.families import Architecture, describe
+from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.invariance import find_grid, layers_agree
 from handlers.lmi_dist.kv_rows import KvRows
 from handlers.lmi_dist.linear import LinearBuilder
-from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.weights import Checkpoint, read_config, read_facts
 from lmi.config import EngineConfig
-from lmi.errors import BadConfiguration
+from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.executor import Progress
 
 log = logging.getLogger(__name__)
@@ -45,18 +46,19 @@ class ModelRunner:
         max_length: int,
         piece_length: int = 128,
         allow_pickle: bool = False,
-        progress: Progress | None = None,
+        progress: Progress = lambda stage, share: None,
     ) -> None:
         facts, model_config = read_facts(path), read_config(path)
+        if max_length > facts.context_length:
+            raise ValueError(f"max_length must be at most {facts.context_length}, given {max_length}")
         self._device = choose_device(config)
         dtype = choose_dtype(config, self._device, getattr(model_config, "dtype", None))
         self.vocab_size, self.context_length, self.end_ids = facts.vocab_size, facts.context_length, facts.end_ids
         self.dtype, self.device = str(dtype).removeprefix("torch."), str(self._device)
         self.piece_length, self.max_length, self._num_rows = piece_length, max_length, num_rows
+        self._name = facts.architecture
         architecture = describe(model_config)
-        assert architecture is not None
-        self._windows = set(architecture.windows)
-        group = architecture.num_heads // architecture.num_kv_heads
+        group = facts.num_heads // facts.num_kv_heads
         with torch.inference_mode():
             grid = None
             if self._should_be_invariant(config, dtype, architecture):
@@ -75,7 +77,11 @@ class ModelRunner:
             self._attention = Attention(self.kv, grid, group, self.is_batch_invariant)
             build = LinearBuilder(self._device, dtype, config.quantize, self.is_batch_invariant)
             checkpoint = Checkpoint(path, allow_pickle=allow_pickle, progress=progress)
-            self._model = Decoder(architecture, checkpoint, build, self._attention, max_length)
+            if architecture is None:
+                self._model = HuggingFaceModel(path, model_config, build, self._attention, progress)
+                self._compare_with_untouched_model()
+            else:
+                self._model = Decoder(architecture, checkpoint, build, self._attention, max_length)
             if self.is_batch_invariant:
                 self.is_batch_invariant = self._layers_agree()
 
@@ -109,14 +115,28 @@ class ModelRunner:
             positions=tokens[1],
             num_tokens=num_tokens,
             slots=self.kv.slots(tokens[2, :num_tokens], tokens[1, :num_tokens]),
-            views={window: self._attention.plan(plan, len(token_ids), window) for window in self._windows},
+            views=_Views(self._attention, plan, len(token_ids)),
             wanted=torch.tensor(wanted, dtype=torch.int64, device=self._device),
         )
 
-    def _should_be_invariant(self, config: EngineConfig, dtype: torch.dtype, architecture: Architecture) -> bool:
+    def _should_be_invariant(self, config: EngineConfig, dtype: torch.dtype, architecture: Architecture | None) -> bool:
         """The rules are known for float32 on a CPU; capped scores go through matrix products that break them."""
         is_plain = self._device.type == "cpu" and dtype == torch.float32 and config.quantize is None
-        return config.batch_invariant and is_plain and architecture.softcap is None
+        is_known = architecture is not None and architecture.softcap is None
+        return config.batch_invariant and is_plain and is_known
+
+    def _compare_with_untouched_model(self) -> None:
+        token_ids, expected = self._model.expected
+        pieces = [Piece(0, 0, token_ids[:6], 6)] + [Piece(0, index, [token_ids[index]]) for index in (6, 7, 8)]
+        plans = [Plan([], pieces[:1])] + [Plan([piece], []) for piece in pieces[1:]]
+        try:
+            logits = torch.cat([self.forward(plan) for plan in plans])
+        except RuntimeError as error:
+            raise ModelUnusable(f"{self._name} does not run on rows of keys and values: {error}") from error
+        self.release(0)
+        tolerance = 2e-3 if self.dtype == "float32" else 0.1
+        if not torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
+            raise ModelUnusable(f"{self._name} keeps more of its past than keys and values, so it is not supported")
 
     def _layers_agree(self) -> bool:
         num_rows = min(_NUM_CHECKED_ROWS, self._num_rows)
@@ -138,6 +158,18 @@ class ModelRunner:
     def _run(self, plan: Plan, layers: list[Layer]) -> Tensor:
         num_wanted = sum(piece.num_logits for piece in plan.pieces)
         return self._model(self._prepare(plan), layers)[:num_wanted]
+
+
+class _Views(dict[int | None, View]):
+    """What each window sees in one step, worked out when a layer first asks."""
+
+    def __init__(self, attention: Attention, plan: Plan, num_tokens: int) -> None:
+        super().__init__()
+        self._attention, self._plan, self._num_tokens = attention, plan, num_tokens
+
+    def __missing__(self, window: int | None) -> View:
+        self[window] = view = self._attention.plan(self._plan, self._num_tokens, window)
+        return view
 
 
 def _pair(*columns: list[int]) -> None:

@@ -43,34 +43,45 @@ class Rotary:
         return torch.cat((pairs, torch.arange(2 * num_pairs, head_dim)))
 
 
-def rotary_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple[tuple[Rotary | None, ...] | None, int]:
-    """One Rotary for each layer, None if a scaling rule is unknown; and the context length that they are good for.
-
-    Rules whose frequencies grow with the sequence (dynamic, longrope) would let a sequence change its own past and
-    its neighbours: the context ends where their first stage does.
-    """
-    parameters = config.rope_parameters
-    is_by_type = "rope_theta" not in parameters
-    context_length = config.max_position_embeddings
+def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple[Rotary, ...] | None:
+    """One Rotary for each layer, or None if a scaling rule is unknown."""
     by_type: dict[str, Rotary] = {}
-    for kind in sorted(set(layer_types)):
-        chosen = parameters[kind] if is_by_type else parameters
-        rotary = _rotary(config, chosen, kind if is_by_type else None, head_dim)
+    for kind, parameters in _parameters(config, layer_types).items():
+        is_shared = "rope_theta" in config.rope_parameters
+        rotary = _rotary(config, parameters, None if is_shared else kind, head_dim)
         if rotary is None:
-            return None, context_length
+            return None
         by_type[kind] = rotary
-        if chosen["rope_type"] in ("dynamic", "longrope"):
-            context_length = min(context_length, _first_stage(config, chosen))
-    return tuple(by_type[kind] for kind in layer_types), context_length
+    return tuple(by_type[kind] for kind in layer_types)
 
 
-def _first_stage(config: Any, parameters: dict[str, Any]) -> int:
-    length = parameters.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
-    if length is not None and length < config.max_position_embeddings:
-        log.warning("the context ends at %d tokens: %s scaling beyond it is not built", length, parameters["rope_type"])
-    return length or config.max_position_embeddings
+def stable_context_length(config: Any) -> int:
+    """How long a sequence may get.
+
+    Rules whose frequencies change with the length of the sequence (dynamic, longrope) would turn its own past and its
+    neighbours in the batch: with them the context ends where their first stage does.
+    """
+    longest: int = config.max_position_embeddings
+    if not getattr(config, "rope_parameters", None):
+        return longest
+    for parameters in _parameters(config, getattr(config, "layer_types", None) or [""]).values():
+        if parameters.get("rope_type") not in ("dynamic", "longrope"):
+            continue
+        first_stage = parameters.get("original_max_position_embeddings")
+        first_stage = first_stage or getattr(config, "original_max_position_embeddings", None) or longest
+        if first_stage < longest:
+            rule = parameters["rope_type"]
+            log.warning("the context ends at %d tokens: %s scaling beyond it is not built", first_stage, rule)
+            longest = first_stage
+    return longest
+
+
+def _parameters(config: Any, layer_types: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Rope parameters by type of layer; most models have the same for all."""
+    parameters = config.rope_parameters
+    if "rope_theta" in parameters or "rope_type" in parameters:
+        return dict.fromkeys(sorted(set(layer_types)), parameters)
+    return {kind: parameters[kind] for kind in sorted(set(layer_types)) if parameters.get(kind)}
 
 
 def _rotary(config: Any, parameters: dict[str, Any], layer_type: str | None, head_dim: int) -> Rotary | None:

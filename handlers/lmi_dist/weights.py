@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from handlers.lmi_dist.families import describe
+from handlers.lmi_dist.rotary import stable_context_length
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.executor import Progress
 
@@ -34,6 +35,7 @@ class ModelFacts:
     vocab_size: int
     context_length: int
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     end_ids: tuple[int, ...]
@@ -66,8 +68,9 @@ def read_facts(path: str) -> ModelFacts:
         architecture=config.architectures[0],
         is_generic=architecture is not None,
         vocab_size=config.vocab_size,
-        context_length=architecture.context_length if architecture else config.max_position_embeddings,
+        context_length=architecture.context_length if architecture else stable_context_length(config),
         num_layers=config.num_hidden_layers,
+        num_heads=num_heads,
         num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
         end_ids=read_end_ids(path, config),

@@ -1,0 +1,136 @@
+"""Any other decoder: the modules of transformers around our rows of keys and values.
+
+transformers lets a model call an attention function by name; ours writes to the cache rows and answers from them, so
+the modules see one long ragged "sequence" and keep no cache of their own. Linears are swapped for packed ones. A
+model that keeps its past elsewhere, or whose attention wants more than this function knows, is found out at load: a
+few tokens, step by step, must give the logits of the untouched model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from handlers.lmi_dist.attention import Attention
+from handlers.lmi_dist.decoder import Step
+from handlers.lmi_dist.linear import Linear, LinearBuilder
+from lmi.errors import ModelUnusable
+from lmi.executor import Progress
+
+_NAME = "lmi_rows"
+_OWNER = "lmi_owner"  # attribute of an attention module: the model whose step it serves
+
+
+class HuggingFaceModel:
+    """A transformers model. Call it with a Step for the logits of the wanted rows, (num_wanted, vocab_size)."""
+
+    def __init__(
+        self,
+        path: str,
+        config: PretrainedConfig,
+        build: LinearBuilder,
+        attention: Attention,
+        progress: Progress,
+    ) -> None:
+        self.attention = attention
+        self.step: Step | None = None
+        self._layer_types = getattr(config, "layer_types", None)
+        self._window = getattr(config, "sliding_window", None)
+        AttentionInterface.register(_NAME, _attend)
+        transformers_logging.disable_progress_bar()
+        progress("weights", 0.0)
+        self._model = _load(path, config, build)
+        progress("weights", 1.0)
+        for module in self._model.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, _OWNER, self)
+        self.expected = self._expected_logits(config)
+        _swap_linears(self._model, build)
+
+    def __call__(self, step: Step) -> Tensor:
+        self.step = step
+        output = self._model(
+            input_ids=step.token_ids[None],
+            position_ids=step.positions[None],
+            use_cache=False,
+            logits_to_keep=step.wanted,
+        )
+        return output.logits[0].float()
+
+    def window(self, layer: int, given: int | None) -> int | None:
+        """The window of a layer: the configuration's word counts where it has one, else what the module said."""
+        if self._layer_types is None:
+            return given
+        return self._window if self._layer_types[layer] == "sliding_attention" else None
+
+    def _expected_logits(self, config: PretrainedConfig) -> tuple[list[int], Tensor]:
+        """A few token ids and the logits of the untouched model after each."""
+        token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
+        self._model.set_attn_implementation("eager")
+        ids = torch.tensor([token_ids], device=self._model.device)
+        logits = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        self._model.set_attn_implementation(_NAME)
+        return token_ids, logits
+
+
+def _load(path: str, config: PretrainedConfig, build: LinearBuilder) -> nn.Module:
+    name = config.architectures[0]
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, dtype=build.dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # transformers raises a type of its own choice for each obstacle
+        raise ModelUnusable(f"{path}: {name} cannot be loaded: {str(error).strip().splitlines()[0][:300]}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelUnusable(f"{path}: tensor {missing[0]} is missing from its weight files")
+    return model.eval().to(build.device)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls: q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
+    model: HuggingFaceModel = getattr(module, _OWNER)
+    attention, step, layer = model.attention, model.step, module.layer_idx
+    num_kv_heads, num_rows, head_dim = key.shape[1:]
+    keys_values = torch.cat((key[0], value[0])).transpose(0, 1)[: step.num_tokens]
+    attention.kv.write(layer, step.slots, keys_values.reshape(-1, head_dim))
+    queries = query.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 1, 0, 3)  # (rows, group, kv_heads, d)
+    queries = functional.pad(queries, (0, 0, 0, 0, 0, attention.grid.num_queries - attention.group))
+    view = step.views[model.window(layer, sliding_window)]
+    answer = attention(layer, queries, view, scaling or head_dim**-0.5, softcap)
+    answer = answer.view(num_rows, attention.group, num_kv_heads, head_dim).transpose(1, 2)
+    return answer.reshape(1, num_rows, -1, head_dim), None
+
+
+class _Wrapped(nn.Module):
+    """One of our linears where transformers expects a module. `weight` keeps what others may look at."""
+
+    def __init__(self, linear: Linear, plain: nn.Linear) -> None:
+        super().__init__()
+        self._linear = linear
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._linear(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+
+def _swap_linears(model: nn.Module, build: LinearBuilder) -> None:
+    for name, child in model.named_children():
+        if type(child) is nn.Linear:
+            setattr(model, name, _Wrapped(build(child.weight.detach(), child.bias), child))
+        else:
+            _swap_linears(child, build)
