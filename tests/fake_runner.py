@@ -1,0 +1,52 @@
+"""A runner without weights: the logits of a position are a fixed function of the tokens up to it.
+
+It keeps the tokens of each row as a real cache would keep keys and values, and refuses a plan that reads what was never
+written, so a scheduler that forgets to recompute is found out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from handlers.lmi_dist.plan import Plan
+
+_FACTOR = 0x9E3779B97F4A7C15
+
+
+class FakeRunner:
+    dtype, device, is_batch_invariant = "float32", "cpu", True
+
+    def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
+        """`poison`: what stands in the logits after a token; such tokens come in prompts only, never as an answer."""
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self.rows: dict[int, list[int]] = {}
+        self.plans: list[Plan] = []
+        self.poison = poison or {}
+
+    def forward(self, plan: Plan) -> Tensor:
+        self.plans.append(plan)
+        logits: list[Tensor] = []
+        for piece in plan.pieces:
+            row = self.rows.setdefault(piece.row, [])
+            assert piece.start <= len(row), "reads keys that nobody wrote"
+            row[piece.start :] = piece.token_ids
+            logits += [self.logits(row[: end + 1]) for end in range(piece.end - piece.num_logits, piece.end)]
+        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+
+    def logits(self, token_ids: list[int]) -> Tensor:
+        """(vocab,) float32, between -4 and 4."""
+        state = 0
+        for token_id in token_ids:
+            state = (state * 31 + token_id + 1) * _FACTOR % 2**64
+        steps = torch.arange(1, self.vocab_size + 1, dtype=torch.float64)
+        logits = (4 * torch.sin(steps * (1 + state % 100_003))).float()
+        logits[list(self.poison)] = -math.inf
+        if token_ids[-1] in self.poison:
+            logits[3] = self.poison[token_ids[-1]]
+        return logits
+
+    def release(self, row: int) -> None:
+        self.rows.pop(row, None)

@@ -1,0 +1,417 @@
+"""The embedded executor over a runner without weights: its laws, and how a request ends when something breaks."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_runner import FakeRunner
+from torch import Tensor
+
+from handlers.lmi_dist.executor import Executor, Limits, choose_limits
+from handlers.lmi_dist.plan import Plan
+from lmi.config import EngineConfig
+from lmi.errors import InvalidParameter, Overloaded
+from lmi.executor import (
+    ErrorKind,
+    FinishReason,
+    IterationStats,
+    OutputConfig,
+    Request,
+    Response,
+    Result,
+    SamplingConfig,
+)
+
+TIMEOUT_S = 30.0
+LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=2)
+
+
+def ask(*prompt: int, **fields: Any) -> Request:
+    return Request(**{"input_token_ids": prompt or (1, 2, 3), "max_tokens": 8, **fields})
+
+
+def mixed_requests(num: int, choice: random.Random, max_prompt: int = 200, max_tokens: int = 40) -> list[Request]:
+    """Greedy and sampled, streamed and not, short and long."""
+    configs = [
+        SamplingConfig(temperature=0),
+        SamplingConfig(seed=3),
+        SamplingConfig(seed=4, top_p=0.8, repetition_penalty=1.2),
+        SamplingConfig(seed=5, top_k=10, frequency_penalty=0.3),
+        SamplingConfig(seed=6, typical_p=0.9, min_tokens=4),
+    ]
+    return [
+        ask(
+            *choice.choices(range(50), k=choice.randint(1, max_prompt)),
+            max_tokens=choice.randint(1, max_tokens),
+            streaming=choice.random() < 0.5,
+            sampling_config=choice.choice(configs),
+            output_config=OutputConfig(return_log_probs=True, num_prompt_log_probs=choice.choice([None, None, 1])),
+            end_id=choice.choice([None, None, 7]),
+            bad_words=((8, 9),),
+            stop_words=choice.choice([(), (), ((10, 11), (12,))]),
+            priority=choice.choice([0.5, 0.5, 0.9]),
+        )
+        for _ in range(num)
+    ]
+
+
+def collect(executor: Executor, num: int) -> dict[int, list[Response]]:
+    """All Responses of `num` requests, by id."""
+    got: dict[int, list[Response]] = {}
+    deadline = time.monotonic() + TIMEOUT_S
+    while sum(one[-1].is_final for one in got.values()) < num:
+        assert time.monotonic() < deadline, "requests without an end"
+        for response in executor.await_responses(timeout_s=TIMEOUT_S):
+            assert isinstance(response, Response)
+            got.setdefault(response.request_id, []).append(response)
+    return got
+
+
+def joined(responses: list[Response]) -> tuple[Any, ...]:
+    """What a client has in the end, streamed or not."""
+    results = [one.result for one in responses if one.result is not None]
+    assert len(results) == len(responses), responses[-1].error_msg
+    return (
+        [token_id for one in results for token_id in one.output_token_ids[0]],
+        [log_prob for one in results for log_prob in (one.log_probs or [[]])[0]],
+        results[0].prompt_log_probs,
+        results[-1].finish_reasons,
+    )
+
+
+def alone(request: Request, runner: FakeRunner | None = None) -> tuple[Any, ...]:
+    with Executor(runner or FakeRunner()) as executor:
+        executor.enqueue_request(request)
+        [responses] = collect(executor, 1).values()
+        return joined(responses)
+
+
+def one_result(executor: Executor, request: Request) -> Result:
+    [response] = executor.await_responses(executor.enqueue_request(request), TIMEOUT_S)
+    assert isinstance(response, Response) and response.result is not None
+    return response.result
+
+
+def drained(executor: Executor) -> list[IterationStats]:
+    """Statistics up to the step after which nothing was left."""
+    stats: list[IterationStats] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while not stats or stats[-1].num_active_requests + stats[-1].num_queued_requests:
+        assert time.monotonic() < deadline
+        stats += executor.get_latest_iteration_stats()
+        time.sleep(0.001)
+    return stats
+
+
+@pytest.mark.parametrize("max_kv_cache_tokens", [None, 256, 400])
+@pytest.mark.parametrize("max_prefill_tokens", [1, 256])
+def test_every_answer_is_the_one_the_request_gets_alone(
+    max_kv_cache_tokens: int | None, max_prefill_tokens: int
+) -> None:
+    """Also when the cache is so small that sequences are preempted and recomputed."""
+    runner = FakeRunner()
+    config = EngineConfig(
+        max_num_sequences=16, max_kv_cache_tokens=max_kv_cache_tokens, max_prefill_tokens=max_prefill_tokens
+    )
+    requests = mixed_requests(24, random.Random(1), max_prompt=60, max_tokens=150)
+    with Executor(runner, config) as executor:
+        ids = executor.enqueue_requests(requests)
+        got = collect(executor, len(ids))
+        stats = drained(executor)
+    assert [joined(got[one]) for one in ids] == [alone(request) for request in requests]
+    assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+
+
+def test_requests_that_come_and_go_leave_the_others_alone() -> None:
+    choice = random.Random(2)
+    requests = mixed_requests(40, choice)
+    runner = FakeRunner()
+    with Executor(runner, EngineConfig(max_num_sequences=8, max_kv_cache_tokens=1024)) as executor:
+        ids, doomed = [], set()
+        for request in requests:
+            ids.append(executor.enqueue_request(request))
+            if choice.random() < 0.3:
+                doomed.add(choice.choice(ids))
+                executor.cancel_request(max(doomed))
+            time.sleep(choice.random() * 0.003)
+        got = collect(executor, len(ids))
+        stats = drained(executor)
+    for request_id, request in zip(ids, requests, strict=True):
+        tokens, log_probs, _, [reason] = joined(got[request_id])
+        expected = alone(request)
+        if reason is FinishReason.CANCELLED:
+            assert request_id in doomed and tokens == expected[0][: len(tokens)]
+        else:
+            assert (tokens, log_probs, [reason]) == (expected[0], expected[1], expected[3])
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+
+
+def test_a_request_without_a_seed_is_answered_afresh_each_time() -> None:
+    with Executor(FakeRunner()) as executor:
+        answers = {tuple(one_result(executor, ask(max_tokens=20)).output_token_ids[0]) for _ in range(5)}
+    assert len(answers) == 5
+
+
+def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
+    with Executor(FakeRunner(), EngineConfig(max_prefill_tokens=128)) as executor:
+        executor.enqueue_requests([ask(max_tokens=30), ask(*[4] * 480, max_tokens=1)])
+        collect(executor, 2)
+        stats = drained(executor)
+    assert sum(one.num_context_tokens > 0 for one in stats) == 5  # the short prompt left no room for a whole piece
+    assert all(one.num_generation_tokens == 1 for one in stats[1:30])
+
+
+def test_priority_decides_who_is_admitted() -> None:
+    with Executor(FakeRunner(), EngineConfig(max_num_sequences=1)) as executor:
+        ids = executor.enqueue_requests([ask(priority=priority) for priority in (0.1, 0.5, 0.9, 0.5)])
+        order = list(collect(executor, 4))
+    assert order == [ids[2], ids[1], ids[3], ids[0]]
+
+
+def test_prompt_log_probs_are_the_same_however_the_prompt_is_cut() -> None:
+    runner, prompt = FakeRunner(), tuple(range(50)) * 8
+    output = OutputConfig(num_prompt_log_probs=2)
+    for max_prefill_tokens in (1, 1000):
+        with Executor(FakeRunner(), EngineConfig(max_prefill_tokens=max_prefill_tokens)) as executor:
+            notes = one_result(executor, ask(*prompt, output_config=output)).prompt_log_probs
+        assert notes is not None and len(notes) == 400 and (notes[0].log_prob, notes[0].top) == (None, [])
+        for position in (1, 127, 128, 129, 256, 399):
+            expected = runner.logits(list(prompt[:position])).log_softmax(-1)
+            assert notes[position].log_prob == expected[prompt[position]].item()
+            assert [one.token_id for one in notes[position].top] == expected.topk(2).indices.tolist()
+
+
+def test_a_request_that_the_whole_cache_cannot_hold_is_refused() -> None:
+    with Executor(FakeRunner(), EngineConfig(max_kv_cache_tokens=64)) as executor:
+        assert len(one_result(executor, ask(*[1] * 60, max_tokens=5)).output_token_ids[0]) == 5
+        with pytest.raises(
+            InvalidParameter, match="max_tokens must be at most 64 tokens together with the prompt's 60"
+        ):
+            executor.enqueue_request(ask(*[1] * 60, max_tokens=6))
+
+
+def test_a_full_queue_is_said_to_be_full() -> None:
+    runner = GatedRunner()
+    with Executor(runner, EngineConfig(max_num_sequences=1, max_queue_size=2)) as executor:
+        executor.enqueue_request(ask())
+        runner.wait_until_inside()
+        executor.enqueue_requests([ask(), ask()])
+        with pytest.raises(Overloaded, match="2 requests wait already, at most 2 may"):
+            executor.enqueue_request(ask())
+        runner.open()
+        collect(executor, 3)
+        executor.enqueue_request(ask())
+
+
+class GatedRunner(FakeRunner):
+    """Stands still inside forward until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gate, self._inside = threading.Event(), threading.Event()
+
+    def forward(self, plan: Plan) -> Tensor:
+        self._inside.set()
+        assert self._gate.wait(TIMEOUT_S)
+        return super().forward(plan)
+
+    def wait_until_inside(self) -> None:
+        assert self._inside.wait(TIMEOUT_S)
+
+    def open(self) -> None:
+        self._gate.set()
+
+
+def test_a_cancel_frees_row_and_blocks_before_the_next_step() -> None:
+    runner = GatedRunner()
+    with Executor(runner) as executor:
+        first, second = executor.enqueue_requests([ask(*[1] * 100, max_tokens=400), ask(max_tokens=4)])
+        runner.wait_until_inside()
+        executor.cancel_request(first)
+        runner.open()
+        got = collect(executor, 2)
+        stats = drained(executor)
+    assert joined(got[first])[3] == [FinishReason.CANCELLED]
+    assert [one.kv_cache_stats.used_num_blocks for one in stats] == [8, 1, 1, 0]
+    assert all(piece.row == 1 for plan in runner.plans[1:] for piece in plan.pieces)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_logits_that_are_not_numbers_fail_their_request_alone(poison: float) -> None:
+    requests = mixed_requests(6, random.Random(3))
+    runner = FakeRunner(vocab_size=60, poison={55: poison})
+    with Executor(runner) as executor:
+        ids = executor.enqueue_requests([*requests, ask(1, 55), ask(2, 2, 55, output_config=LOG_PROBS)])
+        ids.append(executor.enqueue_request(ask(55, 1, 2, output_config=OutputConfig(num_prompt_log_probs=0))))
+        got = collect(executor, len(ids))
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+    for failed in ids[6:]:
+        [response] = got[failed]
+        assert response.error is not None and response.error.kind is ErrorKind.GENERATION
+        assert "not numbers" in response.error_msg
+    assert [joined(got[one]) for one in ids[:6]] == [alone(one, runner) for one in requests]
+
+
+class BreakingRunner(FakeRunner):
+    """Raises what `breaks` returns for a plan."""
+
+    def __init__(self, breaks: Callable[[Plan], Exception | None]) -> None:
+        super().__init__()
+        self.breaks = breaks
+
+    def forward(self, plan: Plan) -> Tensor:
+        error = self.breaks(plan)
+        if error is not None:
+            raise error
+        return super().forward(plan)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError("no memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+    ids=["cuda", "python", "cpu"],
+)
+def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
+    choice = random.Random(4)
+    requests = mixed_requests(10, choice, max_prompt=100)
+    large = ask(*[1] * 300, output_config=OutputConfig(num_prompt_log_probs=0))
+    requests.insert(4, large)
+    runner = BreakingRunner(lambda plan: error if any(piece.num_logits == 128 for piece in plan.pieces) else None)
+    with Executor(runner, EngineConfig(max_prefill_tokens=512)) as executor:
+        ids = executor.enqueue_requests(requests)
+        got = collect(executor, len(ids))
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+        assert executor.can_enqueue_requests()
+    for request_id, request in zip(ids, requests, strict=True):
+        if request is large:
+            [response] = got[request_id]
+            assert response.error is not None and response.error.kind is ErrorKind.OUT_OF_MEMORY
+        else:
+            assert joined(got[request_id]) == alone(request)
+
+
+def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_engine() -> None:
+    def breaks(plan: Plan) -> Exception | None:
+        return MemoryError("no memory") if len(plan.pieces) > 2 else None
+
+    with Executor(BreakingRunner(breaks)) as executor:
+        ids = executor.enqueue_requests([ask(*[1] * length) for length in range(1, 9)])
+        got = collect(executor, len(ids))
+        assert executor.can_enqueue_requests()
+    failed = [one for one in ids if got[one][-1].error is not None]
+    assert failed == ids[2:]  # the longest went first
+
+
+def test_a_step_that_raises_ends_its_requests_and_spares_the_queue() -> None:
+    broken = [True]
+
+    def breaks(plan: Plan) -> Exception | None:
+        return RuntimeError("bad kernel") if broken.pop() else None
+
+    runner = BreakingRunner(lambda plan: breaks(plan) if broken else None)
+    with Executor(runner, EngineConfig(max_num_sequences=2)) as executor:
+        ids = executor.enqueue_requests([ask() for _ in range(4)])
+        got = collect(executor, 4)
+        assert executor.can_enqueue_requests()
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+    for failed in ids[:2]:
+        [response] = got[failed]
+        assert response.error is not None and response.error.kind is ErrorKind.GENERATION
+        assert response.error_msg == "the step failed: bad kernel"
+    assert all(got[one][-1].error is None for one in ids[2:])
+
+
+def test_three_broken_steps_in_a_row_stop_the_engine_and_end_everyone() -> None:
+    runner = BreakingRunner(lambda plan: RuntimeError("sticky"))
+    with Executor(runner, EngineConfig(max_num_sequences=1)) as executor:
+        ids = executor.enqueue_requests([ask() for _ in range(5)])
+        got = collect(executor, 5)
+        kinds = [got[one][-1].error.kind for one in ids]  # type: ignore[union-attr]
+        assert kinds == [ErrorKind.GENERATION] * 3 + [ErrorKind.ENGINE_LOST] * 2
+        assert not executor.can_enqueue_requests()
+        with pytest.raises(RuntimeError):
+            executor.enqueue_request(ask())
+        assert executor.await_responses() == []
+
+
+def test_a_good_step_between_broken_ones_starts_the_count_again() -> None:
+    num_steps = [0]
+
+    def breaks(plan: Plan) -> Exception | None:
+        num_steps[0] += 1
+        return RuntimeError("now and then") if num_steps[0] % 3 else None
+
+    with Executor(BreakingRunner(breaks), EngineConfig(max_num_sequences=1)) as executor:
+        ids = executor.enqueue_requests([ask(max_tokens=1) for _ in range(12)])
+        got = collect(executor, 12)
+        assert executor.can_enqueue_requests()
+    assert [got[one][-1].has_error() for one in ids] == [True, True, False] * 4
+
+
+def test_request_statistics_are_kept_only_when_asked_for() -> None:
+    with Executor(FakeRunner()) as executor:
+        one_result(executor, ask())
+        assert executor.get_latest_request_stats() == []
+    config = EngineConfig(max_num_sequences=1, options={"request_stats_max_iterations": "100"})
+    with Executor(FakeRunner(), config) as executor:
+        first, second = executor.enqueue_requests([ask(*[1] * 300, max_tokens=2), ask(max_tokens=1)])
+        collect(executor, 2)
+        drained(executor)
+        stages = [
+            {stats.id: (stats.stage, stats.context_prefill_position) for stats in step.request_stats}
+            for step in executor.get_latest_request_stats()
+        ]
+    assert stages == [
+        {first: ("CONTEXT_IN_PROGRESS", 256), second: ("QUEUED", 0)},
+        {first: ("GENERATION_IN_PROGRESS", 300), second: ("QUEUED", 0)},
+        {first: ("GENERATION_COMPLETE", 300), second: ("QUEUED", 0)},
+        {second: ("GENERATION_COMPLETE", 3)},
+    ]
+
+
+def test_an_idle_executor_uses_no_processor() -> None:
+    with Executor(FakeRunner()) as executor:
+        one_result(executor, ask())
+        drained(executor)
+        before = time.process_time()
+        assert executor.await_responses(timeout_s=0.5) == []
+        assert time.process_time() - before < 0.1
+        assert executor.get_latest_iteration_stats() == []
+
+
+def test_naming_the_package_does_not_import_torch() -> None:
+    code = (
+        "import sys, handlers.lmi_dist, handlers.echo, handlers.lmi_dist.scheduler; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_lazy", "limits"),
+    [
+        (EngineConfig(), True, Limits(64, 4096, 64 * 2048)),
+        (EngineConfig(max_num_sequences=8, max_sequence_length=100), True, Limits(8, 100, 800)),
+        (EngineConfig(max_sequence_length=10**6), True, Limits(64, 4096, 64 * 2048)),
+        (EngineConfig(max_kv_cache_tokens=5), True, Limits(64, 4096, 16)),
+        (EngineConfig(), False, Limits(50, 4096, 64 * 2048)),
+        (EngineConfig(max_num_sequences=8), False, Limits(8, 4096, 8 * 2048)),
+    ],
+)
+def test_limits_come_from_configuration_context_and_memory(config: EngineConfig, is_lazy: bool, limits: Limits) -> None:
+    """A quarter of this memory holds 50 sequences of the whole context."""
+    memory_bytes = 4 * 50 * 4096 * 100
+    assert choose_limits(config, 4096, token_bytes=100, memory_bytes=memory_bytes, is_lazy=is_lazy) == limits
