@@ -53,7 +53,6 @@ class ModelConfig:
     tgi_compat: bool = False
     chat_template: str | None = None
     trust_remote_code: bool = False
-    allow_pickle: bool = False
     is_demo: bool = False
 
 
@@ -73,6 +72,7 @@ class EngineConfig:
     max_sequence_length: int | None = None  # option.max_model_len
     max_queue_size: int | None = None  # requests an Executor holds before Overloaded; None: the front end bounds it
     batch_invariant: bool = True
+    allow_pickle: bool = False
     tensor_parallel_degree: int = 1
     pipeline_parallel_degree: int = 1
     num_threads: int | None = None

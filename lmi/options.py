@@ -205,7 +205,7 @@ OPTIONS = (
         "run Python code that comes with the model",
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
     ),
-    Option("option.allow_pickle", "model.allow_pickle", BOOLEAN, "load pickled weights, which can run code"),
+    Option("option.allow_pickle", "engine.allow_pickle", BOOLEAN, "load pickled weights, which can run code"),
     Option("option.rolling_batch", "engine.handler", TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
     Option("option.dtype", "engine.dtype", DTYPE, "type of the weights: auto, fp32, bf16, fp16"),
     Option(

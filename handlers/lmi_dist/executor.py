@@ -220,6 +220,7 @@ def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, 
         num_rows=limits.num_rows,
         max_length=limits.max_length,
         piece_length=PIECE_LENGTH,
+        allow_pickle=config.allow_pickle,
         progress=progress,
     )
     return runner, limits

@@ -1,0 +1,27 @@
+"""Two servers that the tests of this folder share, since an engine takes seconds to import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.served import Server, serve
+from tests.tiny_models import tiny_model
+
+TIGHT_TOKENS = 1024  # of KV cache
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Iterator[Server]:
+    """A small random Llama behind two front ends, with room for every request."""
+    with serve(tiny_model("llama"), "option.model_name=tiny", "option.dtype=fp32", "frontend_workers=2") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tight() -> Iterator[Server]:
+    """The same checkpoint in the form of TGI, with a KV cache that holds one long request or some short ones."""
+    settings = ("option.dtype=fp32", "option.tgi_compat=true", f"option.max_kv_cache_tokens={TIGHT_TOKENS}")
+    with serve(tiny_model("llama"), *settings, "frontend_workers=1") as server:
+        yield server
