@@ -173,7 +173,7 @@ class Supervisor:
             self._drain_s = time.monotonic()
         elif signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) or is_hangup:
             log.info("%s: stopping now", signum.name)
-            self._exit_code = 128 + signum
+            self._exit_code = self._failure.code if self._failure else 128 + signum
 
     def _on_exit(self, pid: int, code: int, now: float) -> None:
         for engine in self._engines:
@@ -292,7 +292,6 @@ class Supervisor:
     # The end.
 
     def _fail(self, failure: Failure, notice_s: float) -> None:
-        log.error("giving up: %s", failure.message)
         self._failure = failure
         self._block.supervisor.phase = Phase.FAILED
         self._block.supervisor.reason = failure.message
@@ -330,7 +329,7 @@ class Supervisor:
             processes.send(self._front_end.pid, signum, to_group=signum == signal.SIGKILL)
 
     def _stop_all(self) -> None:
-        """Whatever happened: when this returns no child is left."""
+        """Whatever happened: when this returns no child is left that can be killed."""
         if self._listener is not None:
             self._listener.close()
         self._send_front_end(signal.SIGTERM)
@@ -341,7 +340,7 @@ class Supervisor:
             processes.reap()
         self._send_front_end(signal.SIGKILL)
         self._send_engines(signal.SIGKILL)
-        while pids := processes.children():
+        while (pids := processes.children()) and time.monotonic() < deadline_s + STOP_S:
             for pid in pids:
                 processes.send(pid, signal.SIGKILL)
             self._signals.wait(0.02)

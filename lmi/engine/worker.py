@@ -3,7 +3,7 @@
 `python -m lmi.engine.worker --slot N` loads the model of the runtime folder with the configured handler, says in its
 record how far it is, then serves front ends until it is told to stop. The main thread reads sockets; one more thread
 waits for the executor. Whether this process hangs is judged by the supervisor, from the record alone. Exit codes are
-those of `lmi.errors`; a model that cannot be used is one line on stderr, an unexpected fault is a traceback.
+those of `lmi.errors`; a model that cannot be used is one line in the log, an unexpected fault has a traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, cast
@@ -127,6 +126,8 @@ class Worker:
         self._record.phase = Phase.DRAINING
         server.close()
         await self._finish()
+        self._loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the executor's own end short
 
     async def _finish(self) -> None:
         deadline_s = time.monotonic() + FINISH_S
@@ -207,11 +208,11 @@ def run(slot: int) -> int:
                 raise failure
     except StartError as error:
         record.reason = str(error)
-        print(f"engine {slot}: {error}", file=sys.stderr)
+        log.error("this engine cannot start: %s", error)
         return error.exit_code
     except Exception as error:
         record.reason = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
+        log.exception("this engine failed")
         return 1
     return 0
 

@@ -8,6 +8,7 @@ kills a silent one; it ends at once when the supervisor is gone, and drains when
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import resource
@@ -94,6 +95,7 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             sys.exit(Arbiter.APP_LOAD_ERROR)
 
     async def _serve(self) -> None:
+        faulthandler.enable()  # gunicorn aborts a worker whose loop is blocked: then the stacks say where
         self.config.app = self.wsgi
         server = Server(config=self.config)
         asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, os._exit, 0)

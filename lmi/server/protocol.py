@@ -121,6 +121,7 @@ class GuardedProtocol(HttpToolsProtocol):
                     head += [name, b": ", value, b"\r\n"] if name != b"upgrade" else []
                 data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
                 self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
 
     def _check_unparsed(self, num_new_bytes: int) -> None:
         """The parser hands a field over when it is whole, so an endless one must be counted as it comes."""

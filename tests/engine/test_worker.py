@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -167,14 +168,15 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
         ("unheard-of", 2, "unheard-of"),
     ],
 )
-def test_what_an_operator_can_mend_is_one_line_a_reason_and_an_exit_code(
+def test_what_an_operator_can_mend_is_one_event_a_reason_and_an_exit_code(
     start: Start, handler: str, code: int, said: str
 ) -> None:
     worker = start(handler)
     assert worker.process.wait(30) == code
     assert said in worker.record.reason
-    [line] = [line for line in worker.errors.read_text().splitlines() if not line.startswith("{")]
-    assert said in line
+    lines = worker.errors.read_text().splitlines()
+    [event] = [event for event in map(json.loads, lines) if event["level"] != "INFO"]
+    assert said in event["message"] and "error" not in event
 
 
 def test_an_unexpected_fault_is_exit_1_with_a_traceback_and_a_reason(start: Start) -> None:

@@ -171,6 +171,20 @@ def test_a_folder_without_a_tokenizer_is_exit_4(container: Make) -> None:
     assert_nothing_left(server)
 
 
+def test_a_server_is_a_good_first_process_of_its_container(container: Make) -> None:
+    if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make a pid namespace")
+    server = container(command_prefix=["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]).start_and_wait()
+    [first] = server.pids("lmi-supervisor")
+    assert "NSpid:\t" + f"{first}\t1" in Path(f"/proc/{first}/status").read_text()
+    assert_whole(server.generate(3), 3)
+    os.kill(server.pid("lmi-gunicorn"), signal.SIGKILL)
+    wait_until(lambda: server.ping() == 200 and len(server.pids("lmi-gunicorn")) == 1, "there is a new master")
+    os.kill(first, signal.SIGTERM)
+    assert server.wait() == 0
+    assert_nothing_left(server)
+
+
 # Kill.
 
 
