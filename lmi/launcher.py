@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import resource
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from lmi import processes
+from lmi import environment, processes
 from lmi.announce import Failure, say_failed, say_ready
-from lmi.config import Config, EngineConfig
+from lmi.config import Config
 from lmi.engine.worker import read_report
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
 from lmi.listener import bind
@@ -42,10 +38,7 @@ STOP_S = 0.5  # between TERM and KILL when there is nothing left to wait for
 MAX_FRONT_END_DEATHS = 10
 FATAL_ENGINE_CODES = {error.exit_code: error.label for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
 FRONT_END_CANNOT_BOOT, FRONT_END_CANNOT_LOAD = 3, 4  # exit codes of gunicorn
-SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
 ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE, OWN_OOM_SCORE = 500, 0, -500
-SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)")
-LAUNCHER_OWN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
 log = logging.getLogger(__name__)
 
@@ -79,32 +72,6 @@ class FrontEnd:
     start_s: float = 0.0
 
 
-class Signals:
-    """Signals as bytes in a pipe, so that one call waits for them, for deaths and for the clock."""
-
-    HANDLED = (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGHUP,
-        signal.SIGCHLD,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
-
-    def __init__(self) -> None:
-        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for signum in self.HANDLED:
-            signal.signal(signum, lambda signum, frame: None)
-
-    def wait(self, timeout_s: float) -> list[signal.Signals]:
-        select.select([self._reader], [], [], timeout_s)
-        with suppress(BlockingIOError):
-            return [signal.Signals(number) for number in os.read(self._reader, 4096)]
-        return []
-
-
 class Supervisor:
     def __init__(self, config: Config, app: str = APP) -> None:
         self._config = config
@@ -120,7 +87,7 @@ class Supervisor:
         """Serve until told to stop; returns the exit code. Raises PortUnavailable before anything is started."""
         self._listener: socket.socket | None = bind(self._config.server.host, self._config.server.port)
         _be_supervisor()
-        self._signals = Signals()
+        self._signals = processes.Signals()
         self._runtime = Runtime.create(self._config)
         try:
             self._begin(self._runtime.attach())
@@ -132,8 +99,6 @@ class Supervisor:
         if self._failure is not None:
             say_failed(self._failure)
         return self._exit_code
-
-    # The loop.
 
     def _begin(self, block: Block) -> None:
         self._block = block
@@ -187,8 +152,6 @@ class Supervisor:
             if record.pid == pid:
                 record.release()
 
-    # Engines.
-
     def _mind_engine(self, engine: Engine, now: float) -> None:
         if engine.pid is None:
             if now >= engine.start_s:
@@ -208,7 +171,7 @@ class Supervisor:
         engine.spawned_s, engine.kill_s, engine.hung = now, None, None
         engine.pid = processes.spawn(
             [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", str(engine.slot)],
-            self._environment() | _thread_environment(self._config),
+            self._environment() | environment.of_threads(self._config, os.environ),
             death_signal=signal.SIGKILL,  # an engine without its supervisor is of no use to anyone
             oom_score=ENGINE_OOM_SCORE,
         )
@@ -244,8 +207,6 @@ class Supervisor:
         engine.start_s = now + delay_s
         log.error("engine %d lost: %s; next start in %g s", engine.slot, why, delay_s)
 
-    # The front end.
-
     def _mind_front_end(self, now: float) -> None:
         front_end = self._front_end
         if front_end.pid is not None or now < front_end.start_s or self._listener is None:
@@ -254,7 +215,7 @@ class Supervisor:
         front_end.spawned_s = now
         front_end.pid = processes.spawn(
             [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", self._app],
-            without_secrets(self._environment()),
+            environment.without_secrets(self._environment()),
             death_signal=signal.SIGKILL,  # its workers notice and end by themselves
             oom_score=FRONT_END_OOM_SCORE,
             inherited_fds=[fd],
@@ -288,8 +249,6 @@ class Supervisor:
             stage="front end",
             message=message,
         )
-
-    # The end.
 
     def _fail(self, failure: Failure, notice_s: float) -> None:
         self._failure = failure
@@ -346,11 +305,9 @@ class Supervisor:
             self._signals.wait(0.02)
             processes.reap()
 
-    # What children and people are told.
-
     def _environment(self) -> dict[str, str]:
         own = {ENVIRONMENT_NAME: str(self._runtime.path), SUPERVISOR_PID: str(os.getpid())}
-        return {name: value for name, value in os.environ.items() if not LAUNCHER_OWN.match(name)} | own
+        return environment.of_child(os.environ) | own
 
     def _announce(self) -> None:
         """Once, when the first answer can be given."""
@@ -364,37 +321,6 @@ class Supervisor:
                 report = read_report(self._runtime, engine.slot)
                 say_ready(self._config, port, report, time.monotonic() - self._started_s)
                 return
-
-
-def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that meets strangers."""
-    return {name: value for name, value in environ.items() if not SECRET.search(name.upper())}
-
-
-def _thread_environment(config: Config) -> dict[str, str]:
-    """Threads of an engine's kernels; set before torch is imported, which reads them once.
-
-    Threads that spin while they wait ruin a machine they share with a front end, so they spin shortly. Source of the
-    numbers: measurements on two cores beside one busy process.
-    """
-    threads = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000")}
-    if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in os.environ:
-        threads["OMP_NUM_THREADS"] = str(num_engine_threads(config.engine, config.model.path))
-    return threads
-
-
-def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
-    if engine.num_threads is not None:
-        return engine.num_threads
-    cores = processes.num_usable_cores()
-    if _weight_bytes(model_path) <= SMALL_MODEL_BYTES:
-        cores -= 1  # the front end needs it more
-    return max(1, cores // engine.num_engines)
-
-
-def _weight_bytes(model_path: str) -> int:
-    folder = Path(model_path)
-    return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
 
 
 def _be_supervisor() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -45,6 +46,32 @@ def set_oom_score(score: int) -> None:
     """From -1000 (never) to 1000 (first): whom the kernel kills when memory runs out. Lowering it needs a privilege."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(score))
+
+
+class Signals:
+    """Signals as bytes in a pipe, so that one call waits for them, for deaths and for the clock."""
+
+    HANDLED = (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGHUP,
+        signal.SIGCHLD,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    )
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for signum in self.HANDLED:
+            signal.signal(signum, lambda signum, frame: None)
+
+    def wait(self, timeout_s: float) -> list[signal.Signals]:
+        select.select([self._reader], [], [], timeout_s)
+        with suppress(BlockingIOError):
+            return [signal.Signals(number) for number in os.read(self._reader, 4096)]
+        return []
 
 
 def spawn(

@@ -66,8 +66,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal: Refusal | None = None
         self._stall: asyncio.TimerHandle | None = None
 
-    # Bytes in.
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections and not self._make_room():
@@ -128,8 +126,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_unparsed_bytes += num_new_bytes
         if self._num_unparsed_bytes > MAX_HEAD_BYTES:
             raise _head_too_large()
-
-    # What the parser finds.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -196,8 +192,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_body = False
         super().on_message_complete()
 
-    # Time.
-
     def _mind_time(self) -> None:
         """After each read: a head that has begun has a deadline, and so has a body."""
         is_idle = self.cycle is None or self.cycle.response_complete
@@ -247,8 +241,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
-
-    # The end.
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer and close; requests of this connection that came before and still run are answered first."""
