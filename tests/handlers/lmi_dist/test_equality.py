@@ -1,0 +1,154 @@
+"""The whole embedded executor on real checkpoints: a request's answer is its own, whatever runs beside it.
+
+Ids and the bits of log-probs equal those of the lone run while requests come, go and are cancelled; after a preemption
+ids equal and log-probs agree to 1e-4; greedy ids equal those of transformers' generate.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB_SIZE, tiny_model
+from transformers import AutoModelForCausalLM
+
+from handlers.lmi_dist import Executor
+from lmi.config import EngineConfig
+from lmi.executor import FinishReason, IterationStats, OutputConfig, Request, Response, SamplingConfig
+
+TIMEOUT_S = 60.0
+FAMILIES = ("llama", "mistral", "gpt2")
+
+
+def staggered(num: int, choice: random.Random, max_prompt: int, max_tokens: int) -> list[Request]:
+    """Every second one greedy."""
+    sampled = [
+        SamplingConfig(seed=1),
+        SamplingConfig(seed=2, temperature=0.7, top_p=0.9),
+        SamplingConfig(seed=3, top_k=50, repetition_penalty=1.1),
+        SamplingConfig(seed=4, min_p=0.02, presence_penalty=0.5),
+    ]
+    return [
+        Request(
+            input_token_ids=tuple(choice.choices(range(3, VOCAB_SIZE), k=choice.randint(1, max_prompt))),
+            max_tokens=choice.randint(max_tokens // 4, max_tokens),
+            streaming=choice.random() < 0.5,
+            sampling_config=choice.choice(sampled) if number % 2 else SamplingConfig(temperature=0),
+            output_config=OutputConfig(return_log_probs=True, num_prompt_log_probs=choice.choice([None, None, 2])),
+        )
+        for number in range(num)
+    ]
+
+
+def answer(responses: list[Response]) -> tuple[list[int], list[float], Any, FinishReason]:
+    results = [one.result for one in responses if one.result is not None]
+    assert len(results) == len(responses), responses[-1].error_msg
+    return (
+        [token_id for one in results for token_id in one.output_token_ids[0]],
+        [log_prob for one in results for log_prob in (one.log_probs or [[]])[0]],
+        results[0].prompt_log_probs,
+        results[-1].finish_reasons[0],
+    )
+
+
+def take_all(executor: Executor, ids: list[int]) -> list[tuple[list[int], list[float], Any, FinishReason]]:
+    got: dict[int, list[Response]] = {}
+    deadline = time.monotonic() + TIMEOUT_S
+    while sum(one[-1].is_final for one in got.values()) < len(ids):
+        assert time.monotonic() < deadline, "requests without an end"
+        for response in executor.await_responses(timeout_s=TIMEOUT_S):
+            assert isinstance(response, Response)
+            got.setdefault(response.request_id, []).append(response)
+    return [answer(got[one]) for one in ids]
+
+
+def alone(executor: Executor, requests: list[Request]) -> list[tuple[list[int], list[float], Any, FinishReason]]:
+    return [take_all(executor, [executor.enqueue_request(request)])[0] for request in requests]
+
+
+def last_stats(executor: Executor) -> tuple[int, IterationStats]:
+    """Preemptions so far, and the last step."""
+    stats = executor.get_latest_iteration_stats()
+    return sum(one.num_preemptions for one in stats), stats[-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_that_come_go_and_are_cancelled_change_no_bit_of_the_others(family: str) -> None:
+    choice = random.Random(family)
+    requests = staggered(32, choice, max_prompt=300, max_tokens=40)
+    doomed = []
+    with Executor(tiny_model(family), EngineConfig(max_num_sequences=12)) as executor:
+        is_exact = executor.capabilities.log_probs_invariant  # else this CPU's kernels keep the ids alone
+        expected = alone(executor, requests)
+        ids: list[int] = []
+        for request in requests:
+            ids.append(executor.enqueue_request(request))
+            if choice.random() < 0.2:
+                doomed.append(choice.choice(ids))
+                executor.cancel_request(doomed[-1])
+            time.sleep(choice.random() * 0.01)
+        got = take_all(executor, ids)
+        assert last_stats(executor)[1].kv_cache_stats.used_num_blocks == 0
+    for request_id, mine, lone in zip(ids, got, expected, strict=True):
+        if mine[3] is FinishReason.CANCELLED:
+            assert request_id in doomed
+            lone = (lone[0][: len(mine[0])], lone[1][: len(mine[1])], mine[2], mine[3])
+        assert mine == lone if is_exact else mine[0] == lone[0]
+
+
+def test_a_preempted_request_has_the_ids_of_its_lone_run() -> None:
+    requests = staggered(16, random.Random(9), max_prompt=120, max_tokens=160)
+    config = EngineConfig(max_num_sequences=12, max_kv_cache_tokens=640)
+    with Executor(tiny_model("llama"), config) as executor:
+        expected = alone(executor, requests)
+        assert last_stats(executor)[0] == 0
+        got = take_all(executor, executor.enqueue_requests(requests))
+        num_preemptions, last = last_stats(executor)
+    assert num_preemptions > 0 and last.kv_cache_stats.used_num_blocks == 0
+    for mine, lone in zip(got, expected, strict=True):
+        assert mine[0] == lone[0] and mine[3] == lone[3]
+        assert mine[1] == pytest.approx(lone[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_ids_are_those_of_generate(family: str) -> None:
+    requests = [one for one in staggered(16, random.Random(5), 200, 60) if one.sampling_config.is_greedy]
+    with Executor(tiny_model(family)) as executor:
+        got = take_all(executor, executor.enqueue_requests(requests))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family)).eval()
+    for request, (tokens, *_) in zip(requests, got, strict=True):
+        check_against_generate(model, request, tokens)
+
+
+def check_against_generate(model: Any, request: Request, tokens: list[int]) -> None:
+    """Equal up to the first place where the reference's own two best logits lie closer than 1e-4."""
+    prompt = torch.tensor([request.input_token_ids])
+    with torch.inference_mode():
+        reference = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=request.max_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    expected = reference.sequences[0, prompt.shape[1] :].tolist()
+    if tokens != expected:
+        place = next(index for index, pair in enumerate(zip(tokens, expected, strict=True)) if pair[0] != pair[1])
+        best, second = reference.logits[place][0].topk(2).values.tolist()
+        assert best - second < 1e-4, f"token {place}: {tokens[place]} for {expected[place]}"
+
+
+def test_the_demo_model_gives_the_same_answers_alone_and_together() -> None:
+    demo = Path(__file__).parents[3] / "handlers" / "lmi_dist" / "demo"
+    requests = staggered(16, random.Random(7), max_prompt=60, max_tokens=40)
+    with Executor(demo) as executor:
+        expected = alone(executor, requests)
+        got = take_all(executor, executor.enqueue_requests(requests))
+    assert [mine[0] for mine in got] == [lone[0] for lone in expected]
