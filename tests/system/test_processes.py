@@ -75,7 +75,7 @@ def test_a_server_gets_ready_answers_and_ends_without_a_trace(container: Make) -
     server = container(frontend_workers=2).start_and_wait()
     assert_whole(server.generate(5), 5)
     assert [name.split("-")[1] for name in names(server)] == ["engine", "front", "front", "gunicorn", "supervisor"]
-    assert '"event":"ready"' in server.log.read_text()
+    wait_until(lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready")
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
     assert_nothing_left(server)
