@@ -8,6 +8,7 @@ few tokens, step by step, must give the logits of the untouched model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from transformers.utils import logging as transformers_logging
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.decoder import Step
 from handlers.lmi_dist.linear import Linear, LinearBuilder
+from handlers.lmi_dist.plan import Piece, Plan
 from lmi.errors import ModelUnusable
 from lmi.executor import Progress
 
 _NAME = "lmi_rows"
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
 _OWNER = "lmi_owner"  # attribute of an attention module: the model whose step it serves
 
 
@@ -39,8 +42,11 @@ class HuggingFaceModel:
     ) -> None:
         self.attention = attention
         self.step: Step | None = None
+        self._name = config.architectures[0]
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
+        if self._layer_types and not set(self._layer_types) <= {"full_attention", "sliding_attention"}:
+            raise ModelUnusable(f"{path}: {self._name} has layers of a kind that is not supported")
         AttentionInterface.register(_NAME, _attend)
         transformers_logging.disable_progress_bar()
         progress("weights", 0.0)
@@ -49,8 +55,8 @@ class HuggingFaceModel:
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, _OWNER, self)
-        self.expected = self._expected_logits(config)
-        _swap_linears(self._model, build)
+        self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
+        self._expected = self._untouched_logits()
 
     def __call__(self, step: Step) -> Tensor:
         self.step = step
@@ -68,14 +74,31 @@ class HuggingFaceModel:
             return given
         return self._window if self._layer_types[layer] == "sliding_attention" else None
 
-    def _expected_logits(self, config: PretrainedConfig) -> tuple[list[int], Tensor]:
-        """A few token ids and the logits of the untouched model after each."""
-        token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
-        self._model.set_attn_implementation("eager")
-        ids = torch.tensor([token_ids], device=self._model.device)
-        logits = self._model(input_ids=ids, use_cache=False).logits[0].float()
-        self._model.set_attn_implementation(_NAME)
-        return token_ids, logits
+    def pack(self, build: LinearBuilder) -> None:
+        """Swap the linears for ours; after `check`, since int8 is not as close as that wants."""
+        _swap_linears(self._model, build)
+
+    def check(self, forward: Callable[[Plan], Tensor]) -> None:
+        """Compare a prompt piece and three decodes in row 0 with the untouched model."""
+        pieces = [Piece(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
+        plans = [Plan([], [Piece(0, 0, self._token_ids[:6], 6)])] + [Plan([piece], []) for piece in pieces]
+        try:
+            logits = torch.cat([forward(plan) for plan in plans])
+        except Exception as error:  # foreign code fed in a way that its author may not have thought of
+            raise ModelUnusable(f"{self._name} does not run on rows of keys and values: {error!r:.200}") from error
+        tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
+        if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
+            raise ModelUnusable(f"{self._name} does more than attend to keys and values, so it is not supported")
+
+    def _untouched_logits(self) -> Tensor:
+        ids = torch.tensor([self._token_ids], device=self._model.device)
+        try:
+            self._model.set_attn_implementation("eager")
+            logits = self._model(input_ids=ids, use_cache=False).logits[0].float()
+            self._model.set_attn_implementation(_NAME)
+        except Exception as error:
+            raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
+        return logits
 
 
 def _load(path: str, config: PretrainedConfig, build: LinearBuilder) -> nn.Module:

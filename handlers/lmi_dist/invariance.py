@@ -86,7 +86,7 @@ def layers_agree(run: Callable[[Plan], Tensor], num_rows: int, max_length: int, 
     together = run(Plan(decodes, [prompt]))
     answers = {piece.row: together[index : index + 1] for index, piece in enumerate(decodes)}
     answers[prompt.row] = together[len(decodes) :]
-    few = len(decodes) // 3
+    few = max(1, len(decodes) // 3)
     for plan in (
         Plan([], [prompt]),
         Plan(decodes[:1], []),
@@ -96,7 +96,7 @@ def layers_agree(run: Callable[[Plan], Tensor], num_rows: int, max_length: int, 
         Plan(decodes[few : few + 1], []),
         Plan(decodes[::2], [prompt]),
     ):
-        if not torch.equal(run(plan), torch.cat([answers[piece.row] for piece in plan.pieces])):
+        if plan.pieces and not torch.equal(run(plan), torch.cat([answers[piece.row] for piece in plan.pieces])):
             return False
         if time.monotonic() > deadline:
             break

@@ -82,6 +82,7 @@ class KvRows:
         self._spans[span] = views
         return views
 
+    @torch.inference_mode()
     def randomize(self, num_rows: int, length: int) -> None:
         """Random keys and values in the first rows, for measurements; `release` ends it."""
         self._storage[:num_rows, :, :, :length].normal_()

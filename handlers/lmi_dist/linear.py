@@ -8,6 +8,7 @@ bits. Knows nothing of layers. A packed weight is opaque: it cannot be sliced, s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -111,18 +112,22 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none") -> None:
         scales = (weight.abs().amax(dim=1).clamp(min=1e-12) / 127).double()  # (N,)
         zeros = torch.zeros(len(weight), dtype=torch.int64)
-        quantized = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
-        self.weight = torch.ops.quantized.linear_prepack(quantized, bias)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+            quantized = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
+        self.weight = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
         self.activation = ACTIVATIONS[activation]
+        # Without VNNI two products are added in 16 bits, which overflow unless activations keep to 7 bits.
+        self.is_narrow = not torch.cpu._is_vnni_supported()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.activation(torch.ops.quantized.linear_dynamic(x, self.weight))
+        return self.activation(torch.ops.quantized.linear_dynamic(x, self.weight, self.is_narrow))
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.weight).mul_(other)
+        return torch.ops.quantized.linear_dynamic(x, self.weight, self.is_narrow).mul_(other)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.weight).add_(other)
+        return torch.ops.quantized.linear_dynamic(x, self.weight, self.is_narrow).add_(other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.invariance import find_grid, layers_agree
 from handlers.lmi_dist.kv_rows import KvRows
 from handlers.lmi_dist.linear import LinearBuilder
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.weights import Checkpoint, read_config, read_facts
 from lmi.config import EngineConfig
-from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ class ModelRunner:
         self.vocab_size, self.context_length, self.end_ids = facts.vocab_size, facts.context_length, facts.end_ids
         self.dtype, self.device = str(dtype).removeprefix("torch."), str(self._device)
         self.piece_length, self.max_length, self._num_rows = piece_length, max_length, num_rows
-        self._name = facts.architecture
         architecture = describe(model_config)
         group = facts.num_heads // facts.num_kv_heads
         with torch.inference_mode():
@@ -79,7 +78,9 @@ class ModelRunner:
             checkpoint = Checkpoint(path, allow_pickle=allow_pickle, progress=progress)
             if architecture is None:
                 self._model = HuggingFaceModel(path, model_config, build, self._attention, progress)
-                self._compare_with_untouched_model()
+                self._model.check(self.forward)
+                self._model.pack(build)
+                self.release(0)
             else:
                 self._model = Decoder(architecture, checkpoint, build, self._attention, max_length)
             if self.is_batch_invariant:
@@ -124,19 +125,6 @@ class ModelRunner:
         is_plain = self._device.type == "cpu" and dtype == torch.float32 and config.quantize is None
         is_known = architecture is not None and architecture.softcap is None
         return config.batch_invariant and is_plain and is_known
-
-    def _compare_with_untouched_model(self) -> None:
-        token_ids, expected = self._model.expected
-        pieces = [Piece(0, 0, token_ids[:6], 6)] + [Piece(0, index, [token_ids[index]]) for index in (6, 7, 8)]
-        plans = [Plan([], pieces[:1])] + [Plan([piece], []) for piece in pieces[1:]]
-        try:
-            logits = torch.cat([self.forward(plan) for plan in plans])
-        except RuntimeError as error:
-            raise ModelUnusable(f"{self._name} does not run on rows of keys and values: {error}") from error
-        self.release(0)
-        tolerance = 2e-3 if self.dtype == "float32" else 0.1
-        if not torch.allclose(logits, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
-            raise ModelUnusable(f"{self._name} keeps more of its past than keys and values, so it is not supported")
 
     def _layers_agree(self) -> bool:
         num_rows = min(_NUM_CHECKED_ROWS, self._num_rows)

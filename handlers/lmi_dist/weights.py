@@ -62,8 +62,11 @@ def read_config(path: str) -> PretrainedConfig:
 
 def read_facts(path: str) -> ModelFacts:
     config = read_config(path)
+    for name in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
+        if not hasattr(config, name):
+            raise ModelUnusable(f"{path}: {config.architectures[0]} has no {name}: it does not run on attention alone")
     architecture = describe(config)
-    num_heads = getattr(config, "num_attention_heads", 1)
+    num_heads = config.num_attention_heads
     return ModelFacts(
         architecture=config.architectures[0],
         is_generic=architecture is not None,
@@ -71,7 +74,7 @@ def read_facts(path: str) -> ModelFacts:
         context_length=architecture.context_length if architecture else stable_context_length(config),
         num_layers=config.num_hidden_layers,
         num_heads=num_heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        num_kv_heads=1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", num_heads),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
         end_ids=read_end_ids(path, config),
     )

@@ -1,0 +1,123 @@
+"""Every family against transformers itself: the same greedy tokens, whatever comes and goes in the batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
+
+from handlers.lmi_dist.families import describe
+from handlers.lmi_dist.model_runner import ModelRunner
+from handlers.lmi_dist.weights import read_facts
+from lmi.config import EngineConfig
+from lmi.errors import ModelUnusable
+from tests.handlers.lmi_dist.play import Player, play_together, random_players
+from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
+
+LENGTHS = [1, 3, 40, 127, 128, 129, 200, 300]
+NUM_ANSWERS = 12
+TIE = 1e-4  # the reference's own two best logits may lie so close that either is right
+
+
+def generate(path: Path, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """The reference: greedy tokens of transformers, and how far the best logit lay over the second."""
+    model = reference(path)
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=NUM_ANSWERS,
+            min_new_tokens=NUM_ANSWERS,
+            output_logits=True,
+            return_dict_in_generate=True,
+            eos_token_id=None,
+        )
+    best = torch.cat(output.logits).topk(2).values
+    return output.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
+
+
+_references: dict[Path, torch.nn.Module] = {}
+
+
+def reference(path: Path) -> torch.nn.Module:
+    if path not in _references:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        _references[path] = model.eval()
+    return _references[path]
+
+
+def agree(player: Player, expected: list[int], gaps: list[float]) -> bool:
+    """Equal up to a tie of the reference; from there on the two may tell different stories."""
+    for answer, token, gap in zip(player.answers, expected, gaps, strict=True):
+        if answer != token:
+            if gap < TIE:
+                warnings.warn(f"a tie of the reference: its best logits differ by {gap:.1e}", stacklevel=2)
+            return gap < TIE
+    return True
+
+
+@pytest.mark.filterwarnings("default:a tie of the reference")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers_while_requests_join_and_leave(family: str) -> None:
+    path = tiny_model(family)
+    runner = ModelRunner(str(path), EngineConfig(), num_rows=5, max_length=400)
+    players = random_players(VOCAB_SIZE, LENGTHS, NUM_ANSWERS, seed=5)
+    assert play_together(runner, players, num_rows=5, seed=3) >= 2
+    for player in players:
+        assert agree(player, *generate(path, player.prompt))
+
+
+def test_the_generic_decoder_knows_all_families_but_the_one_that_tests_the_fallback() -> None:
+    generic = {family: read_facts(str(tiny_model(family))).is_generic for family in FAMILIES}
+    assert [family for family, is_generic in generic.items() if not is_generic] == ["olmo2"]
+
+
+def test_facts_are_known_without_weights(tmp_path: Path) -> None:
+    folder = tiny_model("gemma")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    facts = read_facts(str(tmp_path))
+    assert (facts.vocab_size, facts.context_length, facts.end_ids) == (VOCAB_SIZE, CONTEXT_LENGTH, (0,))
+    assert facts.kv_elements_per_token == 2 * 2 * 1 * 16  # keys and values, layers, heads, channels
+
+
+def test_a_list_of_end_tokens_comes_from_the_generation_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_model("llama") / "config.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 3]}))
+    assert read_facts(str(tmp_path)).end_ids == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(architectures=["GPT2LMHeadModel"], scale_attn_by_inverse_layer_idx=True),
+        PhiConfig(architectures=["PhiForCausalLM"], qk_layernorm=True),
+        PhiConfig(architectures=["PhiForCausalLM"], hidden_act="quick_gelu"),
+    ],
+)
+def test_a_switch_that_no_table_has_goes_to_the_fallback(config: object) -> None:
+    assert describe(config) is None
+
+
+def test_the_context_ends_where_rope_would_change_with_the_length(caplog: pytest.LogCaptureFixture) -> None:
+    parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
+    config = AutoConfig.from_pretrained(tiny_model("llama"), rope_parameters=parameters)
+    with caplog.at_level(logging.WARNING):
+        architecture = describe(config)
+    assert architecture is not None and architecture.context_length == 256
+    assert "256 tokens" in caplog.text
+
+
+def test_a_model_whose_past_is_not_keys_and_values_is_refused(tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelUnusable) as caught:
+        ModelRunner(str(tmp_path), EngineConfig(), num_rows=2, max_length=64)
+    assert "Mamba" in str(caught.value) and "\n" not in str(caught.value)

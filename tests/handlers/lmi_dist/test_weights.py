@@ -1,0 +1,182 @@
+"""A folder that is wrong in any way gives one line that names the file and the cause."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from handlers.lmi_dist.model_runner import ModelRunner
+from handlers.lmi_dist.plan import Piece, Plan
+from lmi.config import EngineConfig
+from lmi.errors import ModelUnusable, SecurityRefused
+from tests.tiny_models import tiny_model
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model("qwen2"), tmp_path / "model"))
+
+
+def run(folder: Path, **settings: bool) -> torch.Tensor:
+    runner = ModelRunner(str(folder), EngineConfig(), num_rows=2, max_length=64, **settings)
+    return runner.forward(Plan([], [Piece(0, 0, [5, 6, 7])]))
+
+
+def truncate(folder: Path) -> None:
+    file = folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def scribble(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"\xff" * 1000)
+
+
+def empty(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"")
+
+
+def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def drop_tensor(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+
+
+def drop_bias(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.pop("model.layers.0.self_attn.q_proj.bias"))
+
+
+def shorten_tensor(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"][:-1].clone()}))
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "llama",')
+
+
+def strip_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+
+
+def rename_model_type(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "nonesuch", "architectures": ["NonesuchForCausalLM"]}')
+
+
+def take_a_classifier(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForSequenceClassification"]}')
+
+
+def remove_all(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def clear(folder: Path) -> None:
+    remove_all(folder)
+    folder.mkdir()
+
+
+def lose_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "b.safetensors").unlink()
+
+
+def shard(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / WEIGHTS).unlink()
+
+
+@pytest.mark.parametrize(
+    ("harm", "file", "cause"),
+    [
+        (truncate, WEIGHTS, "not a whole safetensors file"),
+        (scribble, WEIGHTS, "not a whole safetensors file"),
+        (empty, WEIGHTS, "not a whole safetensors file"),
+        (drop_tensor, "model", "tensor model.layers.1.mlp.up_proj.weight is missing"),
+        (drop_bias, "model", "tensor model.layers.0.self_attn.q_proj.bias is missing"),
+        (shorten_tensor, WEIGHTS, "tensor model.norm.weight has shape (95,), config.json needs (96,)"),
+        (remove_weights, "model", "no model.safetensors"),
+        (remove_config, "config.json", "missing"),
+        (break_config, "config.json", "not JSON"),
+        (strip_config, "config.json", "no architectures"),
+        (rename_model_type, "config.json", "nonesuch"),
+        (take_a_classifier, "config.json", "BertForSequenceClassification is not a decoder"),
+        (remove_all, "model", "does not exist"),
+        (clear, "model", "is empty"),
+        (lose_shard, "b.safetensors", "missing"),
+    ],
+)
+def test_a_broken_folder_is_one_line_that_names_file_and_cause(
+    folder: Path, harm: Callable[[Path], None], file: str, cause: str
+) -> None:
+    harm(folder)
+    with pytest.raises(ModelUnusable) as caught:
+        run(folder)
+    message = str(caught.value)
+    assert file in message and cause in message
+    assert "\n" not in message
+
+
+def test_shards_give_what_one_file_gives(folder: Path) -> None:
+    expected = run(folder)
+    shard(folder)
+    assert torch.equal(run(folder), expected)
+
+
+def test_a_checkpoint_without_the_first_word_of_its_names_is_read(folder: Path) -> None:
+    """As `save_pretrained` of the model without its head writes it, and the first GPT-2 files were."""
+    expected = run(folder)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(tensors, folder / WEIGHTS)
+    assert torch.equal(run(folder), expected)
+
+
+def test_pickled_weights_are_refused_unless_allowed(folder: Path) -> None:
+    expected = run(folder)
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    remove_weights(folder)
+    with pytest.raises(SecurityRefused, match=r"pytorch_model\.bin.*allow_pickle"):
+        run(folder)
+    assert torch.equal(run(folder, allow_pickle=True), expected)
+
+
+def test_a_pickle_that_would_run_code_is_refused_even_when_allowed(folder: Path, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (tmp_path / "ran",)
+
+    remove_weights(folder)
+    torch.save({"weight": Evil()}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelUnusable, match=r"pytorch_model\.bin"):
+        run(folder, allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_safetensors_beside_a_pickle_are_used(folder: Path) -> None:
+    expected = run(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"never read")
+    assert torch.equal(run(folder), expected)
