@@ -44,14 +44,16 @@ class Pipeline:
         stream = self._engines.submit(submitted)
         answer = self._answer_text(request, prompt_ids)
         try:
-            result = await stream.next()
+            await stream.arrival()
+            result = stream.take()
             delta = read_result(answer, result)
             delta.num_prompt_tokens = len(prompt_ids)
             if request.prefill_details:
                 delta.prefill = prompt_tokens(self._tokenizer, prompt_ids, result.prompt_log_probs)
             yield delta
             while delta.finish_reason is None:
-                delta = read_result(answer, await stream.next())
+                await stream.arrival()
+                delta = read_result(answer, stream.take())
                 yield delta
         finally:
             stream.close()

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream:
-    """The Responses of one request, in order. Iterate it to the end or close it; `close` is safe at any time."""
+    """The Responses of one request, in order: `await arrival()`, then `take()`. Always `close` it."""
 
     def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens  # prompt and longest possible answer: the load it puts on the engine
@@ -42,14 +42,15 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False  # the final Response has come, or nothing more will
 
-    async def next(self) -> Result:
-        """The next Result. Raises the LmiError that ended the request instead, if one did."""
-        if not self._inbox:
-            self._waiter = self._connection.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    def arrival(self) -> asyncio.Future[None]:
+        """Await it, then `take`. A future and no coroutine, because this is waited for once a token."""
+        self._waiter = waiter = self._connection.loop.create_future()
+        if self._inbox:
+            waiter.set_result(None)
+        return waiter
+
+    def take(self) -> Result:
+        """The next Result, which has arrived. Raises the LmiError that ended the request instead, if one did."""
         item = self._inbox.popleft()
         if isinstance(item, LmiError):
             raise item

@@ -32,7 +32,7 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
             frame = message.frame
             parsed = dialect.parse(message)
             service.report_tolerated(parsed.tolerated, exchange.request_id)
-            await respond(exchange, service, dialect, parsed.request)
+            await exchange.run_while_there(respond(exchange, service, dialect, parsed.request))
     except ClientGone:
         raise
     except LmiError as error:
@@ -42,10 +42,9 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
 
 
 async def respond(exchange: Exchange, service: Service, dialect: Dialect, request: GenerationRequest) -> None:
-    """Generate and answer. Raises LmiError as long as no byte was sent; later only ClientGone."""
+    """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
     formatter = dialect.formatter(request)
-    deltas = service.pipeline.generate(request)
-    async with exchange.watched(), aclosing(deltas):
+    async with aclosing(service.pipeline.generate(request)) as deltas:
         try:
             with Meter(service.record, exchange.started_s) as meter:
                 async with deadline(service.config.server.predict_timeout_s):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.engine.client import Engines
+from lmi.engine.client import Engines, Stream
 from lmi.engine.frames import FrameReader, frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
 from lmi.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
@@ -72,6 +72,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def take(stream: Stream) -> Result:
+    await asyncio.wait_for(stream.arrival(), 5)
+    return stream.take()
+
+
 def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(test())  # type: ignore[arg-type]
 
@@ -88,8 +93,8 @@ def test_each_stream_gets_its_own_responses_in_order(tmp_path: Path) -> None:
             await until(lambda: len(engine.heard) == 2)
             engine.say(Output([token(0, 5), token(1, 7)]))
             engine.say(Output([token(1, 8, is_final=True), token(0, 6, is_final=True)]))
-            assert [(await first.next()).output_token_ids for _ in range(2)] == [[[5]], [[6]]]
-            assert [(await second.next()).output_token_ids for _ in range(2)] == [[[7]], [[8]]]
+            assert [(await take(first)).output_token_ids for _ in range(2)] == [[[5]], [[6]]]
+            assert [(await take(second)).output_token_ids for _ in range(2)] == [[[7]], [[8]]]
 
     run(test)
 
@@ -100,7 +105,7 @@ def test_a_stream_closed_early_cancels_and_a_finished_one_does_not(tmp_path: Pat
             finished, early = client.submit(REQUEST), client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
             engine.say(Output([token(0, 5, is_final=True)]))
-            await finished.next()
+            await take(finished)
             finished.close()
             early.close()
             await until(lambda: len(engine.heard) == 3)
@@ -117,7 +122,7 @@ def test_a_lost_engine_ends_its_requests_at_once(tmp_path: Path) -> None:
             block.engines[0].phase = Phase.LOST
             engine.writers[0].transport.abort()
             with pytest.raises(Unavailable, match="lost"):
-                await stream.next()
+                await take(stream)
             with pytest.raises(Unavailable, match="no engine is ready: lost"):
                 client.submit(REQUEST)
 
@@ -161,7 +166,7 @@ def test_a_refusal_comes_out_as_the_error_it_was(tmp_path: Path, label: str, kin
             await until(lambda: len(engine.heard) == 1)
             engine.say(Refused(0, label, "because"))
             with pytest.raises(kind, match="because") as caught:
-                await stream.next()
+                await take(stream)
             assert caught.value.label == label  # type: ignore[attr-defined]
 
     run(test)
@@ -174,7 +179,7 @@ def test_an_error_response_is_raised_and_nothing_is_cancelled_after_it(tmp_path:
             await until(lambda: len(engine.heard) == 1)
             engine.say(Output([Response(0, error=ResponseError("NaN in the logits"))]))
             with pytest.raises(GenerationFailed, match="NaN"):
-                await stream.next()
+                await take(stream)
             stream.close()
             client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
@@ -190,6 +195,6 @@ def test_bytes_that_are_no_message_close_the_connection_and_end_its_requests(tmp
             await until(lambda: len(engine.heard) == 1)
             engine.writers[0].write(frame(b"\xff\xff\xff"))
             with pytest.raises(Unavailable):
-                await stream.next()
+                await take(stream)
 
     run(test)
