@@ -74,10 +74,11 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     """The first thing a new user reads: what runs, where, and a command that gets an answer."""
     info, host = report.info, "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
     rows = {
         "model": f"{config.model.name} ({config.model.path})",
-        "engine": f"{info.name}, {config.engine.num_engines} on {info.device}, {info.dtype}",
+        "engine": ", ".join(filter(None, (info.name, info.device, info.dtype, replicas))),
         "context": f"{info.max_sequence_length} tokens, {info.max_num_sequences} requests at once",
         "ready": f"after {after_s:.1f} s ({stages})",
         "answers": f"{url}/invocations",

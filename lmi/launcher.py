@@ -265,7 +265,7 @@ class Supervisor:
             self._listener.close()
             self._listener = None
             self._send_front_end(signal.SIGTERM)
-        if self._listener is None and (not is_serving or not self._strays()):
+        if self._listener is None and (not is_serving or not self._has_front_ends()):
             self._send_engines(signal.SIGTERM)
         if since_s >= timeout_s + DRAIN_CUT_S:
             self._send_front_end(signal.SIGKILL)
@@ -273,10 +273,10 @@ class Supervisor:
         if is_over or since_s >= timeout_s + DRAIN_END_S:
             self._exit_code = 0
 
-    def _strays(self) -> list[int]:
-        """Front-end processes: the master, and workers of a master that died."""
-        engines = {engine.pid for engine in self._engines}
-        return [pid for pid in processes.children() if pid not in engines]
+    def _has_front_ends(self) -> bool:
+        """The master, or workers of a master that died."""
+        workers = [record.pid for record in self._block.frontends if record.pid]
+        return self._front_end.pid is not None or any(map(processes.is_alive, workers))
 
     def _send_engines(self, signum: signal.Signals) -> None:
         for engine in self._engines:
