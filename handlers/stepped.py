@@ -203,9 +203,9 @@ class SteppedExecutor(Executor):
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             for sequence in arrived:
+                self._live[sequence.id] = sequence
                 self._add(sequence)
         for sequence in arrived:
-            self._live[sequence.id] = sequence
             if sequence.deadline is not None:
                 heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
         return self._finish(cancelled, FinishReason.CANCELLED) + self._finish(self._expired(), FinishReason.TIMED_OUT)

@@ -316,6 +316,27 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
     assert failed == ids[2:]  # the longest went first
 
 
+def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_others() -> None:
+    output = OutputConfig(num_prompt_log_probs=0)
+    requests = [ask(*range(40), output_config=output), ask(*range(30), output_config=output), ask(max_tokens=30)]
+    runner = GatedRunner()
+    with Executor(runner) as executor:
+        sample, failures = executor._sampler.sample, [MemoryError("no memory")]
+
+        def sample_or_fail(*args: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return sample(*args)
+
+        executor._sampler.sample = sample_or_fail  # type: ignore[method-assign]
+        ids = executor.enqueue_requests(requests)
+        runner.open()
+        got = collect(executor, 3)
+    assert got[ids[0]][0].error is not None and got[ids[0]][0].error.kind is ErrorKind.OUT_OF_MEMORY
+    repeated = joined(got[ids[1]])
+    assert len(repeated[2]) == 30 and repeated[2] == alone(ask(*range(30), output_config=output))[2]
+
+
 def test_a_step_that_raises_ends_its_requests_and_spares_the_queue() -> None:
     broken = [True]
 
