@@ -22,7 +22,7 @@ LAYERS = (
     {"lmi.executor", "lmi.listener", "lmi.log", "lmi.options", "lmi.processes", "lmi.properties", "lmi.state"},
     {"lmi.capabilities", "lmi.choices", "lmi.sources", "lmi.types"},
     {"lmi.config"},
-    {"lmi.formatters", "lmi.metrics", "lmi.runtime", "lmi.schemas", "lmi.supervision", "lmi.text"},
+    {"lmi.environment", "lmi.formatters", "lmi.metrics", "lmi.runtime", "lmi.schemas", "lmi.supervision", "lmi.text"},
     {"lmi.dialects", "lmi.engine"},
     {"lmi.announce", "lmi.pipeline"},
     {"lmi.server", "lmi.launcher"},
