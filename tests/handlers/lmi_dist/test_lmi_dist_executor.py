@@ -317,10 +317,11 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
 
 
 def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_others() -> None:
+    """The step holds the whole first prompt and one piece of the second, whose log-probs are noted twice."""
     output = OutputConfig(num_prompt_log_probs=0)
-    requests = [ask(*range(40), output_config=output), ask(*range(30), output_config=output), ask(max_tokens=30)]
+    requests = [ask(*[1] * 400, output_config=output), ask(*[2, 3] * 150, output_config=output), ask(max_tokens=30)]
     runner = GatedRunner()
-    with Executor(runner) as executor:
+    with Executor(runner, EngineConfig(max_prefill_tokens=600)) as executor:
         sample, failures = executor._sampler.sample, [MemoryError("no memory")]
 
         def sample_or_fail(*args: Any) -> Any:
@@ -333,8 +334,12 @@ def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_othe
         runner.open()
         got = collect(executor, 3)
     assert got[ids[0]][0].error is not None and got[ids[0]][0].error.kind is ErrorKind.OUT_OF_MEMORY
-    repeated = joined(got[ids[1]])
-    assert len(repeated[2]) == 30 and repeated[2] == alone(ask(*range(30), output_config=output))[2]
+    assert [joined(got[ids[1]])[2], joined(got[ids[1]])[3]] == [alone(requests[1])[2], [FinishReason.LENGTH]]
+    assert spans_of(runner.plans[0], 1) == spans_of(runner.plans[1], 1)[:1] == [(0, 128)]
+
+
+def spans_of(plan: Plan, row: int) -> list[tuple[int, int]]:
+    return [(piece.start, piece.end) for piece in plan.pieces if piece.row == row]
 
 
 def test_a_step_that_raises_ends_its_requests_and_spares_the_queue() -> None:
