@@ -57,10 +57,9 @@ def table(figures: dict[str, float]) -> str:
 
 
 def machine() -> str:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return f"{names[0] if names else platform.processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    return f"{processor}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
 
 
 def write(text: str) -> None:

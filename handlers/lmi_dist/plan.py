@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Piece:
     """A run of consecutive tokens of one sequence, computed in one step.
 
-    A decode is a piece of one token; a prompt comes in pieces cut at fixed positions (multiples of the piece length), so
-    that its bits do not depend on the load. Keys and values of positions 0..start are in cache row `row` already,
+    A decode is a piece of one token; a prompt comes in pieces cut at fixed positions (multiples of the piece length),
+    so that its bits do not depend on the load. Keys and values of positions 0..start are in cache row `row` already,
     or are written by an earlier piece of the same plan.
     """
 
