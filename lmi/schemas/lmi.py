@@ -22,6 +22,7 @@ from lmi.schemas.common import (
     Parsed,
     Reader,
     boolean,
+    check_values,
     choice,
     integer,
     number,
@@ -116,6 +117,8 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
     boto3 says nothing.
     """
     is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
+    if not is_text:
+        check_values(body)
     fields: dict[str, Any] = {"inputs": read_text(body)} if is_text else read_object(body)
     _check_fields(fields)
     return Message(fields, _frame(fields, model))

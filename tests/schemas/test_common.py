@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi.errors import InvalidParameter, LmiError, MalformedRequest
-from lmi.schemas.common import Reader, boolean, choice, integer, number, read_object, read_text, strings, token_ids
+from lmi.schemas.common import (
+    MAX_VALUES_BYTES,
+    Reader,
+    boolean,
+    check_values,
+    choice,
+    integer,
+    number,
+    read_object,
+    read_text,
+    strings,
+    token_ids,
+)
 
 SECRET = b"s3cr3t"
 
@@ -49,6 +61,29 @@ def test_a_body_that_is_no_json_object_is_refused_with_the_reason_and_not_quoted
         read_object(body)
     assert SECRET.decode() not in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"inputs": "a", "x": [%b1]}' % (b"1," * MAX_VALUES_BYTES), "at most 1048576 bytes, not 20971"),
+        (b'{"inputs": [%b"a"]}' % (b'"a",' * MAX_VALUES_BYTES), "at most 1048576 bytes"),
+        (b'{"inputs": "%b", "inputs": "a"}' % (b"a" * MAX_VALUES_BYTES), "at most 1048576 bytes"),
+        (b"[%b1]" % (b"1," * MAX_VALUES_BYTES), "not the JSON of an object"),
+        (b'{"inputs": "a", "x": %b' % (b"[" * MAX_VALUES_BYTES), "not the JSON of an object"),
+        (b'{"inputs": "a", "x": [%b' % (b"[]," * MAX_VALUES_BYTES), "not the JSON of an object"),
+        (b'{"inputs": "a", "%b\xff": 1}' % (b"a" * MAX_VALUES_BYTES), "bytes"),
+    ],
+)
+def test_a_large_body_of_anything_but_text_is_refused_before_it_is_read(body: bytes, words: str) -> None:
+    with pytest.raises(MalformedRequest, match=words) as caught:
+        check_values(body)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_prompt_may_fill_a_large_body() -> None:
+    check_values(b'{"parameters": {"top_k": 5}, "inputs": "%b"}' % (b'a, \\"[{' * MAX_VALUES_BYTES))
+    check_values(b'{"inputs": [%b"a"]}' % (b'"a",' * 1000))
 
 
 def test_of_duplicate_keys_the_last_counts() -> None:
