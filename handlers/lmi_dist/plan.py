@@ -17,7 +17,7 @@ class Piece:
     row: int
     start: int
     token_ids: list[int]
-    num_logits: int = 1  # logits wanted for the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
+    num_logits: int = 1  # wanted for the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
 
     @property
     def end(self) -> int:
