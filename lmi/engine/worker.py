@@ -36,6 +36,7 @@ from lmi.state import EngineRecord, Phase
 
 BEAT_S = 0.2
 AWAIT_S = 0.5  # how long the pump waits before it looks whether it should stop
+LOG_S = 1.0  # at least between two lines about the progress of a load
 FINISH_S = 2.0  # for requests that are still open when the worker is told to stop
 
 log = logging.getLogger("lmi.engine.worker")  # this module is __main__ where it runs
@@ -55,7 +56,7 @@ class Loading:
         self.stages_s: dict[str, float] = {}
         self._record = record
         self._started_s = time.monotonic()
-        self._tenth = -1
+        self._tenth, self._logged_s = -1, 0.0
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if has_bar:
@@ -71,8 +72,8 @@ class Loading:
         self._record.beat_s = now
         if self._bar is not None:
             self._show(stage, share)
-        elif (tenth := int(share * 10)) > self._tenth:
-            self._tenth = tenth
+        elif (tenth := int(share * 10)) > self._tenth and now - self._logged_s >= LOG_S:
+            self._tenth, self._logged_s = tenth, now
             log.info("loading: %s %d %%", stage, tenth * 10)
 
     def _end_stage(self, now: float) -> None:
