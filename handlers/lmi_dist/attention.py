@@ -34,7 +34,7 @@ class Grid:
     """
 
     num_queries: int
-    rests: tuple[int, ...] = tuple(range(64, KEY_BLOCK + 1, 64))
+    rests: tuple[int, ...] = tuple(range(32, KEY_BLOCK + 1, 32))
 
     def length(self, num_keys: int) -> int:
         whole, rest = divmod(num_keys - 1, KEY_BLOCK)
@@ -95,6 +95,13 @@ class Attention:
     grid: Grid
     group: int
     is_paired: bool
+
+    def new_queries(self, num_rows: int) -> Tensor | None:
+        """Zeros to put padded queries in, or None where no padding is needed."""
+        if self.grid.num_queries == self.group:
+            return None
+        shape = (num_rows, self.grid.num_queries, self.kv.num_heads, self.kv.head_dim)
+        return torch.zeros(shape, dtype=self.kv.dtype, device=self.kv.device)
 
     def plan(self, plan: Plan, num_tokens: int, window: int | None) -> View:
         """Groups and masks of a step of `num_tokens` rows: those of the plan and, perhaps, padding behind them."""

@@ -7,7 +7,7 @@ pieces, go through one matrix of rows. Knows nothing of requests or scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.attention import Attention, View
+from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, turn
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.linear import Linear, LinearBuilder
 from handlers.lmi_dist.rotary import Rotary
 from handlers.lmi_dist.weights import Checkpoint
-
-# From this many elements on, torch cuts an element-wise call over threads, in the middle of a vector where it falls
-# so, and
-# the complex product of a vector rounds differently from that of its rest.
-_GRAIN = 1 << 15
 
 Norm = Callable[[Tensor], Tensor]
 
@@ -38,6 +34,7 @@ class Step:
     slots: Tensor  # where keys and values go, see KvRows.slots
     views: Mapping[int | None, View]  # by window
     wanted: Tensor  # rows whose logits are asked for
+    queries: Tensor | None  # zeros (rows, padded group, kv_heads, head_dim) to put queries in, where a group is padded
 
 
 class Decoder:
@@ -99,7 +96,8 @@ class Layer:
         self.qkv = reader.qkv(index)
         self.head_norms = reader.head_norms(index)  # (group + 1, 1, head_dim) or None
         self.o = reader.output(index)
-        self.gate, self.up, self.down = reader.feed_forward(index)
+        self.is_gated, self.activation = a.is_gated, ACTIVATIONS[a.activation]
+        self.up, self.down = reader.feed_forward(index)
         self.input_norm = reader.norm("input_norm", index)
         self.post_attention_norm = reader.norm_if_any("post_attention_norm", index)
         self.mlp_norm = reader.norm_if_any("mlp_norm", index)
@@ -108,16 +106,18 @@ class Layer:
     def __call__(self, x: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
         if self.is_parallel:
             h = self.input_norm(x)
-            return self.down.plus(self._expand(h), self.o.plus(self._attend(h, step, turns), x))
+            return self.o(self._attend(h, step, turns)).add_(self.down(self._expand(h))).add_(x)
         if self.is_post_norm:
-            x = self.input_norm(self.o.plus(self._attend(x, step, turns), x))
-            return self.mlp_norm(self.down.plus(self._expand(x), x))
-        h = self._attend(self.input_norm(x), step, turns)
-        x = _add(x, self.o, h, self.post_attention_norm)
-        return _add(x, self.down, self._expand(self.mlp_norm(x)), self.post_mlp_norm)
+            x = self.input_norm(self.o(self._attend(x, step, turns)).add_(x))
+            return self.mlp_norm(self.down(self._expand(x)).add_(x))
+        h = self.o(self._attend(self.input_norm(x), step, turns))
+        x = (h if self.post_attention_norm is None else self.post_attention_norm(h)).add_(x)
+        h = self.down(self._expand(self.mlp_norm(x)))
+        return (h if self.post_mlp_norm is None else self.post_mlp_norm(h)).add_(x)
 
     def _expand(self, h: Tensor) -> Tensor:
-        return self.up(h) if self.gate is None else self.up.times(h, self.gate(h))
+        h = self.up(h)
+        return gate(h, self.activation) if self.is_gated else h
 
     def _attend(self, h: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
         """(rows, hidden_size) to (rows, num_heads * head_dim)."""
@@ -127,32 +127,17 @@ class Layer:
         if self.head_norms is not None:
             turned = functional.rms_norm(turned, (head_dim,), None, self.norm_eps) * self.head_norms
         if self.rotary is not None:
-            turned = _turn(turned, turns[self.rotary])
+            turned = turn(turned, turns[self.rotary])
         if turned.data_ptr() == heads.data_ptr():
             keys_values = heads[: step.num_tokens, group:]
         else:
             keys_values = torch.cat((turned[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
         self.attention.kv.write(self.index, step.slots, keys_values.reshape(-1, head_dim))
         queries = turned[:, :group]
-        if self.attention.grid.num_queries != group:
-            queries = functional.pad(queries, (0, 0, 0, 0, 0, self.attention.grid.num_queries - group))
+        if step.queries is not None:
+            step.queries[:, :group] = queries
+            queries = step.queries
         return self.attention(self.index, queries, step.views[self.window], self.scale, self.softcap)
-
-
-def _add(x: Tensor, linear: Linear, h: Tensor, norm: Norm | None) -> Tensor:
-    return linear.plus(h, x) if norm is None else x + norm(linear(h))
-
-
-def _turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of channels of (rows, heads, kv_heads, head_dim): in place for float32."""
-    if x.dtype != torch.float32:
-        pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
-    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
-    num_rows = max(1, (_GRAIN - 1) // pairs[0].numel())
-    for first in range(0, len(x), num_rows):
-        pairs[first : first + num_rows] *= turns[first : first + num_rows]
-    return x
 
 
 class _Reader:
@@ -192,14 +177,15 @@ class _Reader:
         widths = (a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.head_dim)
         if "qkv" in a.names:
             weight, bias = self._linear("qkv", layer, sum(widths), a.hidden_size)
-            weights, biases = weight.split(widths), (None,) * 3 if bias is None else bias.split(widths)
+            biases = (None,) * 3 if bias is None else bias.split(widths)
+            parts = list(zip(weight.split(widths), biases, strict=True))
         else:
             parts = [self._linear(name, layer, width, a.hidden_size) for name, width in zip("qkv", widths, strict=True)]
-            weights, biases = zip(*parts, strict=True)
-        weight = torch.cat([self._order(part, index, layer) for index, part in enumerate(weights)])
-        if biases[0] is None:
-            return self._build(weight)
-        return self._build(weight, torch.cat([self._order(part, index, layer) for index, part in enumerate(biases)]))
+        ordered = [
+            (self._order(weight, index, layer), None if bias is None else self._order(bias, index, layer))
+            for index, (weight, bias) in enumerate(parts)
+        ]
+        return self._build(*_join(ordered))
 
     def _order(self, part: Tensor, index: int, layer: int) -> Tensor:
         """Rows of the query (0), key (1) or value (2) projection, as the step wants them."""
@@ -227,20 +213,17 @@ class _Reader:
         columns = weight.view(a.hidden_size, a.num_kv_heads, -1, a.head_dim).transpose(1, 2)
         return self._build(columns.reshape(a.hidden_size, -1), bias)
 
-    def feed_forward(self, layer: int) -> tuple[Linear | None, Linear, Linear]:
-        """Gate (or None), up and down. The activation belongs to the gate, or to up where there is none."""
+    def feed_forward(self, layer: int) -> tuple[Linear, Linear]:
+        """Up and down. Up gives gate and value side by side, or, in a family without a gate, is activated itself."""
         a = self.architecture
-        gate: Linear | None = None
         if "gate_up" in a.names:
-            weight, _ = self._linear("gate_up", layer, 2 * a.intermediate_size, a.hidden_size)
-            gate, up = self._build(weight[: a.intermediate_size], None, a.activation), weight[a.intermediate_size :]
-            up = self._build(up)
-        elif "gate" in a.names:
-            gate = self._build(*self._linear("gate", layer, a.intermediate_size, a.hidden_size), a.activation)
-            up = self._build(*self._linear("up", layer, a.intermediate_size, a.hidden_size))
+            up = self._build(*self._linear("gate_up", layer, 2 * a.intermediate_size, a.hidden_size))
+        elif a.is_gated:
+            parts = [self._linear(name, layer, a.intermediate_size, a.hidden_size) for name in ("gate", "up")]
+            up = self._build(*_join(parts))
         else:
             up = self._build(*self._linear("up", layer, a.intermediate_size, a.hidden_size), a.activation)
-        return gate, up, self._build(*self._linear("down", layer, a.hidden_size, a.intermediate_size))
+        return up, self._build(*self._linear("down", layer, a.hidden_size, a.intermediate_size))
 
     def norm_if_any(self, name: str, layer: int) -> Norm | None:
         return self.norm(name, layer) if name in self.architecture.names else None
@@ -275,3 +258,9 @@ class _Reader:
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._checkpoint.take(name, shape, self._build.dtype).to(self._build.device)
+
+
+def _join(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Several linears of the same input as one: weights and biases under each other."""
+    weights, biases = zip(*parts, strict=True)
+    return torch.cat(weights), None if biases[0] is None else torch.cat(biases)

@@ -118,6 +118,10 @@ class Architecture:
     is_post_norm: bool = False  # norms stand after the residual sum instead of before the block
     is_transposed: bool = False  # linears are stored (in, out)
 
+    @property
+    def is_gated(self) -> bool:
+        return "gate" in self.names or "gate_up" in self.names
+
 
 def describe(config: Any) -> Architecture | None:
     """The Architecture of a transformers configuration, or None if only the Hugging Face modules can run it."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -132,7 +131,9 @@ def _attend(
     keys_values = torch.cat((key[0], value[0])).transpose(0, 1)[: step.num_tokens]
     attention.kv.write(layer, step.slots, keys_values.reshape(-1, head_dim))
     queries = query.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 1, 0, 3)  # (rows, group, kv_heads, d)
-    queries = functional.pad(queries, (0, 0, 0, 0, 0, attention.grid.num_queries - attention.group))
+    if step.queries is not None:
+        step.queries[:, : attention.group] = queries
+        queries = step.queries
     view = step.views[model.window(layer, sliding_window)]
     answer = attention(layer, queries, view, scaling or head_dim**-0.5, softcap)
     answer = answer.view(num_rows, attention.group, num_kv_heads, head_dim).transpose(1, 2)

@@ -42,7 +42,8 @@ class KvRows:
         device: torch.device,
     ) -> None:
         shape = (num_rows, num_layers, 2 * num_heads, max_length, head_dim)
-        self.num_heads, self.max_length, self.dtype, self.device = num_heads, max_length, dtype, device
+        self.num_heads, self.head_dim, self.max_length = num_heads, head_dim, max_length
+        self.dtype, self.device = dtype, device
         self.bytes_per_key = 2 * num_heads * head_dim * dtype.itemsize  # of one position in one layer
         self._row_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
         self._mapping = _map_lazily(num_rows * self._row_bytes) if device.type == "cpu" else None

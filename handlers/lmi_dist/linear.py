@@ -1,15 +1,13 @@
 """Matrix products with constant weights, in the form that is fastest on the device at hand.
 
 On a CPU the weight is packed once by oneDNN: it is read at memory speed in every batch size, and row i of a product
-has the same bits whatever the other rows are, from two rows on. Activation and the product with another tensor are
-part of the same call for the same reason: an element-wise call is cut over threads at places that change its last
-bits. Knows nothing of layers. A packed weight is opaque: it cannot be sliced, saved or copied.
+has the same bits whatever the other rows are, from two rows on. An activation is part of the same call. Knows nothing
+of layers. A packed weight is opaque: it cannot be sliced, saved or copied.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,17 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from handlers.lmi_dist.elementwise import ACTIVATIONS
+
 _reorder = torch.ops.mkldnn._reorder_linear_weight
 _pointwise = torch.ops.mkldnn._linear_pointwise.default
-_binary = torch.ops.mkldnn._linear_pointwise.binary
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "silu": functional.silu,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
 # Our name -> oneDNN's name and algorithm.
 _POST_OPS = {
     "none": ("none", ""),
@@ -45,12 +37,6 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """(x W^T + b) * other; only for a Linear without activation."""
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """(x W^T + b) + other; only for a Linear without activation."""
-
 
 class DenseLinear:
     """The plain product: CUDA, and dtypes that oneDNN does not pack."""
@@ -60,12 +46,6 @@ class DenseLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.activation(functional.linear(x, self.weight, self.bias))
-
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias).mul_(other)
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias).add_(other)
 
 
 class PackedLinear:
@@ -78,12 +58,6 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return _pointwise(x, self.weight, self.bias, self.post_op, [], self.algorithm)
 
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        return _binary(x, other, self.weight, self.bias, "mul")
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        return _binary(x, other, self.weight, self.bias, "add")
-
 
 class SmallLinear:
     """Packed for batches, plain for a single row: faster for small weights, but a row's bits depend on the batch."""
@@ -94,12 +68,6 @@ class SmallLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.dense(x) if x.shape[0] == 1 else self.packed(x)
-
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        return self.dense.times(x, other) if x.shape[0] == 1 else self.packed.times(x, other)
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        return self.dense.plus(x, other) if x.shape[0] == 1 else self.packed.plus(x, other)
 
 
 class Int8Linear:
@@ -122,12 +90,6 @@ class Int8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.activation(torch.ops.quantized.linear_dynamic(x, self.weight, self.is_narrow))
-
-    def times(self, x: Tensor, other: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.weight, self.is_narrow).mul_(other)
-
-    def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.weight, self.is_narrow).add_(other)
 
 
 @dataclass(frozen=True, slots=True)

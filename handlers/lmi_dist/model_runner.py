@@ -118,6 +118,7 @@ class ModelRunner:
             slots=self.kv.slots(tokens[2, :num_tokens], tokens[1, :num_tokens]),
             views=_Views(self._attention, plan, len(token_ids)),
             wanted=torch.tensor(wanted, dtype=torch.int64, device=self._device),
+            queries=self._attention.new_queries(len(token_ids)),
         )
 
     def _should_be_invariant(self, config: EngineConfig, dtype: torch.dtype, architecture: Architecture | None) -> bool:
@@ -176,6 +177,8 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
     """The dtype of weights and cache."""
+    if config.quantize == "int8" and device.type == "cpu":
+        return torch.float32  # activations and cache; the kernels take nothing else
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     return torch.float32 if device.type == "cpu" else checkpoint_dtype or torch.float32

@@ -1,0 +1,64 @@
+"""Element-wise work whose bits do not depend on how many rows are done together.
+
+From some number of elements on, torch cuts an element-wise call over threads wherever the count falls, in the middle
+of a row and of a vector; and the last elements of a piece, done one by one, round differently from those of a vector
+(the exponential, the complex product). So larger calls are cut here, between rows. Within a row every element then
+meets the same code, since none of these tensors is contiguous over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_GRAIN = 1 << 14  # of gelu; half that of other functions
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+def gate(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """(rows, 2 n), gate and value side by side, to activation(gate) * value, (rows, n)."""
+    width = x.shape[1] // 2
+    if not _must_be_cut(x, width):
+        return activation(x[:, :width]).mul_(x[:, width:])
+    output = x.new_empty(len(x), width)
+    for rows in _slices(x, width):
+        torch.mul(activation(x[rows, :width]), x[rows, width:], out=output[rows])
+    return output
+
+
+def turn(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotate neighbouring pairs of channels of (rows, heads, kv_heads, head_dim): in place for float32."""
+    if x.dtype != torch.float32:
+        pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    width = pairs[0].numel()
+    if _must_be_cut(x, width):
+        num_rows = max(1, (_GRAIN - 1) // width)
+        for part, part_turns in zip(pairs.split(num_rows), turns.split(num_rows), strict=True):
+            part *= part_turns
+    else:
+        pairs *= turns
+    return x
+
+
+def _must_be_cut(x: Tensor, width: int) -> bool:
+    return len(x) * width >= _GRAIN and x.device.type == "cpu" and torch.get_num_threads() > 1
+
+
+def _slices(x: Tensor, width: int) -> Iterator[slice]:
+    """Rows in equal slices, the last one overlapping: a lone row left over would be contiguous and take another way."""
+    num_rows = max(1, (_GRAIN - 1) // width)
+    for first in range(0, len(x), num_rows):
+        first = min(first, max(0, len(x) - num_rows))
+        yield slice(first, first + num_rows)
