@@ -24,13 +24,12 @@ from lmi.config import ModelConfig
 from lmi.errors import (
     DeadlineExceeded,
     GenerationFailed,
-    InvalidParameter,
     InvalidRequest,
     LmiError,
+    MalformedRequest,
     OutOfMemory,
     Overloaded,
     Unavailable,
-    Unsupported,
 )
 from lmi.formatters.base import ErrorFields, Formatter, plain_error
 from lmi.formatters.json_object import JsonObject
@@ -80,8 +79,8 @@ FORMATTERS: dict[OutputFormat, type[Formatter]] = {
 }
 
 LMI_INVALID_STATUS = 424  # every InvalidRequest; other doors say 400
-OWN_FAULTS = (InvalidParameter, Unsupported, GenerationFailed, DeadlineExceeded, OutOfMemory)
-"""Errors of a request that was understood: answered in its own form even before an engine has it."""
+OWN_FAULTS = (InvalidRequest, GenerationFailed, DeadlineExceeded, OutOfMemory)
+"""Errors of a request itself. One that was understood is answered in its own form even before an engine has it."""
 
 
 def _lmi_formatter(request: GenerationRequest) -> Formatter:
@@ -92,7 +91,7 @@ def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rende
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
     fields = ErrorFields(_wire_message(error), status, _tgi_type(error, accepted) if frame.tgi_compat else None)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-    if accepted or isinstance(error, OWN_FAULTS):
+    if accepted or (isinstance(error, OWN_FAULTS) and not isinstance(error, MalformedRequest)):
         formatter = FORMATTERS[frame.output_format]
         return Rendered(status, formatter.media_type, formatter.error(fields), headers)
     return Rendered(status, JsonObject.media_type, plain_error(fields), headers)
@@ -104,10 +103,12 @@ def _render_lmi_status(status: int, message: str, frame: Frame) -> Rendered:
 
 
 def _wire_message(error: LmiError) -> str:
-    """The error's text, with the client's name of the field where the engine's contract has another."""
-    message = str(error)
-    name = error.name if isinstance(error, InvalidParameter | Unsupported) else ""
-    return lmi.WIRE_NAMES.get(name, name) + message[len(name) :] if message.startswith(name) else message
+    """The error's text, with the client's name of the field where the engine's contract has another.
+
+    A refusal that came over the engine's socket is a text alone, so the name is read off its beginning.
+    """
+    name, space, rest = str(error).partition(" ")
+    return lmi.WIRE_NAMES.get(name, name) + space + rest if isinstance(error, InvalidRequest) else str(error)
 
 
 def _tgi_type(error: LmiError, accepted: bool) -> str:

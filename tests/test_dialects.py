@@ -13,6 +13,7 @@ from lmi.errors import (
     DeadlineExceeded,
     GenerationFailed,
     InvalidParameter,
+    InvalidRequest,
     LmiError,
     MalformedRequest,
     OutOfMemory,
@@ -37,6 +38,7 @@ ROWS: list[tuple[LmiError, bool, int, int]] = [
     (InvalidParameter("inputs", "shorter than the context of 8 tokens", "9 tokens"), False, 424, 2),
     (Unsupported("adapters", "no adapter is loaded"), False, 424, 2),
     (InvalidParameter("top_k", "smaller", 9), True, 424, 2),
+    (InvalidRequest("the engine refused the request"), False, 424, 2),
     (GenerationFailed("not finite"), True, 424, 2),
     (DeadlineExceeded("over 5 s"), True, 504, 2),
     (DeadlineExceeded("over 5 s"), False, 504, 2),
@@ -120,6 +122,11 @@ def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
         ),
         (Unsupported("lora_config", "adapters are off"), "adapters is not supported here: adapters are off"),
         (InvalidParameter("inputs", "shorter", "9 tokens"), "inputs must be shorter, given '9 tokens'"),
+        (
+            InvalidRequest("max_tokens must be at most 8, given 9"),
+            "parameters.max_new_tokens must be at most 8, given 9",
+        ),
+        (GenerationFailed("seed of the error"), "seed of the error"),
     ],
 )
 def test_an_engine_s_refusal_is_told_in_the_client_s_words(error: LmiError, message: str) -> None:

@@ -93,6 +93,7 @@ PARAMETERS: dict[str, Parameter] = {
 
 WIRE_NAMES = {
     "input_token_ids": "inputs",
+    "max_tokens": "parameters.max_new_tokens",
     "num_top_log_probs": "parameters.logprobs",
     "num_prompt_log_probs": "parameters.prompt_logprobs",
     "return_log_probs": "parameters.details",
