@@ -13,6 +13,9 @@ from pathlib import Path
 from lmi.errors import PortUnavailable
 
 BACKLOG = 2048
+SEND_BUFFER_BYTES = 128 << 10
+"""What the kernel keeps for a client that does not read. By default it is megabytes: minutes of tokens, in which nobody
+would notice that the client has stopped."""
 LISTENING = "0A"
 
 
@@ -20,11 +23,13 @@ def bind(host: str, port: int) -> socket.socket:
     """Raises PortUnavailable, which names the port and its owner."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         owner = find_owner(port)
         by = f", it belongs to process {owner[0]} ({owner[1]})" if owner else ""
         raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}{by}") from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+    return listener
 
 
 def find_owner(port: int) -> tuple[int, str] | None:

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from lmi.errors import PortUnavailable
-from lmi.listener import bind, find_owner
+from lmi.listener import SEND_BUFFER_BYTES, bind, find_owner
 
 
 def test_a_bound_port_takes_connections() -> None:
@@ -40,3 +40,9 @@ def test_a_taken_port_is_refused_with_its_owner() -> None:
 def test_a_host_that_is_not_ours_is_refused() -> None:
     with pytest.raises(PortUnavailable, match="no.such.host.invalid port 80"):
         bind("no.such.host.invalid", 80)
+
+
+def test_the_kernel_keeps_little_for_a_client_that_does_not_read() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES  # it doubles it

@@ -20,21 +20,28 @@ import uvicorn
 from lmi.server.protocol import MAX_CHUNKS, MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, GuardedProtocol
 
 TIMEOUT_S = 10.0
+FLOOD, NUM_FLOODS = b"~" * 16384, 100
+SEND_BUFFER_BYTES = 65536
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class HastyProtocol(GuardedProtocol):
     header_timeout_s = 0.4
     body_timeout_s = 2.0
+    stall_timeout_s = 0.4
 
 
 class App:
-    """Answers with what it heard; `/slow` first waits until the test lets it go on, `/stream` in its middle."""
+    """Answers with what it heard; `/slow` first waits until the test lets it go on, `/stream` in its middle.
+
+    `/flood` first sends more than a client and the kernel hold between them.
+    """
 
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.disconnected = threading.Event()
         self.go_on = threading.Event()
+        self.flooded = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.heard.append(scope["path"])
@@ -54,6 +61,10 @@ class App:
         if scope["path"] == "/stream":
             await send({"type": "http.response.body", "body": b"first,", "more_body": True})
             await self._wait()
+        if scope["path"] == "/flood":
+            for _ in range(NUM_FLOODS):
+                await send({"type": "http.response.body", "body": FLOOD, "more_body": True})
+            self.flooded.set()
         await send({"type": "http.response.body", "body": f"{scope['path']} {num_bytes}".encode()})
 
     async def _wait(self) -> None:
@@ -98,6 +109,7 @@ def server() -> Iterator[Served]:
     )
     uvicorn_server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     thread = threading.Thread(target=uvicorn_server.run, kwargs={"sockets": [listener]})
     thread.start()
     yield Served(listener.getsockname()[1], app)
@@ -368,6 +380,35 @@ def test_a_crowd_of_slow_heads_is_gone_after_the_deadline(served: Served) -> Non
         with connection:
             assert_refused(hear(connection), 408)
     assert statuses(served.talk(GET)) == [200]
+
+
+@pytest.fixture
+def flooded(served: Served) -> Iterator[socket.socket]:
+    """A client with little room that asked for a lot."""
+    served.app.flooded.clear()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(b"GET /flood HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        yield connection
+
+
+def test_a_client_that_stops_reading_is_cut_off(served: Served, flooded: socket.socket) -> None:
+    assert served.app.flooded.wait(TIMEOUT_S), "the application waits for the client for ever"
+    assert len(hear(flooded)) < len(FLOOD) * NUM_FLOODS
+    assert statuses(served.talk(GET)) == [200]
+
+
+def test_a_client_that_reads_slowly_is_not_cut_off(flooded: socket.socket) -> None:
+    """What the server has buffered takes it twice as long to read as a client may read nothing."""
+    heard, started = b"", time.monotonic()
+    while time.monotonic() < started + 5 * HastyProtocol.stall_timeout_s:
+        heard += flooded.recv(2500)  # 50 KB a second
+        time.sleep(0.05)
+    while data := flooded.recv(65536):
+        heard += data
+    assert heard.endswith(b"/flood 0\r\n0\r\n\r\n") and heard.count(b"~") == len(FLOOD) * NUM_FLOODS
 
 
 def drip(connection: socket.socket, data: bytes, pause_s: float) -> bytes:
