@@ -38,7 +38,9 @@ class BlockCollector(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         frontends, supervisor = self._block.frontends, self._block.supervisor
-        yield labelled("lmi_requests", "Requests ended, without pings and scrapes", "code", [f.num_requests for f in frontends])
+        yield labelled(
+            "lmi_requests", "Requests ended, without pings and scrapes", "code", [f.num_requests for f in frontends]
+        )
         yield labelled("lmi_finished", "Generations ended", "finish_reason", [f.num_finished for f in frontends])
         yield gauge(
             "lmi_requests_in_flight", "Requests between admission and end", sum(f.num_in_flight for f in frontends)
