@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from lmi.config import Config
 from lmi.engine.worker import LoadReport
+from lmi.log import escape
 
 HINTS = {
     "bad_configuration": "`lmi config` prints every option, its value and where it came from",
@@ -85,6 +86,6 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
         "health": f"{url}/ping",
         "metrics": f"{url}/metrics",
     }
-    table = "\n".join(f"  {name:<8} {value}" for name, value in rows.items())
+    table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
     body = '{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'
     return f"\nlmi is ready\n{table}\n\n  curl {url}/invocations -d '{body}'\n"
