@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
@@ -24,7 +24,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system.container import Answer, Container, wait_until, write_model
+from tests.system.container import Answer, Container, wait_until
 
 TIMEOUT_S = 60.0
 START_TIMEOUT_S = 180.0  # a busy machine takes long to import torch
@@ -39,6 +39,7 @@ class Server(Container):
             lambda: self.ping() == 200 or self.process.poll() is not None, "the server got ready", START_TIMEOUT_S
         )
         assert self.process.poll() is None, self.log.read_text()
+        wait_until(lambda: re.search('"event":"ready"|^  curl ', self.log.read_text(), re.MULTILINE), "it says so")
 
     def post(self, body: object, path: str = "/invocations", headers: Mapping[str, str] | None = None) -> Answer:
         """Bytes as they are, anything else as JSON; without a content type unless `headers` has one."""
@@ -60,13 +61,18 @@ class Server(Container):
         finally:
             connection.close()
 
-    def connect(self, body: object, receive_bytes: int | None = None) -> socket.socket:
-        """A connection on which a request was sent and nothing was read; `receive_bytes`: room for what is not read."""
+    def connect_raw(self, receive_bytes: int | None = None) -> socket.socket:
+        """A connection on which nothing was said; `receive_bytes`: room in the kernel for what is not read."""
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         connection.settimeout(TIMEOUT_S)
         connection.connect(("127.0.0.1", self.port))
+        return connection
+
+    def connect(self, body: object, receive_bytes: int | None = None) -> socket.socket:
+        """A connection on which a request was sent and nothing was read."""
+        connection = self.connect_raw(receive_bytes)
         data = json.dumps(body).encode()
         connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
         return connection
@@ -91,14 +97,22 @@ class Server(Container):
 
 
 @contextmanager
-def launch(folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """`lmi serve folder`, not waited for."""
+def launch(
+    folder: Path, environ: Mapping[str, str] | None = None, command_prefix: Sequence[str] = ()
+) -> Iterator[Server]:
+    """`lmi serve folder`, not waited for. `command_prefix`: words of a command that runs a command."""
     with tempfile.TemporaryDirectory(prefix="lmi-served-") as name:
         runtime = Path(name) / "tmp"
         runtime.mkdir()
-        server = Server(folder, Path(name) / "log", environ={**QUIET, "TMPDIR": str(runtime), **(environ or {})})
+        server = Server(
+            folder,
+            Path(name) / "log",
+            environ={**QUIET, "TMPDIR": str(runtime), **(environ or {})},
+            command_prefix=list(command_prefix),
+        )
         try:
-            yield server.start()
+            server.start()
+            yield server
         finally:
             server.kill()
 
@@ -114,11 +128,6 @@ def serve(folder: Path, *settings: str, environ: Mapping[str, str] | None = None
             yield server
 
 
-def echo_model(folder: Path) -> Path:
-    """A folder for the engine `echo`, whose tokens are the bytes of the prompt."""
-    return write_model(folder)
-
-
 def resident_bytes(pid: int) -> int:
     """Memory that a process holds now."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -129,15 +138,3 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     started_s = time.monotonic()
     result = call()
     return time.monotonic() - started_s, result
-
-
-def run(*argv: str | Path, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A command that is expected to end by itself."""
-    return subprocess.run(
-        [str(word) for word in argv],
-        env={**os.environ, **QUIET, **(environ or {})},
-        capture_output=True,
-        text=True,
-        timeout=START_TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-    )
