@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tiny_models import tiny_model
 
 from lmi.config import EngineConfig
 from lmi.executor import Executor
+from tests.tiny_models import tiny_model
 
 MAX_NUM_SEQUENCES = 4
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from small_tokenizers import byte_level_backend, sentencepiece_backend, unigram_backend
 
 from lmi.text.tokenizer import Tokenizer
+from tests.text.small_tokenizers import byte_level_backend, sentencepiece_backend, unigram_backend
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_tokenizers import byte_level_backend
 from transformers import PreTrainedTokenizerFast
 
 from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable
 from lmi.text import chat_template
 from lmi.text.chat_template import ChatTemplate
+from tests.text.small_tokenizers import byte_level_backend
 
 CHATML = """
 {%- for message in messages %}

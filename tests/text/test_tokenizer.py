@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import tokenizers
-from small_tokenizers import byte_level_backend, poisoned_backend, sentencepiece_backend, unigram_backend
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
 from lmi.text.tokenizer import MAX_INLINE_CHARS, Tokenizer
+from tests.text.small_tokenizers import byte_level_backend, poisoned_backend, sentencepiece_backend, unigram_backend
 
 TEXTS = ["Hello world", " leading", "世界 😀\n\n", "<|im_start|>user<tool></s>", "a  b\tc", "é" * 30]
 BACKENDS = [byte_level_backend, sentencepiece_backend, unigram_backend]

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB_SIZE, tiny_model
 from transformers import AutoModelForCausalLM
 
 from handlers.lmi_dist import Executor
 from lmi.config import EngineConfig
 from lmi.executor import FinishReason, IterationStats, OutputConfig, Request, Response, SamplingConfig
+from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 TIMEOUT_S = 60.0
 FAMILIES = ("llama", "mistral", "gpt2")

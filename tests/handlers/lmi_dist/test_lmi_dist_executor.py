@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_runner import FakeRunner
 from torch import Tensor
 
 from handlers.lmi_dist.executor import Executor, Limits, choose_limits
@@ -30,6 +29,7 @@ from lmi.executor import (
     Result,
     SamplingConfig,
 )
+from tests.fake_runner import FakeRunner
 
 TIMEOUT_S = 30.0
 LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=2)
