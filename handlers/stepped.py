@@ -54,7 +54,7 @@ class Step:
 
 
 class SteppedExecutor(Executor):
-    """A subclass gives the engine: the abstract methods below, all but `_check` called on the loop's thread alone.
+    """A subclass gives the engine: the abstract methods below, all called on the loop's thread alone.
 
     It calls `_start` when it is ready to step.
     """
@@ -102,10 +102,6 @@ class SteppedExecutor(Executor):
     @abstractmethod
     def _queued(self) -> SequenceOf[Sequence]: ...
 
-    def _check(self, request: Request) -> None:
-        """Refuse a request for a reason that `check_request` does not know."""
-        return None
-
     def _kv_cache_stats(self) -> KvCacheStats:
         return KvCacheStats()
 
@@ -122,7 +118,6 @@ class SteppedExecutor(Executor):
         """All or none are accepted, and they start in the same step if there is room."""
         for request in requests:
             check_request(request, self.info)
-            self._check(request)
         with self._border:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")

@@ -6,6 +6,7 @@ computed is the scheduler's choice; tensors begin in the model runner and end in
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -15,18 +16,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget, num_blocks_for
+from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
 from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
 from handlers.lmi_dist.sequence import Sequence
 from handlers.stepped import Step, SteppedExecutor
 from lmi.config import EngineConfig
-from lmi.errors import InvalidParameter
-from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb, Request
+from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
 
 MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 256
+
+log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
@@ -85,19 +87,6 @@ class Executor(SteppedExecutor):
     @property
     def info(self) -> EngineInfo:
         return self._info
-
-    def _check(self, request: Request) -> None:
-        """A request that the whole cache cannot hold would wait for ever."""
-        num_prompt_tokens = len(request.input_token_ids)
-        # The last token is never fed back, so it takes no room.
-        num_tokens = min(num_prompt_tokens + request.max_tokens, self._info.max_sequence_length) - 1
-        if num_blocks_for(num_tokens) > self._cache.num_blocks:
-            raise InvalidParameter(
-                "max_tokens",
-                f"at most {self._info.max_kv_cache_tokens} tokens together with the prompt's {num_prompt_tokens}, "
-                "as many as the KV cache (max_kv_cache_tokens) holds",
-                request.max_tokens,
-            )
 
     def _add(self, sequence: Sequence) -> None:
         self._scheduler.add(sequence)
@@ -192,14 +181,25 @@ def choose_limits(
     memory_bytes: int | None = None,
     is_lazy: bool = True,
 ) -> Limits:
-    """`token_bytes`: keys and values of one token. `is_lazy`: a row costs memory only where it was written."""
+    """`token_bytes`: keys and values of one token. `is_lazy`: a row costs memory only where it was written.
+
+    A sequence is never longer than the whole cache: what the cache cannot hold would wait for ever.
+    """
     max_length = min(config.max_sequence_length or context_length, context_length)
     num_rows = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = memory_bytes or _host_memory_bytes()
-    num_cache_tokens = config.max_kv_cache_tokens or default_budget(num_rows, max_length, token_bytes, memory_bytes)
+    budget = config.max_kv_cache_tokens or default_budget(num_rows, max_length, token_bytes, memory_bytes)
+    num_cache_tokens = max(budget // TOKENS_PER_BLOCK, 1) * TOKENS_PER_BLOCK
+    if num_cache_tokens < max_length:
+        log.warning(
+            "prompt and answer may have %d tokens together, not the model's %d: the KV cache holds no more",
+            num_cache_tokens,
+            max_length,
+        )
+        max_length = num_cache_tokens
     if not is_lazy:
         num_rows = max(1, min(num_rows, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
-    return Limits(num_rows, max_length, max(num_cache_tokens, TOKENS_PER_BLOCK))
+    return Limits(num_rows, max_length, num_cache_tokens)
 
 
 def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:

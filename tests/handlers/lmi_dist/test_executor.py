@@ -191,13 +191,19 @@ def test_prompt_log_probs_are_the_same_however_the_prompt_is_cut() -> None:
             assert [one.token_id for one in notes[position].top] == expected.topk(2).indices.tolist()
 
 
-def test_a_request_that_the_whole_cache_cannot_hold_is_refused() -> None:
-    with Executor(FakeRunner(), EngineConfig(max_kv_cache_tokens=64)) as executor:
-        assert len(one_result(executor, ask(*[1] * 60, max_tokens=5)).output_token_ids[0]) == 5
-        with pytest.raises(
-            InvalidParameter, match="max_tokens must be at most 64 tokens together with the prompt's 60"
-        ):
-            executor.enqueue_request(ask(*[1] * 60, max_tokens=6))
+def test_an_answer_ends_where_the_whole_cache_is_full() -> None:
+    """Also when neighbours are preempted for it. A prompt that alone is too long is refused, with both numbers."""
+    with Executor(FakeRunner(), EngineConfig(max_kv_cache_tokens=70)) as executor:
+        assert (executor.info.max_sequence_length, executor.info.max_kv_cache_tokens) == (64, 64)
+        requests = [ask(*[1] * 60, max_tokens=400), ask(max_tokens=400), ask(max_tokens=400), ask(*[1] * 63)]
+        ids = executor.enqueue_requests(requests)
+        results = {one: joined(responses) for one, responses in collect(executor, 4).items()}
+        assert [(len(results[one][0]), results[one][3]) for one in ids] == [
+            (num_tokens, [FinishReason.LENGTH]) for num_tokens in (4, 61, 61, 1)
+        ]
+        assert sum(one.num_preemptions for one in drained(executor)) > 0
+        with pytest.raises(InvalidParameter, match="shorter than .* context of 64 tokens, given '64 tokens'"):
+            executor.enqueue_request(ask(*[1] * 64))
 
 
 def test_a_full_queue_is_said_to_be_full() -> None:
@@ -432,7 +438,9 @@ def test_naming_the_package_does_not_import_torch() -> None:
         (EngineConfig(), True, Limits(64, 4096, 64 * 2048)),
         (EngineConfig(max_num_sequences=8, max_sequence_length=100), True, Limits(8, 100, 800)),
         (EngineConfig(max_sequence_length=10**6), True, Limits(64, 4096, 64 * 2048)),
-        (EngineConfig(max_kv_cache_tokens=5), True, Limits(64, 4096, 16)),
+        (EngineConfig(max_kv_cache_tokens=5), True, Limits(64, 16, 16)),
+        (EngineConfig(max_kv_cache_tokens=4000), True, Limits(64, 4000, 4000)),
+        (EngineConfig(max_kv_cache_tokens=4111), True, Limits(64, 4096, 4096)),
         (EngineConfig(), False, Limits(50, 4096, 64 * 2048)),
         (EngineConfig(max_num_sequences=8), False, Limits(8, 4096, 8 * 2048)),
     ],
