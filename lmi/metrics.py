@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from lmi import __version__
 from lmi.config import Config
-from lmi.state import Block, CounterView, HistogramView, Phase
+from lmi.state import Block, CounterView, HistogramView
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
@@ -56,7 +56,7 @@ class BlockCollector(Collector):
     def _engines(self) -> Iterator[Metric]:
         engines = self._block.engines
         used, whole = sum(e.num_used_blocks for e in engines), sum(e.max_num_blocks for e in engines)
-        yield gauge("lmi_engines_ready", "Engines that can take requests", sum(e.phase == Phase.READY for e in engines))
+        yield gauge("lmi_engines_ready", "Engines that can take requests", sum(e.is_alive for e in engines))
         yield gauge("lmi_requests_running", "Sequences in the batch", sum(e.num_running for e in engines))
         yield gauge(
             "lmi_requests_waiting", "Requests waiting for a place in the batch", sum(e.num_waiting for e in engines)

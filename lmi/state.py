@@ -12,12 +12,14 @@ from __future__ import annotations
 import enum
 import mmap
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
 WORD = 8  # bytes
+SILENT_S = 5.0  # an engine that gave no sign of life for so long does not count as ready
 T = TypeVar("T")
 
 
@@ -206,9 +208,7 @@ class EngineRecord(Record):
     lost_s = Float()  # time.monotonic() of the last death
     beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
     step = Int(is_gauge=True)  # steps since the start
-    step_s = Float(
-        is_gauge=True
-    )  # time.monotonic() of the last step, or of the moment that work came to an idle engine
+    step_s = Float(is_gauge=True)  # time.monotonic() of the last step, or when work came to an idle engine
     num_running = Int(is_gauge=True)
     num_waiting = Int(is_gauge=True)
     num_used_blocks = Int(is_gauge=True)
@@ -217,6 +217,11 @@ class EngineRecord(Record):
     num_preemptions = Int()
     num_prompt_tokens = Int()
     num_generated_tokens = Int()
+
+    @property
+    def is_alive(self) -> bool:
+        """It can take requests, and said so a moment ago."""
+        return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

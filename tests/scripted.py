@@ -4,6 +4,7 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
 
     say TEXT        answer TEXT, then the end token
     run TEXT        answer TEXT for ever
+    flood TEXT      answer TEXT for ever, 100 times in every step
     fail TEXT       answer TEXT, then fail for this request's own reason
     oom TEXT        answer TEXT, then run out of memory
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
@@ -181,6 +182,8 @@ class ScriptedExecutor(Executor):
         request, stops = turn.request, {word[0] for word in turn.request.stop_words}
         if turn.is_cancelled:
             return self._result(turn, [], FinishReason.CANCELLED)
+        if turn.order == "flood":
+            return self._result(turn, turn.left * 100, FinishReason.NOT_FINISHED)
         if turn.left:
             token = turn.left.pop(0)
             if turn.order == "run":
@@ -255,7 +258,10 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> None:
 
 @contextmanager
 def host(
-    folder: Path, *, server: dict[str, object] | None = None, model: dict[str, object] | None = None
+    folder: Path,
+    *,
+    server: dict[str, object] | None = None,
+    model: dict[str, object] | None = None,
 ) -> Iterator[Host]:
     """Serve a scripted engine on a free port of loopback."""
     write_byte_tokenizer(folder / "model")

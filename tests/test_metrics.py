@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,7 +30,7 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     block.engines[0].num_running, block.engines[1].num_running = 3, 4
     block.engines[0].num_used_blocks, block.engines[0].max_num_blocks = 5, 10
     block.engines[1].max_num_blocks = 10
-    block.engines[1].phase = Phase.READY
+    block.engines[1].phase, block.engines[1].beat_s = Phase.READY, time.monotonic()
     samples = scrape(block)
     assert samples["lmi_requests_total{code=200}"] == 30
     assert samples["lmi_generated_tokens_total"] == 300

@@ -63,7 +63,9 @@ def build_app(service: Service) -> ASGIApp:
         await service.engines.close()
 
     router = Router(
-        [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in ROUTES], lifespan=lifespan
+        [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in ROUTES],
+        lifespan=lifespan,
+        redirect_slashes=False,
     )
     return Edge(router, service)
 

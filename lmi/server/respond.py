@@ -26,12 +26,13 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
     """Read one inference request and answer it, by whatever end it comes to."""
     frame = dialect.default_frame(service.config.model)
     try:
+        service.check_room()  # before the body: a full server reads nothing
+        body = await exchange.body(service.config.server.max_request_size)
+        message = dialect.read(body, exchange.headers.get("content-type"), service.config.model)
+        frame = message.frame
+        parsed = dialect.parse(message)
+        service.report_tolerated(parsed.tolerated, exchange.request_id)
         with service.admitted():
-            body = await exchange.body(service.config.server.max_request_size)
-            message = dialect.read(body, exchange.headers.get("content-type"), service.config.model)
-            frame = message.frame
-            parsed = dialect.parse(message)
-            service.report_tolerated(parsed.tolerated, exchange.request_id)
             await exchange.run_while_there(respond(exchange, service, dialect, parsed.request))
     except ClientGone:
         raise
@@ -44,20 +45,23 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
 async def respond(exchange: Exchange, service: Service, dialect: Dialect, request: GenerationRequest) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
     formatter = dialect.formatter(request)
-    async with aclosing(service.pipeline.generate(request)) as deltas:
-        try:
-            with Meter(service.record, exchange.started_s) as meter:
-                async with deadline(service.config.server.predict_timeout_s):
-                    body = await write(exchange, formatter, deltas, meter)
-        except LmiError as error:
-            if not exchange.status:
-                raise
-            exchange.error_label = error.label
-            await exchange.write(dialect.render_error(error, request.frame, accepted=True).body)
-        if exchange.status:
-            await exchange.end()
-        else:
-            await exchange.answer(200, formatter.media_type, body)
+    meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
+    try:
+        with meter:
+            async with (
+                deadline(service.config.server.predict_timeout_s, exchange.started_s),
+                aclosing(service.pipeline.generate(request)) as deltas,
+            ):
+                body = await write(exchange, formatter, deltas, meter)
+    except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
+        if not exchange.status:
+            raise
+        exchange.error_label = error.label
+        await exchange.write(dialect.render_error(error, request.frame, accepted=True).body)
+    if exchange.status:
+        await exchange.end()
+    else:
+        await exchange.answer(200, formatter.media_type, body)
 
 
 async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
@@ -76,10 +80,12 @@ async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[
 class Meter:
     """Counts one answer as it comes: tokens, time to the first, time between them, and at the end the reason.
 
-    Works on views and plain numbers, since it runs for every token; the totals are written when the answer ends.
+    An answer that comes whole says nothing of its tokens' times. Works on views and plain numbers, since it runs for
+    every token; the totals are written when the answer ends.
     """
 
-    def __init__(self, record: FrontEndRecord, started_s: float) -> None:
+    def __init__(self, record: FrontEndRecord, started_s: float, *, is_streaming: bool) -> None:
+        self._is_streaming = is_streaming
         self._record = record
         self._inter_token_latency_s = record.inter_token_latency_s
         self._last_s = started_s
@@ -90,14 +96,17 @@ class Meter:
         return self
 
     def count(self, delta: Delta) -> None:
-        now_s, num_tokens = time.monotonic(), len(delta.tokens)
-        if self._num_tokens and num_tokens:
-            self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
-        elif num_tokens:
-            self._record.time_to_first_token_s.observe(now_s - self._last_s)
-            self._record.num_prompt_tokens += delta.num_prompt_tokens
-        self._last_s = now_s
+        num_tokens = len(delta.tokens)
+        if self._is_streaming and num_tokens:
+            now_s = time.monotonic()
+            if self._num_tokens:
+                self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
+            else:
+                self._record.time_to_first_token_s.observe(now_s - self._last_s)
+            self._last_s = now_s
         self._num_tokens += num_tokens
+        if delta.num_prompt_tokens:
+            self._record.num_prompt_tokens += delta.num_prompt_tokens
         if delta.finish_reason is not None:
             self._outcome = delta.finish_reason
 
@@ -109,10 +118,13 @@ class Meter:
 
 
 @asynccontextmanager
-async def deadline(timeout_s: float | None) -> AsyncIterator[None]:
-    """Raise DeadlineExceeded in what runs inside once `timeout_s` is over; None waits for ever."""
+async def deadline(timeout_s: float | None, started_s: float) -> AsyncIterator[None]:
+    """Raise DeadlineExceeded in what runs inside, `timeout_s` after `started_s` (monotonic); None waits for ever."""
+    left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - time.monotonic())
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(left_s) as timeout:
             yield
     except TimeoutError:
+        if not timeout.expired():
+            raise
         raise DeadlineExceeded(f"no answer within predict_timeout ({timeout_s:g} s)") from None

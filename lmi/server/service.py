@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,12 +11,11 @@ from lmi.config import Config
 from lmi.engine.client import Engines
 from lmi.errors import Overloaded, Unavailable
 from lmi.pipeline import Pipeline
-from lmi.state import Block, EngineRecord, FrontEndRecord, Phase
+from lmi.state import Block, FrontEndRecord, Phase
 
 log = logging.getLogger(__name__)
 
 MAX_REPORTED = 1000
-SILENT_S = 5.0  # an engine that gave no sign of life for so long does not count as ready
 
 
 @dataclass(slots=True)
@@ -33,17 +31,18 @@ class Service:
     def is_draining(self) -> bool:
         return self.block.supervisor.phase == Phase.DRAINING
 
-    def is_alive(self, engine: EngineRecord) -> bool:
-        return engine.phase == Phase.READY and time.monotonic() - engine.beat_s < SILENT_S
-
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Hold a place among the requests in flight. Raises Overloaded or Unavailable before any costly work."""
+    def check_room(self) -> None:
+        """Raise Unavailable while draining and Overloaded when the queue is full."""
         if self.is_draining:
             raise Unavailable("the server is shutting down and takes no new requests")
         limit = self.config.server.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
         if sum(frontend.num_in_flight for frontend in self.block.frontends) >= limit:
             raise Overloaded(f"{limit} requests are in flight already (job_queue_size and the running batch)")
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Hold a place among the requests in flight, if there is one."""
+        self.check_room()
         self.record.num_in_flight += 1
         try:
             yield

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,8 @@ def test_an_answer_that_would_outgrow_the_context_is_shortened(lmi: Host) -> Non
     ("method", "path", "status"),
     [
         ("GET", "/nowhere", 404),
+        ("POST", "/invocations/", 404),
+        ("GET", "/ping/", 404),
         ("POST", "/predictions/other", 404),
         ("POST", "/predictions/scripted/7", 404),
         ("POST", "/models/other/invoke", 404),
@@ -356,6 +360,51 @@ def test_a_lost_engine_ends_every_request_at_once(tmp_path: Path, stream: bool, 
         last = records(answer, "jsonlines")[-1] if stream else json.loads(answer)
         assert last["code"] == 503
         assert last["details"]["finish_reason"] == "error"
+
+
+def test_a_deadline_frees_the_engine_however_slowly_the_client_reads(tmp_path: Path) -> None:
+    with host(tmp_path, server={"predict_timeout_s": 2.0}) as lmi:
+        parameters = {"max_new_tokens": 100, "logprobs": 5}
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            raw.connect(("127.0.0.1", lmi.port))
+            body = json.dumps({"inputs": "flood abc", "stream": True, "parameters": parameters}).encode()
+            raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: lmi.executor.num_active == 1)
+            wait_until(lambda: lmi.executor.num_active == 0, timeout_s=4)
+
+
+def test_a_body_that_does_not_end_takes_no_place_in_the_queue(tmp_path: Path) -> None:
+    with host(tmp_path, server={"job_queue_size": 1}) as lmi:
+        head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        unfinished = [socket.create_connection(("127.0.0.1", lmi.port)) for _ in range(80)]
+        for raw in unfinished:
+            raw.sendall(head)
+        assert lmi.post({"inputs": "say hi"})[0].status == 200
+        for raw in unfinished:
+            raw.close()
+
+
+def test_many_bad_sequences_do_not_hold_up_the_neighbours(lmi: Host) -> None:
+    slowest_s = 0.0
+    with ThreadPoolExecutor() as pool:
+        words = [f"{n}" * 200 for n in range(1000)]
+        request = pool.submit(lmi.post, {"inputs": "say hi", "parameters": {"bad_sequences": words}})
+        while not request.done():
+            start_s = time.monotonic()
+            lmi.send("GET", "/ping")
+            slowest_s = max(slowest_s, time.monotonic() - start_s)
+        assert request.result()[0].status == 200
+    assert slowest_s < 0.25
+
+
+def test_a_whole_answer_says_nothing_of_its_first_token(lmi: Host) -> None:
+    view = lmi.block.frontends[0].time_to_first_token_s
+    before = sum(view.counts)
+    lmi.post({"inputs": "say hi"})
+    assert sum(view.counts) == before
+    lmi.post({"inputs": "say hi", "stream": True})
+    assert sum(view.counts) == before + 1
 
 
 def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ async def scrape(exchange: Exchange, service: Service) -> None:
 
 def health(service: Service) -> tuple[int, dict[str, object]]:
     supervisor, engines = service.block.supervisor, service.block.engines
-    num_alive = sum(service.is_alive(engine) for engine in engines)
+    num_alive = sum(engine.is_alive for engine in engines)
     if supervisor.phase == Phase.FAILED:
         return 500, {"status": "Failed", "reason": supervisor.reason}
     if supervisor.phase == Phase.DRAINING:
