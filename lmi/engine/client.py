@@ -85,19 +85,20 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def submit(self, request: Request) -> Stream:
-        stream = Stream(self, next(self._ids), len(request.input_token_ids) + request.max_tokens)
-        self._streams[stream._id] = stream
+        request_id = next(self._ids)
+        submit = frame(encode(Submit(request_id, request)))  # may be too large, so nothing is kept before it
+        stream = self._streams[request_id] = Stream(self, request_id, len(request.input_token_ids) + request.max_tokens)
         self.num_outstanding_tokens += stream.num_tokens
-        self._send(Submit(stream._id, request))
+        self._send(submit)
         return stream
 
     def cancel(self, request_id: int) -> None:
         if self._forget(request_id) is not None:
-            self._send(Cancel(request_id))
+            self._send(frame(encode(Cancel(request_id))))
 
-    def _send(self, message: Submit | Cancel) -> None:
+    def _send(self, data: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(frame(encode(message)))
+            self._transport.write(data)
 
     def _forget(self, request_id: int) -> Stream | None:
         stream = self._streams.pop(request_id, None)
@@ -136,11 +137,10 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.info = None
         self._transport = None
-        lost = EngineLost("the engine was lost while it worked on this request")
         for request_id in list(self._streams):
             stream = self._forget(request_id)
             assert stream is not None
-            stream.put(lost)
+            stream.put(EngineLost("the engine was lost while it worked on this request"))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -185,7 +185,10 @@ class Engines:
         return info
 
     def _ready(self) -> list[EngineConnection]:
-        return [c for c in self._connections if c is not None and c.info is not None]
+        """Connected engines; without those that have fallen silent, as long as there are others."""
+        slots = [slot for slot, c in enumerate(self._connections) if c is not None and c.info is not None]
+        alive = [slot for slot in slots if self._records[slot].is_alive]
+        return [c for slot in alive or slots if (c := self._connections[slot]) is not None]
 
     def _least_loaded(self) -> EngineConnection:
         ready = self._ready()
@@ -231,7 +234,7 @@ def failure(error: ResponseError | None) -> LmiError:
 
 
 def describe(records: Sequence[EngineRecord]) -> str:
-    """The state of the engines in a few words for people."""
+    """The state of engines that cannot be reached, in a few words for people."""
     return ", ".join(
-        Phase(record.phase).name.lower() + (f" ({record.stage})" if record.stage else "") for record in records
+        "not connected yet" if record.phase == Phase.READY else Phase(record.phase).name.lower() for record in records
     )

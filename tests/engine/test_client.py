@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmi.engine.client import Engines, Stream
-from lmi.engine.frames import FrameReader, frame
+from lmi.engine.frames import FrameReader, FrameTooLarge, frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
 from lmi.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
@@ -151,6 +152,30 @@ def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
             streams[0].close()
             assert client._connections[1] is not None
             assert client._connections[1].num_outstanding_tokens == 2 * 8
+
+    run(test)
+
+
+def test_an_engine_that_has_fallen_silent_gets_no_new_requests(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=2) as (client, [silent, alive], block):
+            block.engines[1].beat_s = time.monotonic()
+            for _ in range(4):
+                client.submit(REQUEST)
+            await until(lambda: len(alive.heard) == 4)
+            assert not silent.heard
+
+    run(test)
+
+
+def test_a_request_too_large_for_a_frame_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, _, _):
+            huge = Request(input_token_ids=(2**40,) * (8 << 20), max_tokens=1)
+            with pytest.raises(FrameTooLarge):
+                client.submit(huge)
+            assert client._connections[0] is not None
+            assert client._connections[0].num_outstanding_tokens == 0
 
     run(test)
 
