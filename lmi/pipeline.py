@@ -39,10 +39,11 @@ class Pipeline:
         """The answer, piece by piece. Raises LmiError, before the first Delta or after some."""
         info = await self._engines.ready()
         prompt_ids = await self._encode(request, info)
-        submitted = self._engine_request(request, prompt_ids, info)
+        bad_words = await self._tokenizer.spellings_async(request.bad_sequences)
+        submitted = self._engine_request(request, prompt_ids, bad_words, info)
         check_request(submitted, info)
-        stream = self._engines.submit(submitted)
         answer = self._answer_text(request, prompt_ids)
+        stream = self._engines.submit(submitted)
         try:
             await stream.arrival()
             result = stream.take()
@@ -63,7 +64,9 @@ class Pipeline:
         max_tokens = info.max_sequence_length - 1  # one for the answer
         return await self._tokenizer.encode_prompt(request.prompt, max_tokens=max_tokens, truncate=request.truncate)
 
-    def _engine_request(self, request: GenerationRequest, prompt_ids: list[int], info: EngineInfo) -> Request:
+    def _engine_request(
+        self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo
+    ) -> Request:
         """In the engine's words. An answer that would outgrow the context is shortened to what fits."""
         room = max(1, info.max_sequence_length - len(prompt_ids))
         return Request(
@@ -75,7 +78,7 @@ class Pipeline:
             end_ids=self._tokenizer.eos_ids,
             ignore_eos=request.ignore_eos,
             stop_words=tuple((token_id,) for token_id in request.stop_token_ids),
-            bad_words=tuple(word for text in request.bad_sequences for word in self._tokenizer.spellings(text)),
+            bad_words=tuple(bad_words),
             guided_decoding_params=request.guided_decoding,
             lora_config=LoraConfig(request.adapter) if request.adapter else None,
         )

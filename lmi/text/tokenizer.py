@@ -31,6 +31,7 @@ from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_INLINE_CHARS = 4096  # takes 0.8 ms with a vocabulary of 129k; longer texts leave the event loop
+WORD_CHARS = 256  # a short word takes as long as so many characters of a text
 NUM_THREADS = 2  # for long texts, so that a few of them cannot take every core
 CONVERSION_TIMEOUT_S = 120.0
 
@@ -119,9 +120,12 @@ class Tokenizer:
         """`encode` that never holds up the event loop: a long text goes to one of a few threads."""
         if len(text) <= MAX_INLINE_CHARS:
             return self.encode(text)
+        return await asyncio.get_running_loop().run_in_executor(self._threads(), self.encode, text)
+
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.encode, text)
+        return self._pool
 
     async def encode_prompt(self, text: str, *, max_tokens: int, truncate: int | None = None) -> list[int]:
         """Token ids of a prompt that may have `max_tokens` of them; with `truncate` the last `truncate` ids.
@@ -155,6 +159,16 @@ class Tokenizer:
                 found[tuple(inside[len(line) :])] = None
         found.pop((), None)
         return list(found)
+
+    async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """The spellings of all words, which take four encodings each: off the event loop unless they are few."""
+
+        def spell_all() -> list[tuple[int, ...]]:
+            return [ids for word in words for ids in self.spellings(word)]
+
+        if sum(map(len, words)) + WORD_CHARS * len(words) <= MAX_INLINE_CHARS:
+            return spell_all()
+        return await asyncio.get_running_loop().run_in_executor(self._threads(), spell_all)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         with _panics_as_failures():
