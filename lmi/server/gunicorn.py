@@ -26,7 +26,7 @@ import lmi.log
 from lmi import processes
 from lmi.errors import StartError
 from lmi.runtime import Runtime
-from lmi.server.protocol import GuardedProtocol
+from lmi.server.protocol import GuardedProtocol, Refusal
 from lmi.state import FrontEndRecord, Phase
 from lmi.supervision import drain_notice_s
 
@@ -66,6 +66,10 @@ class FrontEndProtocol(GuardedProtocol):
         super().on_headers_complete()
         if _block.supervisor.phase == Phase.DRAINING and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def note_refusal(self, refusal: Refusal) -> None:
+        super().note_refusal(refusal)
+        _block.frontends[int(os.environ["LMI_SLOT"])].num_requests.add(str(refusal.status))
 
 
 class FrontEndWorker(UvicornWorker):  # type: ignore[misc]

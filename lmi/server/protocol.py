@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import sys
 import termios
 from collections.abc import Callable
@@ -21,6 +22,8 @@ import orjson
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_FIELDS = 128
@@ -287,6 +290,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()  # an answer to this request is out already, whole or in part
             self._start_timer(self.transport.abort, LINGER_S)
             return
+        self.note_refusal(refusal)
         body = orjson.dumps({"error": str(refusal), "code": refusal.status})
         phrase = HTTPStatus(refusal.status).phrase
         head = (
@@ -295,6 +299,11 @@ class GuardedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self._linger()
+
+    def note_refusal(self, refusal: Refusal) -> None:
+        """For log and metrics: no application hears of this request."""
+        peer = self.client[0] if self.client else "a client"
+        log.info("refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status})
 
     def _linger(self) -> None:
         """A close with unread bytes resets the connection, and a client that still sends would never see the answer."""
