@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
-from handlers.lmi_dist.sequence import Sequence
+from handlers.sequence import Sequence
 from handlers.stepped import Step, SteppedExecutor
 from lmi.config import EngineConfig
 from lmi.executor import Capabilities, EngineInfo, Progress, PromptLogProb, TokenLogProb

@@ -18,8 +18,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from handlers.lmi_dist.sequence import Sequence, new_sequence
 from handlers.mailbox import Mailbox
+from handlers.sequence import Sequence, new_sequence
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
 from lmi.executor import (

@@ -82,6 +82,11 @@ def test_handlers_know_the_contract_alone(path: Path) -> None:
     assert used <= CONTRACT | {"lmi"}
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "handlers").glob("*.py")), ids=module_name)
+def test_what_engines_share_knows_none_of_them(path: Path) -> None:
+    assert [module for module in imported_modules(path) if module.startswith("handlers.lmi_dist")] == []
+
+
 @pytest.mark.parametrize("module", ["lmi.server.app", "lmi.launcher", "lmi.cli", "lmi.engine.worker"])
 def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
     heavy = sorted(ENGINES | {"transformers", "numpy", "handlers"})

@@ -20,7 +20,7 @@ from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
 from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
-from handlers.lmi_dist.sequence import Sequence
+from handlers.sequence import Sequence
 from handlers.stepped import Step, SteppedExecutor
 from lmi.config import EngineConfig
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb

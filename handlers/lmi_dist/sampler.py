@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.randomness import uniform
-from handlers.lmi_dist.sequence import Sequence
+from handlers.randomness import uniform
+from handlers.sequence import Sequence
 from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
 MAX_TOP_LOG_PROBS = 20
@@ -71,7 +71,7 @@ class Sampler:
 
         None where a row cannot be sampled: its logits are not numbers, or every token is banned.
         """
-        recipes = [sequence.recipe or self._new_recipe(sequence) for sequence in sequences]
+        recipes = [cast("Recipe | None", sequence.recipe) or self._new_recipe(sequence) for sequence in sequences]
         wanted = [row for row, recipe in enumerate(recipes) if recipe.wants_log_probs]
         log_probs = _rows(logits, wanted).log_softmax(dim=-1) if wanted else None  # before anything is edited
         self._edit(logits, sequences, recipes)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.plan import Piece, Plan
-from handlers.lmi_dist.sequence import Sequence
+from handlers.sequence import Sequence
 
 PIECE_LENGTH = 128
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from handlers.lmi_dist.sampler import MAX_SORTED_VOCAB, WIDTHS, Draw, Sampler, group_of
-from handlers.lmi_dist.sequence import Sequence, new_sequence
+from handlers.sequence import Sequence, new_sequence
 from lmi.executor import OutputConfig, Request, SamplingConfig
 
 VOCABS = (50, 1031, MAX_SORTED_VOCAB + 903)

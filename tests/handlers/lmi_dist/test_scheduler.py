@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
 from handlers.lmi_dist.plan import Piece
 from handlers.lmi_dist.scheduler import Batch, Scheduler
-from handlers.lmi_dist.sequence import Sequence, new_sequence
+from handlers.sequence import Sequence, new_sequence
 from lmi.executor import OutputConfig, Request
 
 

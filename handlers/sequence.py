@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from handlers.lmi_dist.randomness import fresh_seed
+from handlers.randomness import fresh_seed
 from lmi.executor import (
     ErrorKind,
     FinishReason,
@@ -20,9 +19,6 @@ from lmi.executor import (
     Result,
     TokenLogProb,
 )
-
-if TYPE_CHECKING:
-    from handlers.lmi_dist.sampler import Recipe
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +48,7 @@ class Sequence:
     prompt_log_probs: list[PromptLogProb] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
     error: ResponseError | None = None
-    recipe: Recipe | None = None  # the sampler's notes
+    recipe: object = None  # a sampler's notes on this sequence, of its own type
 
     @property
     def num_tokens(self) -> int:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.lmi_dist.randomness import uniform
-from handlers.lmi_dist.sequence import Sequence, new_sequence
+from handlers.randomness import uniform
+from handlers.sequence import Sequence, new_sequence
 from lmi.executor import FinishReason, OutputConfig, PromptLogProb, Request, SamplingConfig
 
 
