@@ -175,7 +175,7 @@ def test_a_client_that_leaves_its_stream_frees_what_it_held(tight: Server) -> No
     num_before = cancelled(tight)
     with tight.open({**LONG, "stream": True}) as response:
         assert response.readline() and response.readline()
-        assert tight.metrics()["lmi_kv_cache_usage_ratio"] > 0.1
+        wait_until(lambda: tight.metrics()["lmi_kv_cache_usage_ratio"] > 0.1, "it holds blocks")
     wait_until(tight.is_idle, "its blocks are free", 2)
     assert cancelled(tight) == num_before + 1
 
