@@ -79,7 +79,7 @@ class Loading:
     def _end_stage(self, now: float) -> None:
         if stage := self._record.stage:
             self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now - self._started_s
-        self._started_s, self._tenth = now, -1
+        self._started_s, self._tenth, self._logged_s = now, -1, 0.0
 
     def _show(self, stage: str, share: float) -> None:
         assert self._bar is not None

@@ -155,7 +155,7 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
     report = read_report(worker.runtime, 0)
     assert report.info.name == "echo" and 0.2 < report.stages_s["weights"] < 5
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
-    assert len(lines) == 11  # one for each tenth
+    assert len(lines) == 1  # and no more than one a second
     assert worker.record.pid == worker.process.pid and worker.record.stage == ""
 
 

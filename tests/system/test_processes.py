@@ -197,7 +197,8 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(container
     for stream in streams:
         answer = stream.result()
         assert answer.is_whole and answer.lines[-1]["code"] == 503 and len(answer.lines) > 1
-    wait_until(lambda: server.ping() == 200 and server.pid("lmi-engine") != engine, "a new engine is ready")
+    wait_until(lambda: server.pids("lmi-engine") not in ([], [engine]), "there is a new engine")
+    wait_until(lambda: server.ping() == 200, "the new engine is ready")
     assert_whole(server.generate(3), 3)
     assert server.pids("lmi-front") == fronts
     assert server.metric("lmi_engine_restarts_total") == 1
@@ -229,7 +230,7 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, 
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again", 3.0)
     assert other in server.pids("lmi-front")
     running(server, 0)  # the orphans were cancelled
-    assert server.metric("lmi_requests_in_flight") == 0
+    wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
 
 def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make, background: Background) -> None:
@@ -245,7 +246,7 @@ def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make,
     assert server.pid("lmi-engine") == engine
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "the old front ends have ended")
     assert_whole(server.generate(3), 3)
-    assert server.metric("lmi_requests_in_flight") == 0
+    wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
 
 def test_nothing_outlives_a_killed_supervisor(container: Make, background: Background) -> None:
@@ -268,7 +269,8 @@ def test_a_stopped_engine_with_work_is_replaced_after_the_step_timeout(container
     engine = server.pid("lmi-engine")
     os.kill(engine, signal.SIGSTOP)
     assert stream.result().lines[-1]["code"] == 503
-    wait_until(lambda: server.ping() == 200 and server.pid("lmi-engine") != engine, "a new engine is ready")
+    wait_until(lambda: server.pids("lmi-engine") not in ([], [engine]), "there is a new engine")
+    wait_until(lambda: server.ping() == 200, "the new engine is ready")
     assert "made no step though work waits" in server.log.read_text()
 
 
