@@ -34,7 +34,7 @@ class Grid:
     """
 
     num_queries: int
-    rests: tuple[int, ...] = tuple(range(32, KEY_BLOCK + 1, 32))
+    rests: tuple[int, ...] = tuple(range(16, KEY_BLOCK + 1, 16))
 
     def length(self, num_keys: int) -> int:
         whole, rest = divmod(num_keys - 1, KEY_BLOCK)

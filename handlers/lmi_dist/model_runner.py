@@ -172,16 +172,31 @@ def choose_device(config: EngineConfig) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
-    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+    device = torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+    if config.quantize is not None and (config.quantize != "int8" or device.type != "cpu"):
+        raise BadConfiguration(f"option.quantize={config.quantize} on {device.type}: only int8 on cpu is built")
+    return device
 
 
 def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of weights and cache."""
-    if config.quantize == "int8" and device.type == "cpu":
-        return torch.float32  # activations and cache; the kernels take nothing else
+    """The dtype of weights and cache.
+
+    `auto` is the checkpoint's on CUDA. On a CPU it is float32, since batch invariance holds for nothing else and,
+    without bf16 instructions, bf16 is up to three times slower. With them (measured on AMD Zen 4, 135M parameters) a
+    bf16 step takes 0.6 to 0.7 of the time, so a bf16 checkpoint stays bf16 there if invariance is switched off.
+    """
+    if device.type == "cuda":
+        return _DTYPES.get(config.dtype) or checkpoint_dtype or torch.float32
+    if config.quantize == "int8":
+        return torch.float32  # of activations and cache; the kernels take nothing else
+    if config.dtype == "fp16":
+        log.warning("float32 instead of float16: this CPU has no arithmetic for it")
+        return torch.float32
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
-    return torch.float32 if device.type == "cpu" else checkpoint_dtype or torch.float32
+    is_bf16_fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    may_be_bf16 = is_bf16_fast and not config.batch_invariant and checkpoint_dtype == torch.bfloat16
+    return torch.bfloat16 if may_be_bf16 else torch.float32
 
 
 def kv_bytes_per_token(path: str, config: EngineConfig) -> int:

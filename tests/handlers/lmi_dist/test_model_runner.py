@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from handlers.lmi_dist.model_runner import ModelRunner, kv_bytes_per_token
+from handlers.lmi_dist.model_runner import ModelRunner, choose_dtype, kv_bytes_per_token
 from handlers.lmi_dist.plan import Piece, Plan
 from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration
@@ -185,6 +185,35 @@ def test_the_cache_costs_what_kv_bytes_per_token_says() -> None:
     path = str(tiny_model("llama"))
     assert kv_bytes_per_token(path, EngineConfig()) == 2 * 2 * 2 * 16 * 4  # k and v, layers, heads, channels, bytes
     assert kv_bytes_per_token(path, EngineConfig(dtype="bf16")) == 2 * 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "checkpoint", "expected"),
+    [
+        ({}, torch.bfloat16, torch.float32),
+        ({"dtype": "bf16"}, torch.float32, torch.bfloat16),
+        ({"dtype": "fp16"}, torch.float16, torch.float32),
+        ({"dtype": "bf16", "quantize": "int8"}, torch.bfloat16, torch.float32),
+        ({"batch_invariant": False}, torch.float32, torch.float32),
+    ],
+)
+def test_the_dtype_on_a_cpu(settings: dict[str, object], checkpoint: torch.dtype, expected: torch.dtype) -> None:
+    assert choose_dtype(EngineConfig(**settings), torch.device("cpu"), checkpoint) == expected
+
+
+@pytest.mark.parametrize("is_supported", [True, False])
+def test_bf16_is_taken_by_itself_only_where_the_cpu_has_it_and_nobody_wants_invariance(is_supported: bool) -> None:
+    config = EngineConfig(batch_invariant=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: is_supported)
+        patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        chosen = choose_dtype(config, torch.device("cpu"), torch.bfloat16)
+    assert chosen == (torch.bfloat16 if is_supported else torch.float32)
+
+
+def test_a_quantisation_that_is_not_built_is_named() -> None:
+    with pytest.raises(BadConfiguration, match=r"option\.quantize=awq"):
+        build("llama", 2, 64, quantize="awq")
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
