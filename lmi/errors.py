@@ -155,8 +155,11 @@ class SecurityRefused(StartError):
 def shorten(value: object, max_chars: int = 80) -> str:
     """A value as it may stand in an error message: one line, quoted, never longer than `max_chars`.
 
-    Lists and objects are counted, not printed: a client may nest them deeper than Python can print.
+    null, true and false are said as in JSON; a text keeps single quotes, which JSON need not escape. Lists and objects
+    are counted, not printed: a client may nest them deeper than Python can print.
     """
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple | dict):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     text = ascii(value[:max_chars] if isinstance(value, str) else value)

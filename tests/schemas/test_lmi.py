@@ -253,7 +253,7 @@ def test_nulls_are_as_if_left_out() -> None:
         ({}, "inputs is missing"),
         ({"messages": []}, "inputs is missing"),
         ({"inputs": ""}, "inputs must be a non-empty string, given ''"),
-        ({"inputs": None}, "inputs must be a non-empty string, given None"),
+        ({"inputs": None}, "inputs must be a non-empty string, given null"),
         ({"inputs": 5}, "inputs must be a non-empty string, given 5"),
         ({"inputs": {"a": 1}}, "inputs must be a non-empty string, given an object of 1"),
         ({"inputs": ["a", "b"]}, "option.rolling_batch=disable"),
