@@ -22,6 +22,9 @@ from typing import Self
 import msgspec
 
 MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 100.0  # flat by far
+REPETITION_PENALTIES = 0.01, 100.0  # beyond, a logit divided by it may leave the range of float32
+MAX_PENALTY = 2.0  # presence and frequency, either sign: the bounds of OpenAI and vLLM
 
 
 def _check_int(name: str, value: int | None, minimum: int, maximum: int | None = None) -> None:
@@ -96,7 +99,8 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Greedy if and only if `temperature` is 0 or `top_k` is 1; else sampling. None means "off": no top_k, no penalty.
     `typical_p` is ours. `seed` None draws fresh randomness (upstream is deterministic here); sequence i of a request
-    uses seed + i.
+    uses seed + i. Temperature and penalties are bounded as the constants above say (upstream has no bounds), so that no
+    value makes logits that are no numbers; a tiny temperature may count as a less tiny one that is all but greedy.
     """
 
     beam_width: int = 1
@@ -123,14 +127,14 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name, minimum in (("top_k", 0), ("min_tokens", 0), ("early_stopping", 0), ("no_repeat_ngram_size", 0)):
             _check_int(name, getattr(self, name), minimum)
         _check_int("seed", self.seed, 0, MAX_SEED)
-        _check_range("temperature", self.temperature, 0.0, math.inf)
+        _check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _check_range("typical_p", self.typical_p, 0.0, 1.0, low_open=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        _check_range("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         _check_range("length_penalty", self.length_penalty, 0.0, math.inf)
-        _check_range("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        _check_range("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _check_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _check_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
 
     @property
     def is_greedy(self) -> bool:

@@ -3,8 +3,9 @@
 Two steps, because a refused parameter is answered in the framing that the client asked for: `read` checks the body as
 a whole and settles the form of the answer, `parse` checks the parameters. A known name is checked even where it has
 no effect; unknown names, null, and names without effect in this request are tolerated and come back for the log, as
-the reference ignores them. Its documented defaults mean "as if left out". Names: the LMI handlers' inference API
-schema (v0.28.0 page), and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `stop` as a list).
+the reference ignores them. Its documented defaults mean "as if left out". The pages give temperature and penalties no
+bounds; ours are those of the contract with the engines. Names: the LMI handlers' inference API schema (v0.28.0 page),
+and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `stop` as a list).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
-from lmi.executor import MAX_SEED, SamplingConfig
+from lmi.executor import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
@@ -35,7 +36,8 @@ from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_TOLERATED = 32  # lines for the log of one request
-KNOWN_FIELDS = ("inputs", "parameters", "stream")
+MAX_TOP_N_TOKENS = 20  # what engines offer; more, where one does, goes by the name of logprobs
+KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p")
 FORMATS = tuple(format.value for format in OutputFormat)
 
@@ -58,14 +60,14 @@ PARAMETERS: dict[str, Parameter] = {
     "do_sample": Parameter(boolean, (False,)),
     "max_new_tokens": Parameter(integer(1), (DEFAULT_MAX_NEW_TOKENS,)),
     "seed": Parameter(integer(0, MAX_SEED)),
-    "temperature": Parameter(number(0), (1,)),
+    "temperature": Parameter(number(0, MAX_TEMPERATURE), (1,)),
     "top_k": Parameter(integer(-1), (-1, 0)),
     "top_p": Parameter(number(0, 1), (1,)),
     "min_p": Parameter(number(0, 1), (0,)),
     "typical_p": Parameter(number(0, 1, low_open=True), (1,)),
-    "repetition_penalty": Parameter(number(0, low_open=True), (1,)),
-    "presence_penalty": Parameter(number(), (0,)),
-    "frequency_penalty": Parameter(number(), (0,)),
+    "repetition_penalty": Parameter(number(*REPETITION_PENALTIES), (1,)),
+    "presence_penalty": Parameter(number(-MAX_PENALTY, MAX_PENALTY), (0,)),
+    "frequency_penalty": Parameter(number(-MAX_PENALTY, MAX_PENALTY), (0,)),
     "min_length": Parameter(integer(0), (0, 1)),
     "min_tokens": Parameter(integer(0), (0,)),
     "ignore_eos_token": Parameter(boolean, (False,)),
@@ -81,7 +83,7 @@ PARAMETERS: dict[str, Parameter] = {
     "details": Parameter(boolean),
     "decoder_input_details": Parameter(boolean, (False,)),
     "logprobs": Parameter(integer(0), (0,)),
-    "top_n_tokens": Parameter(integer(0), (0,)),
+    "top_n_tokens": Parameter(integer(0, MAX_TOP_N_TOKENS), (0,)),
     "prompt_logprobs": Parameter(integer(0)),
     "output_formatter": Parameter(choice(FORMATS)),
     "n": Parameter(integer(1, 16), (1,)),

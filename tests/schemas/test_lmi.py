@@ -99,14 +99,14 @@ WRONG: dict[str, list[Any]] = {
     "do_sample": ["true", 1, [], {}],
     "max_new_tokens": ["30", 30.0, True, 0, -1, 2**63, 1e30, [], {}],
     "seed": ["1", 1.5, True, -1, 2**64],
-    "temperature": ["1", True, -0.1, []],
+    "temperature": ["1", True, -0.1, 100.1, 1e308, []],
     "top_k": ["5", 5.5, True, -2],
     "top_p": ["1", True, -0.1, 1.1],
     "min_p": ["0", True, -0.1, 1.1],
     "typical_p": ["1", True, 0, 1.1],
-    "repetition_penalty": ["1", True, 0, -1],
-    "presence_penalty": ["1", True, {}],
-    "frequency_penalty": ["1", True, {}],
+    "repetition_penalty": ["1", True, 0, -1, 1e-300, 0.009, 100.1],
+    "presence_penalty": ["1", True, 2.1, -1e308, {}],
+    "frequency_penalty": ["1", True, 2.1, -1e308, {}],
     "min_length": ["1", 1.5, True, -1, 31],
     "min_tokens": ["1", 1.5, True, -1, 31],
     "ignore_eos_token": ["true", 0],
@@ -122,7 +122,7 @@ WRONG: dict[str, list[Any]] = {
     "details": ["true", 1],
     "decoder_input_details": ["true", 1],
     "logprobs": [True, "1", -1, 1.5],
-    "top_n_tokens": [True, "1", -1, 1.5],
+    "top_n_tokens": [True, "1", -1, 1.5, 21],
     "prompt_logprobs": [True, "1", -1, 1.5],
     "output_formatter": ["xml", 5, ["json"], "none", ""],
     "n": [True, "1", 0, 17, 1.0],
@@ -183,7 +183,8 @@ def test_several_sequences_are_refused_for_now(name: str) -> None:
 
 
 def test_an_adapter_is_refused_and_not_answered_by_the_base_model() -> None:
-    assert _request({}, adapters=None) == _request({})
+    null = _parse({"inputs": "hi", "adapters": None})
+    assert (null.request, null.tolerated) == (_request({}), ())
     with pytest.raises(Unsupported, match="^adapters is not supported here"):
         _request({}, adapters="fr")
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from handlers.lmi_dist.sampler import MAX_SORTED_VOCAB, WIDTHS, Draw, Sampler, group_of
 from handlers.sequence import Sequence, new_sequence
-from lmi.executor import OutputConfig, Request, SamplingConfig
+from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, OutputConfig, Request, SamplingConfig
 
 VOCABS = (50, 1031, MAX_SORTED_VOCAB + 903)
 LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=3)
@@ -214,8 +214,24 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
     for temperature in (1e-300, 1e-38, 1e-6):
         [draw] = drawn(Sampler(50), logits, sequence(SamplingConfig(temperature=temperature, seed=1)))
         assert draw.token_id == int(logits.argmax())
-    seeds = [sequence(SamplingConfig(temperature=1e30, seed=seed)) for seed in range(2000)]
+    seeds = [sequence(SamplingConfig(temperature=100, seed=seed)) for seed in range(2000)]
     assert len({draw.token_id for draw in drawn(Sampler(50), logits.repeat(2000, 1), *seeds)}) == 50
+
+
+@pytest.mark.parametrize("repetition_penalty", REPETITION_PENALTIES)
+@pytest.mark.parametrize("penalty", [-MAX_PENALTY, MAX_PENALTY])
+@pytest.mark.parametrize("temperature", [5e-324, MAX_TEMPERATURE])
+def test_no_value_within_the_bounds_makes_logits_that_are_no_numbers(
+    repetition_penalty: float, penalty: float, temperature: float
+) -> None:
+    config = SamplingConfig(
+        temperature=temperature,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=penalty,
+        frequency_penalty=penalty,
+    )
+    logits = random_logits(1, 50) * 1e4
+    drawn(Sampler(50), logits, sequence(config, (1, 2), tuple(range(50)) * 200))
 
 
 def test_repetition_penalty_counts_prompt_and_output_as_transformers() -> None:
