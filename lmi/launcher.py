@@ -103,7 +103,6 @@ class Supervisor:
     def _begin(self, block: Block) -> None:
         self._block = block
         block.supervisor.claim()
-        block.supervisor.started_s = time.monotonic()
         block.supervisor.phase = Phase.LOADING
         engine = self._config.engine
         self._front_end = FrontEnd()

@@ -191,7 +191,6 @@ class SupervisorRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
     reason = Text(512)  # why it failed or drains, one line for people
-    started_s = Float()  # time.monotonic()
     num_engine_restarts = Int()
     num_frontend_restarts = Int()
 
@@ -201,7 +200,7 @@ class EngineRecord(Record):
 
     pid = Int(is_gauge=True)
     phase = Int()
-    num_starts = Int()  # the epoch
+    num_starts = Int()
     stage = Text(64, is_gauge=True)  # config, weights, warm-up ...
     progress = Float(is_gauge=True)  # of the stage, 0 to 1
     reason = Text(512)  # of the last death, one line
@@ -215,8 +214,6 @@ class EngineRecord(Record):
     max_num_blocks = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
     num_preemptions = Int()
-    num_prompt_tokens = Int()
-    num_generated_tokens = Int()
 
     @property
     def is_alive(self) -> bool:

@@ -103,14 +103,6 @@ class Delta:
 
 
 @dataclass(slots=True)
-class Usage:
-    """What a request cost, in tokens."""
-
-    num_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
-
-
-@dataclass(slots=True)
 class Answer:
     """A whole answer: every Delta of a request put together."""
 

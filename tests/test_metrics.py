@@ -26,6 +26,7 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     for number, frontend in enumerate(block.frontends, start=1):
         frontend.num_requests.add("200", 10 * number)
         frontend.num_generated_tokens = 100 * number
+        frontend.num_open_connections = number
         frontend.time_to_first_token_s.observe(0.002)
     block.engines[0].num_running, block.engines[1].num_running = 3, 4
     block.engines[0].num_used_blocks, block.engines[0].max_num_blocks = 5, 10
@@ -34,6 +35,7 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     samples = scrape(block)
     assert samples["lmi_requests_total{code=200}"] == 30
     assert samples["lmi_generated_tokens_total"] == 300
+    assert samples["lmi_connections_open"] == 3
     assert samples["lmi_requests_running"] == 7
     assert samples["lmi_kv_cache_usage_ratio"] == 0.25
     assert samples["lmi_engines_ready"] == 1

@@ -37,10 +37,6 @@ class KvCache:
     def num_used_blocks(self) -> int:
         return self.num_blocks - self.num_free_blocks
 
-    @property
-    def num_used_rows(self) -> int:
-        return len(self._held)
-
     def can_allocate(self, num_tokens: int, num_reserved: int = 0) -> bool:
         """Whether a row is free and blocks for `num_tokens`, with `num_reserved` blocks to spare."""
         return bool(self._free_rows) and num_blocks_for(num_tokens) + num_reserved <= self.num_free_blocks

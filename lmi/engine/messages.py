@@ -1,9 +1,10 @@
 """What the two ends of the engine socket say to each other.
 
 Front end to engine: Submit and Cancel. Engine to front end: Ready once per connection, then Output: one message per
-step with the Responses of all of that front end's requests. Request ids on the wire are the front end's own;
-`Submit.request.client_id` and `Response.request_id` carry them. Encoding is msgpack of typed structs; anything else
-closes the connection.
+step with the Responses of all of that front end's requests. Request ids on the wire are the front end's own, unique on
+its connection: `Submit.request_id` goes, and comes back as `Response.request_id`. An engine that starts again has new
+connections, so nothing of its predecessor can arrive. Encoding is msgpack of typed structs; anything else closes the
+connection.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
-    epoch: int  # counts the starts of this engine slot; nothing of an old epoch is delivered
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):

@@ -33,7 +33,7 @@ class Desk:
     """Keeps the books between connections and executor, and the engine's record."""
 
     def __init__(self, executor: Executor, record: EngineRecord) -> None:
-        self.ready = Ready(executor.info, record.num_starts)
+        self.ready = Ready(executor.info)
         self.is_closing = False
         self._executor = executor
         self._record = record
@@ -57,7 +57,6 @@ class Desk:
             self._record.step_s = time.monotonic()  # idleness is no hang
         self._owners[engine_id] = connection, message.request_id
         connection.engine_ids[message.request_id] = engine_id
-        self._record.num_prompt_tokens += len(message.request.input_token_ids)
         self._count()
 
     def cancel(self, engine_id: int) -> None:
@@ -66,7 +65,6 @@ class Desk:
     def deliver(self, responses: list[Response]) -> None:
         """Hand out what one or more steps made: one frame for each connection."""
         outputs: dict[Connection, list[Response]] = {}
-        num_tokens = 0
         for response in responses:
             engine_id = response.request_id
             owner = self._owners.get(engine_id)
@@ -76,12 +74,9 @@ class Desk:
             if response.is_final:
                 del self._owners[engine_id]
                 connection.engine_ids.pop(response.request_id, None)
-            if response.result is not None:
-                num_tokens += sum(map(len, response.result.output_token_ids))
             outputs.setdefault(connection, []).append(response)
         for connection, batch in outputs.items():
             connection.send_output(batch)
-        self._record.num_generated_tokens += num_tokens
         self.observe(has_output=True)
 
     def observe(self, has_output: bool = False) -> None:

@@ -34,7 +34,7 @@ class ScriptedEngine:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
-        self.say(Ready(INFO, epoch=1))
+        self.say(Ready(INFO))
         frames = FrameReader()
         while data := await reader.read(65536):
             self.heard += [decode_to_engine(payload) for payload in frames.feed(data)]

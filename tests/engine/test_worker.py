@@ -216,7 +216,6 @@ def test_the_record_counts_what_happens_and_returns_to_nothing(worker: Worker) -
     wait_until(lambda: record.num_running == 2)
     front_end.outputs(until_final=2)
     wait_until(lambda: record.num_running + record.num_waiting == 0)
-    assert record.num_prompt_tokens == 6 and record.num_generated_tokens == 400
     assert record.step >= 200 and time.monotonic() - record.step_s < 5
     beat_s = record.beat_s
     wait_until(lambda: record.beat_s > beat_s + 0.15)
