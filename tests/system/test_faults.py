@@ -205,7 +205,7 @@ def test_a_client_that_leaves_the_queue_never_reaches_the_engine(tight: Server) 
     with one_cancelled(tight, max_steps=850):
         with tight.connect(LONG) as first:
             running(tight, 1)
-            with tight.connect(request("b " * 430, max_new_tokens=100, ignore_eos_token=True)):
+            with tight.connect(request("a " * 430, max_new_tokens=100, ignore_eos_token=True)):
                 running(tight, 1, num_waiting=1)
             running(tight, 1)
             assert first.recv(100).startswith(b"HTTP/1.1 200 "), "the first was hurt"
