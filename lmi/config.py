@@ -18,9 +18,12 @@ import msgspec
 from lmi import choices
 from lmi.choices import Machine
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.options import ADDRESS, ENGINE_KEYS, OPTIONS, WITHOUT_EFFECT, find
+from lmi.options import ADDRESS, ENGINE_KEYS, NOT_BUILT, OPTIONS, WITHOUT_EFFECT, find
 from lmi.properties import Properties, read
 from lmi.sources import Findings, Given, Picked, closest, collect, fault, pick
+
+MAX_NUM_SEQUENCES = 64  # of the embedded engine; others know their own
+MAX_PREFILL_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,7 @@ def resolve(
     resolution = _Resolution(pick(_expand(collect(properties, environ, flags), machine), findings), findings)
     resolution.choose_engine(machine)
     resolution.choose_replicas(machine)
+    resolution.warn_of_what_is_not_built()
     options = resolution.other_options()
     if findings.faults:
         raise BadConfiguration("\n".join(findings.faults))
@@ -200,6 +204,9 @@ class _Resolution:
         self._settle("option.rolling_batch", handler, reason)
         if handler == choices.EMBEDDED and self._given("option.quantize", "int8") != "int8":
             self._refuse("option.quantize", f"int8 on {handler}")
+        if handler == choices.EMBEDDED:
+            self.choose("option.max_rolling_batch_size", MAX_NUM_SEQUENCES, f"default of {handler}")
+            self.choose("option.max_rolling_batch_prefill_tokens", MAX_PREFILL_TOKENS, f"default of {handler}")
 
     def choose_replicas(self, machine: Machine) -> None:
         gpus = self._gpus(machine)
@@ -235,6 +242,12 @@ class _Resolution:
         self.choose("option.model_name", name, "the model's last name")
         if (path / "model.py").exists():
             self.findings.warnings.append(f"{path / 'model.py'}: code of your own is not run yet")
+
+    def warn_of_what_is_not_built(self) -> None:
+        for key, instead in NOT_BUILT.items():
+            if key in self.picked and self.picked[key].value != _default(key):
+                given = self.picked[key].given
+                self.findings.warnings.append(f"{given.written} ({given.source}): has no effect yet, {instead}")
 
     def other_options(self) -> dict[str, str]:
         """What engines may know more about; everything that nobody knows is told."""
@@ -284,7 +297,7 @@ class _Resolution:
         return tuple(rows)
 
     def _setting(self, key: str) -> Setting:
-        value = _text(self._final(key))
+        value = _text(self._final(key)) or UNSET.get(key, "")
         picked = self.picked.get(key)
         if picked is None:
             return Setting(key, value, self.chosen[key][1] if key in self.chosen else "default")
@@ -322,6 +335,8 @@ class _Resolution:
         self.findings.faults.append(fault(self.picked[key].given, allowed))
 
 
+# What it means to set nothing, where no field of a Config has a value that says it.
+UNSET = {"option.strict": "false", "load_on_devices": "*", "predict_timeout": "none"}
 DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
 
 

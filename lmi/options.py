@@ -197,12 +197,12 @@ OPTIONS = (
     Option("option.model_name", "model.name", NAME, "name in URLs and answers; nothing: the folder's name"),
     Option("option.output_formatter", "model.output_formatter", choice("json", "jsonlines", "sse"), "form of answers"),
     Option("option.tgi_compat", "model.tgi_compat", BOOLEAN, "answers in the shape of TGI"),
-    Option("option.chat_template", "model.chat_template", TEXT, "replaces the tokenizer's own template"),
+    Option("option.chat_template", "model.chat_template", TEXT, "chat template; no effect yet"),
     Option(
         "option.trust_remote_code",
         "model.trust_remote_code",
         BOOLEAN,
-        "run Python code that comes with the model",
+        "run Python code that comes with the model; no effect yet",
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
     ),
     Option("option.allow_pickle", "engine.allow_pickle", BOOLEAN, "load pickled weights, which can run code"),
@@ -315,6 +315,12 @@ WITHOUT_EFFECT = frozenset(
     "option.handler option.task option.pythonExecutable option.enable_venv option.max_output_size "
     "option.log_request_metric option.bedrock_compat".split()
 )
+
+# Options of the table that nothing uses yet, and what happens instead.
+NOT_BUILT = {
+    "option.trust_remote_code": "code that comes with a model is never run",
+    "option.chat_template": "no door takes chat messages",
+}
 
 # Keys that some engine understands: never called unknown, always handed on.
 ENGINE_KEYS = frozenset(

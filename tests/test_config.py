@@ -9,7 +9,7 @@ from lmi import choices
 from lmi.choices import Machine
 from lmi.config import Config, EngineConfig, ModelConfig, Resolved, ServerConfig, dump, load, resolve, resolve_folder
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.options import OPTIONS
+from lmi.options import NOT_BUILT, OPTIONS
 from lmi.properties import parse
 
 CPU = Machine(num_cores=4)
@@ -50,7 +50,7 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     config = settle(folder).config
     assert config.server == ServerConfig(frontend_workers=2)
     assert config.model == ModelConfig(path=str(folder), name="tiny")
-    assert config.engine == EngineConfig()
+    assert config.engine == EngineConfig(max_num_sequences=64, max_prefill_tokens=256)
     assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
     assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)
     assert (config.server.drain_timeout_s, config.server.predict_timeout_s) == (25, None)
@@ -145,7 +145,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
             settle(folder, "", {name: text}),
         ]
         assert given[0].config == given[1].config == given[2].config, option.key
-        assert not any(resolved.warnings for resolved in given), option.key
+        assert {bool(resolved.warnings) for resolved in given} == {option.key in NOT_BUILT}, option.key
         assert source_of(given[2], option.key).startswith(name), option.key
         if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
             part, _, name = option.field.partition(".")
@@ -314,6 +314,34 @@ def test_an_unknown_option_is_handed_on_and_stops_the_start_only_when_strict(fol
 def test_an_option_of_another_engine_is_no_error_even_when_strict(folder: Path) -> None:
     resolved = settle(folder, "option.gpu_memory_utilization=0.9\noption.strict=true\n")
     assert resolved.warnings == ("option.gpu_memory_utilization (serving.properties:1): lmi-dist does not use it",)
+
+
+def test_an_option_that_nothing_uses_yet_is_told(folder: Path) -> None:
+    assert settle(folder, "option.trust_remote_code=false\n").warnings == ()
+    resolved = settle(folder, "option.chat_template={{ x }}\n", {"HF_MODEL_TRUST_REMOTE_CODE": "true"})
+    assert resolved.warnings == (
+        "option.trust_remote_code (HF_MODEL_TRUST_REMOTE_CODE): has no effect yet, "
+        "code that comes with a model is never run",
+        "option.chat_template (serving.properties:1): has no effect yet, no door takes chat messages",
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("option.strict", "false"),
+        ("load_on_devices", "*"),
+        ("predict_timeout", "none"),
+        ("option.max_rolling_batch_size", "64"),
+        ("option.max_rolling_batch_prefill_tokens", "256"),
+    ],
+)
+def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, value: str) -> None:
+    """And writing it changes nothing."""
+    unsaid, said = settle(folder), settle(folder, f"{option}={value}\n")
+    for resolved in (unsaid, said):
+        assert next(setting.value for setting in resolved.settings if setting.option == option) == value
+    assert unsaid.config == said.config
 
 
 def test_what_the_reference_needs_and_we_do_not_is_only_noted(folder: Path) -> None:

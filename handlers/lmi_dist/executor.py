@@ -22,11 +22,8 @@ from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
 from handlers.sequence import Sequence
 from handlers.stepped import Step, SteppedExecutor
-from lmi.config import EngineConfig
+from lmi.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
-
-MAX_NUM_SEQUENCES = 64
-MAX_PREFILL_TOKENS = 256
 
 log = logging.getLogger(__name__)
 
