@@ -53,18 +53,28 @@ SHAPES = {
         "vocab_size": 49152,
     },
 }
-VARIANTS: dict[str, dict[str, object]] = {
+VARIANTS: dict[str, dict[str, object]] = {  # key of a figure ends with the variant's name
     "ours": {},
-    "ours, not invariant": {"batch_invariant": False},
-    "ours, int8": {"quantize": "int8"},
+    "variant": {"batch_invariant": False},
+    "int8": {"quantize": "int8"},
 }
+BATCHES = [1, 8, 32, 64]
 Step = Callable[[], object]
 
 
-def measure(shape: str, batches: list[int], num_threads: int) -> dict[str, float]:
-    """Median step times by name and batch, as ratios to the Hugging Face model: {"demo/ours/8": 0.7, ...}."""
+def measure() -> dict[str, float]:
+    """Our median steps over the reference's: `demo_8`; `_variant` is without invariance, `_int8` with int8 weights."""
+    figures: dict[str, float] = {}
+    for shape in SHAPES:
+        figures |= measure_shape(shape, BATCHES, default_threads(shape))
+    return figures
+
+
+def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str, float]:
     torch.set_num_threads(num_threads)
-    ratios: dict[str, float] = {}
+    transformers_logging.disable_progress_bar()
+    print(f"{shape}: {num_threads} threads, load average {os.getloadavg()[0]:.1f}")
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         make_model(shape, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -77,10 +87,13 @@ def measure(shape: str, batches: list[int], num_threads: int) -> dict[str, float
             steps |= {name: own_step(runner, batch) for name, runner in runners.items()}
             times_ms = take_turns(steps)
             medians = {name: statistics.median(values) for name, values in times_ms.items()}
-            ratios |= {f"{shape}/{name}/{batch}": medians[name] / medians["Hugging Face"] for name in runners}
-            ratios[f"{shape}/int8 speed-up/{batch}"] = medians["ours"] / medians["ours, int8"]
+            for name in runners:
+                key = f"{shape}_{batch}" if name == "ours" else f"{shape}_{batch}_{name}"
+                figures[key] = medians[name] / medians["Hugging Face"]
+            if shape == "135m":
+                figures[f"int8_speedup_{batch}"] = medians["ours"] / medians["int8"]
             print_row(shape, batch, times_ms, medians)
-    return ratios
+    return figures
 
 
 def make_model(shape: str, folder: str) -> None:
@@ -145,17 +158,14 @@ def default_threads(shape: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shapes", nargs="*", default=list(SHAPES), help=", ".join(SHAPES))
-    parser.add_argument("--batches", default="1,8,32,64")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
-    transformers_logging.disable_progress_bar()
     batches = [int(batch) for batch in arguments.batches.split(",")]
-    ratios: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for shape in arguments.shapes:
-        num_threads = arguments.threads or default_threads(shape)
-        print(f"{shape}: {num_threads} threads, load average {os.getloadavg()[0]:.1f}")
-        ratios |= measure(shape, batches, num_threads)
-    print(json.dumps({name: round(ratio, 3) for name, ratio in ratios.items()}))
+        figures |= measure_shape(shape, batches, arguments.threads or default_threads(shape))
+    print(json.dumps({name: round(figure, 3) for name, figure in figures.items()}))
 
 
 if __name__ == "__main__":
