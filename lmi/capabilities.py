@@ -48,49 +48,35 @@ def _check_token_ids(request: Request, info: EngineInfo) -> None:
 def _lacking(request: Request, info: EngineInfo) -> list[tuple[str, str]]:
     """Each thing that the request needs and the engine lacks, as (name, reason)."""
     can, sampling, output = info.capabilities, request.sampling_config, request.output_config
-    guide = request.guided_decoding_params
-    needs: list[tuple[bool, str, str]] = [
-        (sampling.beam_width > 1 and not can.beam_search, "beam_width", "no beam search"),
+    guide, processor = request.guided_decoding_params, request.logits_post_processor_name
+    has_all_outputs = set(output.additional_model_outputs) <= set(can.additional_outputs)
+    # What it is called, whether the request needs it, whether the engine has it, what there is instead.
+    needs: list[tuple[str, bool, bool, str]] = [
+        ("beam_width", sampling.beam_width > 1, can.beam_search, "no beam search"),
+        ("num_return_sequences", sampling.num_return_sequences > 1, can.num_return_sequences, "one answer a request"),
+        ("typical_p", sampling.typical_p is not None, can.typical_p, "no typical sampling"),
+        ("min_p", sampling.min_p is not None, can.min_p, "no min_p sampling"),
+        ("seed", sampling.seed is not None, can.seed, "no seeds"),
+        ("no_repeat_ngram_size", sampling.no_repeat_ngram_size is not None, can.no_repeat_ngram_size, "no such rule"),
+        ("bad_words", bool(request.bad_words), can.bad_words, "no bad words"),
+        ("stop_words", bool(request.stop_words), can.stop_words, "no stop words"),
+        ("embedding_bias", bool(request.embedding_bias), can.embedding_bias, "no biases"),
         (
-            sampling.num_return_sequences > 1 and not can.num_return_sequences,
-            "num_return_sequences",
-            "one sequence for each request",
+            "guided_decoding_params",
+            guide is not None,
+            guide is not None and guide.guide_type in can.guided_decoding,
+            "no such guide",
         ),
-        (sampling.typical_p is not None and not can.typical_p, "typical_p", "no typical sampling"),
-        (sampling.min_p is not None and not can.min_p, "min_p", "no min_p sampling"),
-        (sampling.seed is not None and not can.seed, "seed", "no seeds"),
-        (
-            sampling.no_repeat_ngram_size is not None and not can.no_repeat_ngram_size,
-            "no_repeat_ngram_size",
-            "not built",
-        ),
-        (bool(request.bad_words) and not can.bad_words, "bad_words", "no bad words"),
-        (bool(request.stop_words) and not can.stop_words, "stop_words", "no stop words"),
-        (bool(request.embedding_bias) and not can.embedding_bias, "embedding_bias", "no biases"),
-        (guide is not None and guide.guide_type not in can.guided_decoding, "guided_decoding_params", "no such guide"),
-        (request.lora_config is not None and not can.lora, "lora_config", "adapters are off"),
-        (
-            request.logits_post_processor_name is not None
-            and request.logits_post_processor_name not in can.logits_post_processors,
-            "logits_post_processor_name",
-            "no such processor",
-        ),
-        (output.return_log_probs and not can.log_probs, "return_log_probs", "no log-probs"),
-        (
-            output.num_prompt_log_probs is not None and not can.prompt_log_probs,
-            "num_prompt_log_probs",
-            "no prompt log-probs",
-        ),
-        (output.return_context_logits and not can.context_logits, "return_context_logits", "no logits"),
-        (output.return_generation_logits and not can.generation_logits, "return_generation_logits", "no logits"),
-        (
-            not set(output.additional_model_outputs) <= set(can.additional_outputs),
-            "additional_model_outputs",
-            f"this engine has {list(can.additional_outputs)}",
-        ),
+        ("lora_config", request.lora_config is not None, can.lora, "no adapters"),
+        ("logits_post_processor_name", processor is not None, processor in can.logits_post_processors, "no such one"),
+        ("return_log_probs", output.return_log_probs, can.log_probs, "no log-probs"),
+        ("num_prompt_log_probs", output.num_prompt_log_probs is not None, can.prompt_log_probs, "none of the prompt"),
+        ("return_context_logits", output.return_context_logits, can.context_logits, "no logits to give"),
+        ("return_generation_logits", output.return_generation_logits, can.generation_logits, "no logits to give"),
+        ("additional_model_outputs", not has_all_outputs, False, f"{list(can.additional_outputs)}"),
     ]
     return [
-        (name, f"{info.name} offers {reason}" if not reason.startswith("no") else f"{info.name} has {reason}")
-        for is_lacking, name, reason in needs
-        if is_lacking
+        (name, f"{info.name} has {instead}")
+        for name, is_needed, is_there, instead in needs
+        if is_needed and not is_there
     ]
