@@ -137,11 +137,11 @@ class ModelRunner:
             self.kv.release(row)
         log.log(
             logging.INFO if agree else logging.WARNING,
-            "answers %s on their neighbours in the batch, down to the last bit (%d threads, %s)",
+            "answers %s on their neighbours in the batch, down to the last bit (threads: %d)",
             "do not depend" if agree else "may depend",
             torch.get_num_threads(),
-            self._attention.grid,
         )
+        log.debug("attention is computed on %s", self._attention.grid)
         return agree
 
     def _run(self, plan: Plan, layers: list[Layer]) -> Tensor:
