@@ -170,6 +170,14 @@ def num_usable_cores() -> int:
     return cores
 
 
+def memory_bytes() -> int:
+    """What this machine has, or this container may use (control group version 2)."""
+    num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        num_bytes = min(num_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return num_bytes
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         error = ctypes.get_errno()

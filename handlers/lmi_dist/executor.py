@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -22,6 +21,7 @@ from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
 from handlers.sequence import Sequence
 from handlers.stepped import Step, SteppedExecutor
+from lmi import processes
 from lmi.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
 
@@ -184,7 +184,7 @@ def choose_limits(
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
     num_rows = config.max_num_sequences or MAX_NUM_SEQUENCES
-    memory_bytes = memory_bytes or _host_memory_bytes()
+    memory_bytes = memory_bytes or processes.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(num_rows, max_length, token_bytes, memory_bytes)
     num_cache_tokens = max(budget // TOKENS_PER_BLOCK, 1) * TOKENS_PER_BLOCK
     if num_cache_tokens < max_length:
@@ -221,15 +221,6 @@ def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, 
         progress=progress,
     )
     return runner, limits
-
-
-def _host_memory_bytes() -> int:
-    """What this machine has, or this container may use (control group version 2)."""
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(memory_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        return memory_bytes
 
 
 def _describe(runner: Runner, limits: Limits) -> EngineInfo:

@@ -20,7 +20,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from handlers.lmi_dist.families import describe
 from handlers.lmi_dist.rotary import stable_context_length
-from lmi.errors import ModelUnusable, SecurityRefused
+from handlers.pickled import pickled_files, refusal
+from lmi.errors import ModelUnusable
 from lmi.executor import Progress
 
 _INDEX = "model.safetensors.index.json"
@@ -134,14 +135,11 @@ class Checkpoint:
             raise ModelUnusable(f"{file}: tensor {name} cannot be read: {_first_line(error)}") from error
 
     def _load_pickled(self, allow_pickle: bool) -> None:
-        files = sorted(file for pattern in ("*.bin", "*.pt", "*.pth") for file in self.folder.glob(pattern))
+        files = pickled_files(self.folder)
         if not files:
             raise ModelUnusable(f"{self.folder}: no model.safetensors in it")
         if not allow_pickle:
-            raise SecurityRefused(
-                f"{files[0]}: pickled weights can run code when they are read, so they are refused; convert them to "
-                "safetensors, or set option.allow_pickle=true if you trust them"
-            )
+            raise refusal(files[0])
         for file in files:
             try:
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
