@@ -1,15 +1,18 @@
 """One request on its way through an engine: its tokens so far, where it stands, and why it ended.
 
+A request that wants several sequences has several of these, which share a `Group`; they end alone and fail together.
 Plain Python, shared by every executor of ours that steps by itself; knows nothing of scheduling rules, tensors or text.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from handlers.randomness import fresh_seed
 from lmi.executor import (
+    MAX_SEED,
     ErrorKind,
     FinishReason,
     PromptLogProb,
@@ -22,6 +25,14 @@ from lmi.executor import (
 
 
 @dataclass(slots=True, eq=False)
+class Group:
+    """The sequences of one request, and how many last Responses it still owes: the one that leaves 0 is final."""
+
+    num_owed: int
+    sequences: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """`token_ids` are prompt and output together; `num_computed` of them have keys and values in cache row `row`.
 
@@ -29,7 +40,10 @@ class Sequence:
     sequence is live until `finish_reason` or `error` is set.
     """
 
-    id: int
+    id: int  # of the request
+    index: int  # among the sequences of the request
+    num_copies: int  # greedy sequences of a request are equal: one is computed and answered so many times
+    group: Group
     request: Request
     max_tokens: int  # the request's, shortened to what the context has room for
     seed: int
@@ -68,7 +82,7 @@ class Sequence:
 
     @property
     def lacks_prompt_log_probs(self) -> bool:
-        wanted = self.request.output_config.num_prompt_log_probs is not None
+        wanted = self.index == 0 and self.request.output_config.num_prompt_log_probs is not None
         return wanted and len(self.prompt_log_probs) < self.num_prompt_tokens
 
     def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
@@ -104,7 +118,9 @@ class Sequence:
         del self.top_log_probs[self.num_sent :]
 
     def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION) -> None:
-        self.error = ResponseError(message, kind)
+        """End with an error, and every sequence of the request with it."""
+        for sequence in self.group.sequences:
+            sequence.error = ResponseError(message, kind)
 
     def restart(self) -> None:
         """After a preemption: everything known so far becomes the prompt to recompute."""
@@ -112,28 +128,32 @@ class Sequence:
         if self.lacks_prompt_log_probs:
             self.prompt_log_probs.clear()
 
-    def take_response(self) -> Response | None:
-        """What is new for the client, or None: a Response that is not streamed comes once, at the end."""
+    def take_responses(self) -> Iterator[Response]:
+        """What is new for the client: nothing before the end where it is not streamed, and one error for a request."""
         request = self.request
         if self.error is not None:
-            return Response(self.id, error=self.error, client_id=request.client_id)
-        if not request.streaming and not self.is_finished:
-            return None
-        result = self._result(0 if request.return_all_generated_tokens else self.num_sent)
-        self.num_sent = self.num_generated
-        return Response(self.id, result=result, client_id=request.client_id)
+            if self.group.num_owed:
+                self.group.num_owed = 0
+                yield Response(self.id, error=self.error, client_id=request.client_id)
+        elif request.streaming or self.is_finished:
+            start, self.num_sent = self.num_sent, self.num_generated
+            for copy in range(self.num_copies):
+                self.group.num_owed -= self.is_finished
+                yield Response(self.id, result=self._result(start, self.index + copy), client_id=request.client_id)
 
-    def _result(self, start: int) -> Result:
-        """The generated tokens from index `start` on."""
+    def _result(self, num_sent: int, index: int) -> Result:
+        """The tokens that no Response has carried yet, or all of them where the request wants that."""
         request, output = self.request, self.request.output_config
+        start = 0 if request.return_all_generated_tokens else num_sent
         token_ids = self.token_ids[self.num_prompt_tokens + start :]
         if not request.streaming and not output.exclude_input_from_output:
             token_ids = self.token_ids[:]
-        is_first = self.num_sent == 0 and not self.lacks_prompt_log_probs
+        is_first = index == num_sent == 0 and not self.lacks_prompt_log_probs
         return Result(
             output_token_ids=[token_ids],
-            is_final=self.is_finished,
+            is_final=self.group.num_owed == 0,
             is_sequence_final=self.is_finished,
+            sequence_index=index,
             finish_reasons=[self.finish_reason],
             log_probs=[self.log_probs[start:]] if output.return_log_probs else None,
             cum_log_probs=[self.cum_log_prob] if output.return_log_probs else None,
@@ -142,22 +162,34 @@ class Sequence:
         )
 
 
-def new_sequence(request_id: int, request: Request, max_sequence_length: int) -> Sequence:
-    """The sequence of a request that was just accepted: its clock starts and its seed is settled here."""
-    num_prompt_tokens = len(request.input_token_ids)
-    seed, allotted_ms = request.sampling_config.seed, request.allotted_time_ms
+def new_sequences(request_id: int, request: Request, max_sequence_length: int) -> list[Sequence]:
+    """The sequences of a request that was just accepted: its clock starts and its seeds are settled here.
+
+    Sequence i uses seed + i. A greedy request has one, whatever it wants, which is answered as many times.
+    """
+    sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
+    num_copies = sampling.num_return_sequences if sampling.is_greedy else 1
+    seed = fresh_seed() if sampling.seed is None else sampling.seed
+    deadline = None if request.allotted_time_ms is None else time.monotonic() + request.allotted_time_ms / 1000
     stop_words: dict[int, list[list[int]]] = {}
     for word in request.stop_words:
         stop_words.setdefault(word[-1], []).append(list(word))
-    return Sequence(
-        id=request_id,
-        request=request,
-        max_tokens=min(request.max_tokens, max_sequence_length - num_prompt_tokens),
-        seed=fresh_seed() if seed is None else seed,
-        deadline=None if allotted_ms is None else time.monotonic() + allotted_ms / 1000,
-        token_ids=list(request.input_token_ids),
-        num_prompt_tokens=num_prompt_tokens,
-        num_prefill=num_prompt_tokens,
-        end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
-        stop_words=stop_words,
-    )
+    group = Group(num_owed=sampling.num_return_sequences)
+    for index in range(sampling.num_return_sequences // num_copies):
+        sequence = Sequence(
+            id=request_id,
+            index=index,
+            num_copies=num_copies,
+            group=group,
+            request=request,
+            max_tokens=min(request.max_tokens, max_sequence_length - num_prompt_tokens),
+            seed=(seed + index) % (MAX_SEED + 1),
+            deadline=deadline,
+            token_ids=list(request.input_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
+            num_prefill=num_prompt_tokens,
+            end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
+            stop_words=stop_words,
+        )
+        group.sequences.append(sequence)
+    return group.sequences

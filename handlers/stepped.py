@@ -8,6 +8,7 @@ with an error; after three such steps in a row the engine stops). Knows no model
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import threading
 import time
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from handlers.mailbox import Mailbox
-from handlers.sequence import Sequence, new_sequence
+from handlers.sequence import Sequence, new_sequences
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
 from lmi.executor import (
@@ -51,10 +52,16 @@ class Step:
     num_context_tokens: int = 0
     num_generation_tokens: int = 0
     num_preemptions: int = 0
+    is_empty: bool = False
+
+
+class EngineStopped(Exception):
+    """The engine cannot go on; whoever raises it has logged why."""
 
 
 class SteppedExecutor(Executor):
-    """A subclass gives the engine: the abstract methods below, all called on the loop's thread alone.
+    """A subclass gives the engine: the abstract methods below, all called on the loop's thread alone
+    where they do not say otherwise.
 
     It calls `_start` when it is ready to step.
     """
@@ -67,7 +74,7 @@ class SteppedExecutor(Executor):
         self._cancelled: list[int] = []
         self._is_closing = False
         self._is_accepting = False
-        self._live: dict[int, Sequence] = {}
+        self._live: dict[int, list[Sequence]] = {}  # by request
         self._deadlines: list[tuple[float, int]] = []  # a heap
         self._num_steps = 0
         self._num_failed_steps = 0
@@ -81,17 +88,30 @@ class SteppedExecutor(Executor):
 
     # The engine.
 
+    def _check(self, request: Request) -> None:
+        """Raise for what this engine cannot do; the one method here that is called from any thread."""
+        check_request(request, self.info)
+
     @abstractmethod
     def _add(self, sequence: Sequence) -> None:
-        """Take a new sequence into the queue."""
+        """Take a new sequence into the queue, or let it fail."""
 
     @abstractmethod
     def _remove(self, sequence: Sequence) -> None:
         """Free what an ended sequence holds, queued or active."""
 
     @abstractmethod
-    def _step(self) -> Step:
-        """Advance every active sequence; called while there are sequences. May raise."""
+    def _step(self) -> Step | None:
+        """Advance every active sequence; called while there are sequences. None: it was woken before there was
+        anything. May raise, then `_active` end with an error; raises EngineStopped when nothing can go on."""
+
+    def _wake(self) -> None:
+        """Make a `_step` that waits for another process return; called from any thread."""
+        return None
+
+    def _kind_of(self, error: Exception) -> ErrorKind:
+        """The class of a failed step."""
+        return ErrorKind.GENERATION
 
     @property
     @abstractmethod
@@ -117,19 +137,19 @@ class SteppedExecutor(Executor):
     def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
         """All or none are accepted, and they start in the same step if there is room."""
         for request in requests:
-            check_request(request, self.info)
+            self._check(request)
         with self._border:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
             num_queued = len(self._arrived) + len(self._queued)
             if self._max_queue_size is not None and num_queued + len(requests) > self._max_queue_size:
                 raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
-            arrived = [
-                new_sequence(self._mailbox.open(), request, self.info.max_sequence_length) for request in requests
-            ]
-            self._arrived += arrived
+            request_ids = [self._mailbox.open() for _ in requests]
+            for request_id, request in zip(request_ids, requests, strict=True):
+                self._arrived += new_sequences(request_id, request, self.info.max_sequence_length)
             self._border.notify()
-        return [sequence.id for sequence in arrived]
+        self._wake()
+        return request_ids
 
     def await_responses(
         self, request_id: int | SequenceOf[int] | None = None, timeout_s: float | None = None
@@ -143,6 +163,7 @@ class SteppedExecutor(Executor):
         with self._border:
             self._cancelled.append(request_id)
             self._border.notify()
+        self._wake()
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
         return _drain(self._iteration_stats)
@@ -158,6 +179,7 @@ class SteppedExecutor(Executor):
             self._is_accepting = False
             self._is_closing = True
             self._border.notify()
+        self._wake()
         self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
         self._mailbox.close()
 
@@ -169,7 +191,7 @@ class SteppedExecutor(Executor):
                 self._turn()
             self._end_all()
         except BaseException as error:  # the last edge: whatever broke, every request gets its end
-            log.critical("the executor stops: %s", error, exc_info=not isinstance(error, _Stop))
+            log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
             self._fail_all(f"the engine stopped: {error}")
         finally:
             self._mailbox.close()
@@ -185,12 +207,14 @@ class SteppedExecutor(Executor):
         """One step with its border: what came and went since the last, the step, the answers, the statistics."""
         started = time.perf_counter()
         ended = self._cross_border()
-        step = self._step_or_fail() if self._live else Step()
-        self._settle(step.touched)
-        self._record(step, len(ended), (time.perf_counter() - started) * 1000)
-        self._publish(ended + step.touched)
+        step = (self._step_or_fail() if self._live else Step()) or Step(is_empty=not ended)
+        touched = step.touched = list(_with_siblings_of_failed(step.touched))
+        self._settle(touched)
+        if not step.is_empty:
+            self._record(step, len(ended), (time.perf_counter() - started) * 1000)
+        self._publish(ended + touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
-            raise _Stop(f"{MAX_FAILED_STEPS} steps in a row failed")
+            raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
 
     def _cross_border(self) -> list[Sequence]:
         """Take in what arrived; end, before it can be scheduled, what was cancelled or is out of time."""
@@ -198,12 +222,16 @@ class SteppedExecutor(Executor):
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             for sequence in arrived:
-                self._live[sequence.id] = sequence
-                self._add(sequence)
+                self._live.setdefault(sequence.id, []).append(sequence)
+                if not sequence.is_finished:  # a sibling may have failed just now
+                    self._add(sequence)
         for sequence in arrived:
-            if sequence.deadline is not None:
+            if sequence.deadline is not None and sequence.index == 0:
                 heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
-        return self._finish(cancelled, FinishReason.CANCELLED) + self._finish(self._expired(), FinishReason.TIMED_OUT)
+        failed = [sequence for sequence in arrived if sequence.is_finished]
+        self._settle(failed)
+        cancelled_now = self._finish(cancelled, FinishReason.CANCELLED)
+        return failed + cancelled_now + self._finish(self._expired(), FinishReason.TIMED_OUT)
 
     def _expired(self) -> list[int]:
         now, expired = time.monotonic(), []
@@ -213,19 +241,21 @@ class SteppedExecutor(Executor):
 
     def _finish(self, request_ids: list[int], reason: FinishReason) -> list[Sequence]:
         """Unknown and finished ids are ignored."""
-        sequences = [self._live[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._live]
+        sequences = [sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())]
         for sequence in sequences:
             sequence.finish(reason)
         self._settle(sequences)
         return sequences
 
-    def _step_or_fail(self) -> Step:
+    def _step_or_fail(self) -> Step | None:
         try:
             step = self._step()
+        except EngineStopped:
+            raise
         except Exception as error:
             log.exception("a step failed; its requests end with an error: %s", list(self._active_ids()))
             self._num_failed_steps += 1
-            return Step(touched=_fail(self._active, f"the step failed: {error}", ErrorKind.GENERATION))
+            return Step(touched=_fail(self._active, f"the step failed: {error}", self._kind_of(error)))
         self._num_failed_steps = 0
         return step
 
@@ -237,10 +267,13 @@ class SteppedExecutor(Executor):
         for sequence in sequences:
             if sequence.is_finished:
                 self._remove(sequence)
-                del self._live[sequence.id]
+                live = self._live[sequence.id]
+                live.remove(sequence)
+                if not live:
+                    del self._live[sequence.id]
 
     def _publish(self, sequences: list[Sequence]) -> None:
-        responses = [response for sequence in sequences if (response := sequence.take_response()) is not None]
+        responses = [response for sequence in sequences for response in sequence.take_responses()]
         if responses:
             self._mailbox.post(responses)
 
@@ -274,13 +307,9 @@ class SteppedExecutor(Executor):
         """The engine itself is gone: nothing is asked of it any more."""
         with self._border:
             self._is_accepting = False
-            sequences = [*self._live.values(), *self._arrived]
+            sequences = [*itertools.chain.from_iterable(self._live.values()), *self._arrived]
             self._live, self._arrived = {}, []
         self._publish(_fail(sequences, message, ErrorKind.ENGINE_LOST))
-
-
-class _Stop(Exception):
-    """The loop gives up; logged already."""
 
 
 def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[Sequence]:
@@ -288,6 +317,15 @@ def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[
     for sequence in failed:
         sequence.fail(message, kind)
     return failed
+
+
+def _with_siblings_of_failed(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
+    """One sequence that fails takes its whole request with it: those of it that still run join the list."""
+    listed = list(sequences)
+    if all(sequence.error is None for sequence in listed):
+        return listed
+    siblings = (other for one in listed if one.error is not None for other in one.group.sequences)
+    return dict.fromkeys([*listed, *(one for one in siblings if one.finish_reason is FinishReason.NOT_FINISHED)])
 
 
 def _request_stats(sequence: Sequence, *, is_active: bool) -> RequestStats:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from handlers.lmi_dist.sampler import MAX_SORTED_VOCAB, WIDTHS, Draw, Sampler, group_of
-from handlers.sequence import Sequence, new_sequence
+from handlers.sequence import Sequence, new_sequences
 from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, OutputConfig, Request, SamplingConfig
 
 VOCABS = (50, 1031, MAX_SORTED_VOCAB + 903)
@@ -32,7 +32,7 @@ def sequence(
     config: SamplingConfig, prompt: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (), **fields: Any
 ) -> Sequence:
     request = Request(input_token_ids=prompt, max_tokens=1000, sampling_config=config, **fields)
-    one = new_sequence(1, request, 100_000)
+    [one] = new_sequences(1, request, 100_000)
     for token_id in generated:
         one.append(token_id)
     return one

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
 from handlers.lmi_dist.plan import Piece
 from handlers.lmi_dist.scheduler import Batch, Scheduler
-from handlers.sequence import Sequence, new_sequence
+from handlers.sequence import Sequence, new_sequences
 from lmi.executor import OutputConfig, Request
 
 
@@ -20,7 +20,7 @@ def scheduler(num_blocks: int = 1000, num_rows: int = 8, **options: Any) -> Sche
 
 def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any) -> Sequence:
     request = Request(input_token_ids=(1,) * num_prompt_tokens, max_tokens=max_tokens, **fields)
-    return new_sequence(number, request, 10_000)
+    return new_sequences(number, request, 10_000)[0]
 
 
 def run(batch: Batch) -> list[Sequence]:
