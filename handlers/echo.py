@@ -126,6 +126,10 @@ def _describe(config: EngineConfig, folder: Path | None) -> EngineInfo:
         max_sequence_length=config.max_sequence_length or facts.get("max_position_embeddings", CONTEXT_LENGTH),
         max_num_sequences=max_num_sequences,
         capabilities=Capabilities(
-            typical_p=True, bad_words=False, priority=False, batch_invariant=True, log_probs_invariant=True
+            num_return_sequences=True,
+            typical_p=True,
+            bad_words=False,
+            batch_invariant=True,
+            log_probs_invariant=True,
         ),
     )

@@ -7,23 +7,26 @@ One table for every door and every engine. The front end calls it before admissi
 from __future__ import annotations
 
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import EngineInfo, Request
+from lmi.executor import DEFAULT_PRIORITY, EngineInfo, Request
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
     """Raise `InvalidParameter` for a value out of this engine's range, `Unsupported` for a lacking ability."""
-    _check_lengths(request, info)
+    _check_bounds(request, info)
     _check_token_ids(request, info)
     for name, reason in _lacking(request, info):
         raise Unsupported(name, reason)
 
 
-def _check_lengths(request: Request, info: EngineInfo) -> None:
+def _check_bounds(request: Request, info: EngineInfo) -> None:
     num_prompt_tokens, limit = len(request.input_token_ids), info.max_sequence_length
     if num_prompt_tokens >= limit:
         raise InvalidParameter(
             "inputs", f"shorter than the model's context of {limit} tokens", f"{num_prompt_tokens} tokens"
         )
+    temperature, max_temperature = request.sampling_config.temperature, info.capabilities.max_temperature
+    if temperature is not None and temperature > max_temperature:
+        raise InvalidParameter("temperature", f"at most {max_temperature:g}", temperature)
     max_top = info.capabilities.max_top_log_probs
     for name in ("num_top_log_probs", "num_prompt_log_probs"):
         num = getattr(request.output_config, name)
@@ -67,6 +70,7 @@ def _lacking(request: Request, info: EngineInfo) -> list[tuple[str, str]]:
             guide is not None and guide.guide_type in can.guided_decoding,
             "no such guide",
         ),
+        ("priority", request.priority != DEFAULT_PRIORITY, can.priority, "no priorities"),
         ("lora_config", request.lora_config is not None, can.lora, "no adapters"),
         ("logits_post_processor_name", processor is not None, processor in can.logits_post_processors, "no such one"),
         ("return_log_probs", output.return_log_probs, can.log_probs, "no log-probs"),

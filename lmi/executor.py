@@ -24,6 +24,7 @@ import msgspec
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100.0  # flat by far
 REPETITION_PENALTIES = 0.01, 100.0  # beyond, a logit divided by it may leave the range of float32
+DEFAULT_PRIORITY = 0.5
 MAX_PENALTY = 2.0  # presence and frequency, either sign: the bounds of OpenAI and vLLM
 
 
@@ -186,7 +187,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     lora_config: LoraConfig | None = None
     logits_post_processor_name: str | None = None
     return_all_generated_tokens: bool = False
-    priority: float = 0.5
+    priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
     allotted_time_ms: int | None = None
     client_id: int | None = None
 
@@ -308,7 +309,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do. A request that needs more is refused with a clear error, never served with less.
 
     `batch_invariant`: the ids of a request do not depend on its neighbours; `log_probs_invariant`: nor do the bits of
-    its log-probs. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`.
+    its log-probs. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`, `max_temperature` what
+    `temperature` may be.
     """
 
     beam_search: bool = False
@@ -324,6 +326,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     log_probs: bool = True
     prompt_log_probs: bool = True
     max_top_log_probs: int = 20
+    max_temperature: float = MAX_TEMPERATURE
     context_logits: bool = False
     generation_logits: bool = False
     additional_outputs: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "stop_words": {"stop_words": ((1,),)},
     "embedding_bias": {"embedding_bias": ((1, 1.0),)},
     "guided_decoding_params": {"guided_decoding_params": GuidedDecodingParams(GuideType.JSON)},
+    "priority": {"priority": 0.9},
     "lora_config": {"lora_config": LoraConfig("style")},
     "logits_post_processor_name": {"logits_post_processor_name": "upper"},
     "return_log_probs": {"output_config": OutputConfig(return_log_probs=True)},
@@ -114,3 +115,10 @@ def test_a_token_id_outside_the_vocabulary_is_refused(field: str, make: Any, tok
     check_request(request(**{field: make(9)}), info())
     with pytest.raises(InvalidParameter, match=f"^{field} must be token ids from 0 to 9, given {token_id}$"):
         check_request(request(**{field: make(token_id)}), info())
+
+
+def test_a_temperature_over_the_engines_bound_is_refused() -> None:
+    hot = request(sampling_config=SamplingConfig(temperature=3))
+    check_request(hot, info())
+    with pytest.raises(InvalidParameter, match="^temperature must be at most 2, given 3$"):
+        check_request(hot, info(Capabilities(max_temperature=2)))

@@ -104,7 +104,7 @@ WIRE_NAMES = {
     "beam_width": "parameters.num_beams",
     "num_return_sequences": "parameters.n",
     "lora_config": "adapters",
-} | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed")}
+} | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed", "temperature")}
 """The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
 
 

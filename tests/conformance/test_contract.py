@@ -317,6 +317,48 @@ def test_a_seed_repeats_its_tokens(executor: Executor) -> None:
     assert run(executor, sampling_config=config, max_tokens=20).output_token_ids == first
 
 
+def several(executor: Executor, **fields: Any) -> list[Result]:
+    if not executor.capabilities.num_return_sequences:
+        pytest.skip("this engine gives one sequence a request")
+    return results(finish(executor, executor.enqueue_request(ask(**fields))))
+
+
+def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(executor: Executor) -> None:
+    config = SamplingConfig(num_return_sequences=3, seed=5)
+    streamed = several(executor, streaming=True, sampling_config=config)
+    ends = [result for result in streamed if result.is_sequence_final]
+    assert sorted(result.sequence_index for result in ends) == [0, 1, 2]
+    assert [result.is_final for result in streamed] == [False] * (len(streamed) - 1) + [True]
+    whole = several(executor, sampling_config=config)
+    assert len(whole) == 3 and whole[-1].is_final
+    for result in whole:
+        pieces = [part for part in streamed if part.sequence_index == result.sequence_index]
+        assert [one for part in pieces for one in part.output_token_ids[0]] == result.output_token_ids[0]
+
+
+def test_sequence_i_is_what_its_own_seed_gives(executor: Executor) -> None:
+    together = several(executor, sampling_config=SamplingConfig(num_return_sequences=2, seed=5))
+    alone = [run(executor, sampling_config=SamplingConfig(seed=seed)) for seed in (5, 6)]
+    ordered = sorted(together, key=lambda result: result.sequence_index)
+    assert [result.output_token_ids for result in ordered] == [result.output_token_ids for result in alone]
+
+
+def test_greedy_sequences_are_equal_copies(executor: Executor) -> None:
+    copies = several(executor, sampling_config=SamplingConfig(num_return_sequences=3, temperature=0))
+    assert [result.output_token_ids for result in copies] == [run(executor).output_token_ids] * 3
+
+
+def test_a_request_of_several_sequences_is_cancelled_as_one(executor: Executor) -> None:
+    if not executor.capabilities.num_return_sequences:
+        pytest.skip("this engine gives one sequence a request")
+    config = SamplingConfig(num_return_sequences=2, seed=5)
+    request_id = executor.enqueue_request(ask(streaming=True, max_tokens=400, sampling_config=config))
+    executor.await_responses(request_id, TIMEOUT_S)
+    executor.cancel_request(request_id)
+    ends = [result for result in results(finish(executor, request_id)) if result.is_sequence_final]
+    assert [result.finish_reasons for result in ends] == [[FinishReason.CANCELLED]] * 2
+
+
 def test_neighbours_change_nothing(executor: Executor) -> None:
     if not executor.capabilities.batch_invariant:
         pytest.skip("this engine does not promise it")
