@@ -6,6 +6,7 @@ belongs to the engine's process. Folders and names are chosen as LMI's `serve` d
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import os
@@ -19,6 +20,8 @@ from lmi.errors import BadConfiguration, ModelUnusable, shorten
 PLATFORM_FOLDER = Path("/opt/ml/model")
 DEMO = "demo"
 EMBEDDED = "lmi-dist"
+VLLM = "vllm"
+LIBRARIES = {VLLM: "vllm", "trtllm": "tensorrt_llm"}  # what the handlers of this package need beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +87,43 @@ def choose_handler(asked: str, machine: Machine, installed: frozenset[str] | Non
     if word == "auto":
         if not machine.gpus:
             return EMBEDDED, "no GPU is visible"
-        if "vllm" not in installed or importlib.util.find_spec("vllm") is None:
+        if VLLM not in installed:
             return EMBEDDED, "vllm is not installed"
-        return "vllm", "vllm is installed and a GPU is visible"
+        return VLLM, "vllm is installed and a GPU is visible"
     if word == "scheduler":
         return EMBEDDED, "scheduler is served by lmi-dist"
     if word in installed:
         return word, "asked for"
-    missing = {"disable": "dynamic batching is not built yet", "vllm": "not installed", "trtllm": "not installed"}
+    missing = {"disable": "dynamic batching is not built yet"}
+    missing |= {name: f"the library {library} is not installed" for name, library in LIBRARIES.items()}
     reason = f" ({word}: {missing[word]})" if word in missing else ""
     raise BadConfiguration(", ".join(["auto", "scheduler", *sorted(installed)]) + reason)
 
 
 def installed_handlers() -> frozenset[str]:
-    return frozenset(entry.name for entry in importlib.metadata.entry_points(group="lmi.handlers")) | {EMBEDDED}
+    """Handlers that are announced and whose library is there."""
+    announced = {entry.name for entry in importlib.metadata.entry_points(group="lmi.handlers")} | {EMBEDDED}
+    return frozenset(name for name in announced if name not in LIBRARIES or _folder_of(LIBRARIES[name]) is not None)
+
+
+def vllm_arguments() -> frozenset[str]:
+    """The names of vLLM's engine arguments, read from its source text without running it; none where it is not there.
+
+    `model` is ours to say.
+    """
+    folder = _folder_of("vllm")
+    file = folder / "engine" / "arg_utils.py" if folder else None
+    if file is None or not file.is_file():
+        return frozenset()
+    classes = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    fields = [
+        field.target.id
+        for node in classes
+        if node.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    ]
+    return frozenset(name for name in fields if not name.startswith("_")) - {"model"}
 
 
 def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
@@ -115,6 +141,15 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
             f"{low or 1} replicas of {gpus_each} GPUs each do not fit: allowed are {num_gpus} GPUs in all"
         )
     return min(fit, high or fit)
+
+
+def _folder_of(library: str) -> Path | None:
+    """Where a top package lies, found without importing it; None where it is not installed."""
+    try:
+        spec = importlib.util.find_spec(library)
+    except ValueError:  # imported by hand, without a spec
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:

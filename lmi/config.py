@@ -18,7 +18,16 @@ import msgspec
 from lmi import choices
 from lmi.choices import Machine
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.options import ADDRESS, ENGINE_KEYS, NOT_BUILT, OPTIONS, WITHOUT_EFFECT, find
+from lmi.options import (
+    ADDRESS,
+    ENGINE_KEYS,
+    NOT_BUILT,
+    OF_ONE_ENGINE,
+    OPTIONS,
+    TRANSLATED_FOR_VLLM,
+    WITHOUT_EFFECT,
+    find,
+)
 from lmi.properties import Properties, read
 from lmi.sources import Findings, Given, Picked, closest, collect, fault, pick
 
@@ -55,7 +64,6 @@ class ModelConfig:
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False
     chat_template: str | None = None
-    trust_remote_code: bool = False
     is_demo: bool = False
 
 
@@ -67,7 +75,7 @@ class EngineConfig:
     num_engines: int = 1
     device_ids: tuple[str, ...] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
     dtype: str = "auto"  # auto, fp32, bf16, fp16
-    quantize: str | None = None  # int8
+    quantize: str | None = None  # int8 on lmi-dist
     device: str = "auto"  # auto, cpu, cuda
     max_num_sequences: int | None = None  # option.max_rolling_batch_size
     max_prefill_tokens: int | None = None  # option.max_rolling_batch_prefill_tokens, prompt tokens a step
@@ -76,6 +84,7 @@ class EngineConfig:
     max_queue_size: int | None = None  # requests an Executor holds before Overloaded; None: the front end bounds it
     batch_invariant: bool = True
     allow_pickle: bool = False
+    trust_remote_code: bool = False
     tensor_parallel_degree: int = 1
     pipeline_parallel_degree: int = 1
     num_threads: int | None = None
@@ -84,7 +93,9 @@ class EngineConfig:
     model_loading_timeout_s: float = 1200.0
     retry_threshold: int = 3
     retry_window_s: float = 600.0
+    strict: bool = False  # an option that nobody knows stops the start
     options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more
+    option_sources: dict[str, str] = field(default_factory=dict, compare=False)  # of any option.*, for messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +223,8 @@ class _Resolution:
         gpus = self._gpus(machine)
         pipeline: int = self._given("option.pipeline_parallel_degree", 1)
         tensor = self._given("option.tensor_parallel_degree", 1)
-        is_embedded = self._final("option.rolling_batch") == choices.EMBEDDED
+        handler = self._final("option.rolling_batch")
+        is_embedded = handler == choices.EMBEDDED
         if tensor == "max":
             tensor = 1 if is_embedded else max(1, len(gpus) // pipeline)
             self._settle("option.tensor_parallel_degree", tensor, f"max of {len(gpus)} GPUs")
@@ -220,6 +232,9 @@ class _Resolution:
             if is_embedded and degree > 1:
                 self._refuse(f"option.{key}_parallel_degree", f"1 on {choices.EMBEDDED}, which runs on one device")
                 return
+        if handler == choices.VLLM and not gpus and pipeline > 1:  # its engine would die of the first request
+            self._refuse("option.pipeline_parallel_degree", "1 on vllm where no GPU is used")
+            return
         low, high = self._given("minWorkers", None), self._given("maxWorkers", None)
         try:
             num_engines = choices.num_engines(len(gpus), tensor * pipeline, low, high)
@@ -248,28 +263,46 @@ class _Resolution:
             if key in self.picked and self.picked[key].value != _default(key):
                 given = self.picked[key].given
                 self.findings.warnings.append(f"{given.written} ({given.source}): has no effect yet, {instead}")
+        for key, (handler, instead) in OF_ONE_ENGINE.items():
+            if self._given(key, _default(key)) != _default(key) and self._final("option.rolling_batch") != handler:
+                given = self.picked[key].given
+                self.findings.warnings.append(
+                    f"{given.written} ({given.source}): has an effect on {handler} alone, {instead}"
+                )
 
     def other_options(self) -> dict[str, str]:
         """What engines may know more about; everything that nobody knows is told."""
-        others = [picked for key, picked in self.picked.items() if find(key) is None]
-        is_strict, handler = self._given("option.strict", False), self._final("option.rolling_batch")
-        for given in (picked.given for picked in others):
-            said = f"{given.written} ({given.source})"
-            if given.key in WITHOUT_EFFECT:
-                self.findings.notes.append(f"{said}: has no effect here")
-            elif given.key in ENGINE_KEYS and handler != choices.EMBEDDED:
-                continue
-            elif given.key in ENGINE_KEYS:
-                self.findings.warnings.append(f"{said}: {handler} does not use it")
-            elif is_strict and given.key.startswith("option."):
-                self.findings.faults.append(f"{said}: unknown option, and option.strict is true{closest(given.key)}")
-            else:
-                self.findings.warnings.append(f"{said}: unknown option{closest(given.key)}")
-        return {
-            picked.given.key.removeprefix("option."): picked.value
-            for picked in others
-            if picked.given.key.startswith("option.") and picked.given.key not in WITHOUT_EFFECT
-        }
+        handler, options = self._final("option.rolling_batch"), {}
+        of_engine = self._keys_of_engine(handler)
+        for picked in [picked for key, picked in self.picked.items() if find(key) is None]:
+            key = picked.given.key
+            is_option, is_used = key.startswith("option."), of_engine is None or key in of_engine
+            self._tell_of_other(picked.given, handler, of_engine)
+            if is_option and is_used and key not in WITHOUT_EFFECT:
+                options[key.removeprefix("option.")] = picked.value
+        return options
+
+    def _keys_of_engine(self, handler: str) -> frozenset[str] | None:
+        """Every further key that the engine uses; None where that is not known, so it gets all."""
+        names = choices.vllm_arguments() if handler == choices.VLLM else frozenset()
+        return frozenset(f"option.{name}" for name in names) | TRANSLATED_FOR_VLLM if names else None
+
+    def _tell_of_other(self, given: Given, handler: str, of_engine: frozenset[str] | None) -> None:
+        said = f"{given.written} ({given.source})"
+        is_strict = self._given("option.strict", False)
+        if given.key in WITHOUT_EFFECT:
+            self.findings.notes.append(f"{said}: has no effect here")
+        elif given.key in (of_engine or ()):
+            return
+        elif given.key in ENGINE_KEYS and (handler == choices.EMBEDDED or of_engine is not None):
+            self.findings.warnings.append(f"{said}: {handler} does not use it")
+        elif given.key in ENGINE_KEYS:
+            return
+        elif is_strict and given.key.startswith("option."):
+            hint = closest(given.key, of_engine or ())
+            self.findings.faults.append(f"{said}: unknown option, and option.strict is true{hint}")
+        else:
+            self.findings.warnings.append(f"{said}: unknown option{closest(given.key, of_engine or ())}")
 
     def config(self, options: dict[str, str]) -> Config:
         values: dict[str, dict[str, Any]] = {"server": {}, "model": {}, "engine": {}}
@@ -283,9 +316,18 @@ class _Resolution:
                 path=str(self.model_path), is_demo=self.model_path == choices.demo_folder(), **values["model"]
             ),
             engine=EngineConfig(
-                num_engines=self.num_engines, device_ids=self.device_ids, options=options, **values["engine"]
+                num_engines=self.num_engines,
+                device_ids=self.device_ids,
+                options=options,
+                option_sources=self._option_sources(),
+                **values["engine"],
             ),
         )
+
+    def _option_sources(self) -> dict[str, str]:
+        """Where each option.* was given."""
+        options = [(key, picked) for key, picked in self.picked.items() if key.startswith("option.")]
+        return {key.removeprefix("option."): picked.given.source for key, picked in options}
 
     def settings(self) -> tuple[Setting, ...]:
         """Every option of the table in its order, then the others that were given."""
@@ -336,7 +378,7 @@ class _Resolution:
 
 
 # What it means to set nothing, where no field of a Config has a value that says it.
-UNSET = {"option.strict": "false", "load_on_devices": "*", "predict_timeout": "none"}
+UNSET = {"load_on_devices": "*", "predict_timeout": "none"}
 DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
 
 

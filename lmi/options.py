@@ -200,9 +200,9 @@ OPTIONS = (
     Option("option.chat_template", "model.chat_template", TEXT, "chat template; no effect yet"),
     Option(
         "option.trust_remote_code",
-        "model.trust_remote_code",
+        "engine.trust_remote_code",
         BOOLEAN,
-        "run Python code that comes with the model; no effect yet",
+        "run Python code that comes with the model (vllm)",
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
     ),
     Option("option.allow_pickle", "engine.allow_pickle", BOOLEAN, "load pickled weights, which can run code"),
@@ -240,7 +240,7 @@ OPTIONS = (
         "option.tensor_parallel_degree",
         "engine.tensor_parallel_degree",
         DEGREE,
-        "GPUs that share each layer; max: all",
+        "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
         aliases=("option.tensor_parallel_size",),
         env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
     ),
@@ -281,7 +281,7 @@ OPTIONS = (
         env=("PROCESS_MAX_START_RETRIES",),
     ),
     Option("retry_window", "engine.retry_window_s", SECONDS, "seconds in which those deaths are counted"),
-    Option("option.strict", "", BOOLEAN, "an unknown option.* stops the start"),
+    Option("option.strict", "engine.strict", BOOLEAN, "an unknown option.* stops the start"),
     Option(
         "engine", "", choice("Python", "MPI", python="Python", mpi="MPI"), "accepted, means nothing", has_flag=False
     ),
@@ -317,12 +317,12 @@ WITHOUT_EFFECT = frozenset(
 )
 
 # Options of the table that nothing uses yet, and what happens instead.
-NOT_BUILT = {
-    "option.trust_remote_code": "code that comes with a model is never run",
-    "option.chat_template": "no door takes chat messages",
-}
+NOT_BUILT = {"option.chat_template": "no door takes chat messages"}
 
-# Keys that some engine understands: never called unknown, always handed on.
+# Options of the table that one engine alone uses, and what happens with the others.
+OF_ONE_ENGINE = {"option.trust_remote_code": ("vllm", "code that comes with a model is never run")}
+
+# Keys that some engine understands: never called unknown, handed on unless the engine's own names are known.
 ENGINE_KEYS = frozenset(
     "option.revision option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
     "option.max_loras option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
@@ -350,6 +350,12 @@ def key_of_env(name: str) -> str:
         return known
     lowered = rest.lower() if rest.isupper() else rest
     return f"option.{lowered}" if prefix == "OPTION" else lowered
+
+
+# Keys of LMI that are translated for vLLM; every other option that it uses has the name of an argument of its own.
+TRANSLATED_FOR_VLLM = frozenset(
+    "option.speculative_draft_model option.speculative_length option.draft_model_tp_size".split()
+)
 
 
 def known_keys() -> list[str]:

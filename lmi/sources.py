@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,9 +89,12 @@ def fault(given: Given, allowed: str) -> str:
     return f"{given.written}={shown} ({given.source}): allowed is {allowed}"
 
 
-def closest(key: str) -> str:
-    """A hint at the known key that `key` may have been meant as, or nothing. Case and `option.` do not matter."""
-    known = {name.removeprefix("option.").lower(): name for name in known_keys()}
+def closest(key: str, further: Iterable[str] = ()) -> str:
+    """A hint at the known key that `key` may have been meant as, or nothing. Case and `option.` do not matter.
+
+    `further`: keys that are known beside those of every engine.
+    """
+    known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
     matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, 0.75)
     return f"; the closest known key is {known[matches[0]]}" if matches else ""
 

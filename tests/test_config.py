@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from lmi import choices
 from lmi.choices import Machine
 from lmi.config import Config, EngineConfig, ModelConfig, Resolved, ServerConfig, dump, load, resolve, resolve_folder
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.options import NOT_BUILT, OPTIONS
+from lmi.options import NOT_BUILT, OF_ONE_ENGINE, OPTIONS
 from lmi.properties import parse
 
 CPU = Machine(num_cores=4)
@@ -145,7 +146,9 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
             settle(folder, "", {name: text}),
         ]
         assert given[0].config == given[1].config == given[2].config, option.key
-        assert {bool(resolved.warnings) for resolved in given} == {option.key in NOT_BUILT}, option.key
+        assert {bool(resolved.warnings) for resolved in given} == {option.key in {*NOT_BUILT, *OF_ONE_ENGINE}}, (
+            option.key
+        )
         assert source_of(given[2], option.key).startswith(name), option.key
         if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
             part, _, name = option.field.partition(".")
@@ -161,7 +164,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("OPTION_LOAD_IN_8BIT", "x", "engine.options", {"load_in_8bit": "x"}),
         ("OPTION_loadIn8Bit", "x", "engine.options", {"loadIn8Bit": "x"}),
         ("HF_MODEL_QUANTIZE", "int8", "engine.quantize", "int8"),
-        ("HF_MODEL_TRUST_REMOTE_CODE", "true", "model.trust_remote_code", True),
+        ("HF_MODEL_TRUST_REMOTE_CODE", "true", "engine.trust_remote_code", True),
         ("MAX_BATCH_PREFILL_TOKENS", "128", "engine.max_prefill_tokens", 128),
         ("MAX_BATCH_SIZE", "4", "engine.max_num_sequences", 4),
         ("MAX_CONCURRENT_REQUESTS", "5", "server.job_queue_size", 5),
@@ -273,12 +276,22 @@ def test_a_malformed_safe_port_range_is_refused(folder: Path, range_: str) -> No
     assert fault.endswith("(SAGEMAKER_SAFE_PORT_RANGE): allowed is FIRST-LAST, two ports")
 
 
-def test_two_names_of_one_option_must_agree_in_one_source(folder: Path) -> None:
-    (fault,) = faults(folder, "option.max_num_seqs=8\noption.max_rolling_batch_size=9\n")
-    assert "option.max_num_seqs=8 (serving.properties:1)" in fault
-    assert "option.max_rolling_batch_size=9 (serving.properties:2)" in fault
-    agreeing = settle(folder, "option.max_num_seqs=8\noption.max_rolling_batch_size=8\n")
-    assert agreeing.config.engine.max_num_sequences == 8
+@pytest.mark.parametrize(
+    ("one", "other", "field"),
+    [
+        ("max_rolling_batch_size", "max_num_seqs", "max_num_sequences"),
+        ("max_rolling_batch_prefill_tokens", "max_num_batched_tokens", "max_prefill_tokens"),
+        ("tensor_parallel_degree", "tensor_parallel_size", "tensor_parallel_degree"),
+        ("pipeline_parallel_degree", "pipeline_parallel_size", "pipeline_parallel_degree"),
+    ],
+)
+def test_two_names_of_one_option_must_agree_in_one_source(folder: Path, one: str, other: str, field: str) -> None:
+    (fault,) = faults(folder, f"option.{other}=2\noption.{one}=1\n")
+    assert f"option.{other}=2 (serving.properties:1), option.{one}=1 (serving.properties:2)" in fault
+    (fault,) = faults(folder, environ={f"OPTION_{one.upper()}": "1", f"OPTION_{other.upper()}": "2"})
+    assert f"OPTION_{one.upper()}" in fault and f"OPTION_{other.upper()}" in fault
+    agreeing = settle(folder, f"option.{other}=1\noption.{one}=1\n")
+    assert getattr(agreeing.config.engine, field) == 1
 
 
 def test_a_bad_value_that_is_shadowed_stops_nothing(folder: Path) -> None:
@@ -320,9 +333,9 @@ def test_an_option_that_nothing_uses_yet_is_told(folder: Path) -> None:
     assert settle(folder, "option.trust_remote_code=false\n").warnings == ()
     resolved = settle(folder, "option.chat_template={{ x }}\n", {"HF_MODEL_TRUST_REMOTE_CODE": "true"})
     assert resolved.warnings == (
-        "option.trust_remote_code (HF_MODEL_TRUST_REMOTE_CODE): has no effect yet, "
-        "code that comes with a model is never run",
         "option.chat_template (serving.properties:1): has no effect yet, no door takes chat messages",
+        "option.trust_remote_code (HF_MODEL_TRUST_REMOTE_CODE): has an effect on vllm alone, "
+        "code that comes with a model is never run",
     )
 
 
@@ -389,6 +402,71 @@ def test_replicas_are_as_many_as_fit_between_the_two_bounds(
     assert (engine.num_engines, engine.tensor_parallel_degree, engine.device_ids) == wanted
 
 
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM whose source can be read but not run, and a handler for it."""
+    source = tmp_path / "site" / "vllm"
+    (source / "engine").mkdir(parents=True)
+    (source / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
+    (source / "engine" / "arg_utils.py").write_text(
+        "from gpus import *\n"
+        "@dataclass\nclass EngineArgs:\n"
+        "    model: str = ''\n    seed: int = 0\n    enable_lora: bool = False\n    _rank: int = 0\n"
+        "@dataclass\nclass AsyncEngineArgs(EngineArgs):\n    enable_log_requests: bool = False\n"
+        "class Other:\n    unrelated: int = 1\n"
+    )
+    package = tmp_path / "site" / "announced-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: announced\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[lmi.handlers]\nvllm = nowhere:load\n")
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllms_own_arguments_are_known_without_importing_it(folder: Path) -> None:
+    assert choices.vllm_arguments() == {"seed", "enable_lora", "enable_log_requests"}
+    text = "option.rolling_batch=vllm\noption.seed=7\noption.speculative_length=3\noption.strict=true\n"
+    resolved = settle(folder, text, {"HF_MODEL_TRUST_REMOTE_CODE": "true"})
+    assert resolved.warnings == ()
+    assert resolved.config.engine.options == {"seed": "7", "speculative_length": "3"}
+    assert resolved.config.engine.option_sources["seed"] == "serving.properties:2"
+    assert resolved.config.engine.trust_remote_code and resolved.config.engine.strict
+    assert resolved.config.engine.max_num_sequences is None and resolved.config.engine.max_prefill_tokens is None
+
+
+@pytest.mark.usefixtures("vllm")
+def test_what_vllm_does_not_have_is_told_with_its_closest_argument_and_stays_behind(folder: Path) -> None:
+    resolved = settle(folder, "option.rolling_batch=vllm\noption.enable_lorra=true\noption.swap_space=4\n")
+    assert resolved.warnings == (
+        "option.enable_lorra (serving.properties:2): unknown option; the closest known key is option.enable_lora",
+        "option.swap_space (serving.properties:3): vllm does not use it",
+    )
+    assert resolved.config.engine.options == {}
+    (fault,) = faults(folder, "option.rolling_batch=vllm\noption.enable_log_request=1\noption.strict=true")
+    assert fault == (
+        "option.enable_log_request (serving.properties:2): unknown option, and option.strict is true; "
+        "the closest known key is option.enable_log_requests"
+    )
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", (1, 1)),
+        ("option.tensor_parallel_degree=2", (1, 2)),
+        ("option.tensor_parallel_degree=max", (1, 1)),
+        ("option.tensor_parallel_degree=2\nminWorkers=2", (2, 2)),
+    ],
+)
+def test_ranks_of_vllm_may_share_a_machine_without_gpus(folder: Path, text: str, wanted: object) -> None:
+    engine = settle(folder, f"option.rolling_batch=vllm\n{text}").config.engine
+    assert (engine.num_engines, engine.tensor_parallel_degree) == wanted
+    (fault,) = faults(folder, "option.rolling_batch=vllm\noption.pipeline_parallel_degree=2")
+    assert fault.endswith("allowed is 1 on vllm where no GPU is used")
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "gpus_each", "low", "high", "wanted"),
     [(8, 2, None, None, 4), (8, 2, 2, 3, 3), (7, 2, None, None, 3), (8, 8, None, None, 1), (0, 1, None, None, 1)],
@@ -413,10 +491,20 @@ def test_auto_takes_the_embedded_engine_where_vllm_cannot_run() -> None:
     assert choices.choose_handler("other", CPU, frozenset({"lmi-dist", "other"})) == ("other", "asked for")
 
 
-def test_auto_takes_vllm_where_it_is_installed_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "vllm.py").write_text("raise RuntimeError('imported by the supervisor')")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert choices.choose_handler("auto", FOUR_GPUS, frozenset({"lmi-dist", "vllm"}))[0] == "vllm"
+@pytest.mark.usefixtures("vllm")
+def test_auto_takes_vllm_where_it_is_installed_beside_a_gpu(folder: Path) -> None:
+    assert choices.choose_handler("auto", FOUR_GPUS)[0] == "vllm"
+    assert choices.choose_handler("auto", CPU)[0] == "lmi-dist"
+
+
+def test_an_announced_engine_without_its_library_is_refused_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    assert choices.choose_handler("auto", FOUR_GPUS)[0] == "lmi-dist"
+    assert choices.vllm_arguments() == frozenset()
+    (fault,) = faults(folder, "option.rolling_batch=vllm")
+    assert "lmi-dist" in fault and fault.endswith("(vllm: the library vllm is not installed)")
 
 
 @pytest.mark.parametrize("word", ["disable", "trtllm", "nonsense"])
