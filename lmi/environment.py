@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lmi import processes
+from lmi.choices import VLLM
 from lmi.config import Config, EngineConfig
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
@@ -24,8 +27,14 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not SECRET.search(name.upper())}
 
 
+def of_engine(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
+    """What the engine in this slot gets beside what it inherits; libraries read it once, at their import."""
+    threads = of_threads(config, environ)
+    return threads | of_vllm(config, environ, slot) if config.engine.handler == VLLM else threads
+
+
 def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Threads of an engine's kernels; set before torch is imported, which reads them once.
+    """Threads of an engine's kernels.
 
     Threads that spin while they wait ruin a machine they share with a front end, so they spin shortly. Source of the
     numbers: measurements on two cores beside one busy process.
@@ -36,13 +45,52 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     return threads
 
 
+def of_vllm(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
+    """vLLM's own variables: nothing is sent or fetched, its log has our level, each rank on a CPU has its cores.
+
+    What the operator has set stays as it is.
+    """
+    wanted = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": config.server.log_level,
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.engine.model_loading_timeout_s)),
+    }
+    if config.engine.tensor_parallel_degree > 1 and not config.engine.device_ids:
+        groups = rank_cores(config.engine, slot, sorted(os.sched_getaffinity(0)))
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in groups)
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def rank_cores(engine: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """The cores of each tensor parallel rank that this machine runs of the engine in this slot.
+
+    The ranks of all engines share the cores in equal groups; more ranks than cores take them in turn.
+    """
+    num_ranks = _num_local_ranks(engine)
+    size = max(1, len(cores) // (num_ranks * engine.num_engines))
+    used = min(size, engine.num_threads or size)
+    starts = [rank * size % len(cores) for rank in range(slot * num_ranks, (slot + 1) * num_ranks)]
+    return [tuple(cores[start : start + used]) for start in starts]
+
+
 def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
+    """vLLM gains from every core even with a small model, since its threads wait for each other less often."""
     if engine.num_threads is not None:
         return engine.num_threads
     cores = processes.num_usable_cores()
+    if engine.handler == VLLM:
+        return max(1, cores // (engine.num_engines * _num_local_ranks(engine)))
     if _weight_bytes(model_path) <= SMALL_MODEL_BYTES:
         cores -= 1  # the front end needs it more
     return max(1, cores // engine.num_engines)
+
+
+def _num_local_ranks(engine: EngineConfig) -> int:
+    """Ranks of one engine on this machine; `option.nnodes` is how many machines it spans."""
+    nodes = engine.options.get("nnodes", "")
+    return max(1, engine.tensor_parallel_degree // max(1, int(nodes) if nodes.isdecimal() else 1))
 
 
 def _weight_bytes(model_path: str) -> int:

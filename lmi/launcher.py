@@ -170,7 +170,7 @@ class Supervisor:
         engine.spawned_s, engine.kill_s, engine.hung = now, None, None
         engine.pid = processes.spawn(
             [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", str(engine.slot)],
-            self._environment() | environment.of_threads(self._config, os.environ),
+            self._environment() | environment.of_engine(self._config, os.environ, engine.slot),
             death_signal=signal.SIGKILL,  # an engine without its supervisor is of no use to anyone
             oom_score=ENGINE_OOM_SCORE,
         )

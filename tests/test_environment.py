@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.environment import num_engine_threads, of_child, of_threads, without_secrets
+from lmi.environment import num_engine_threads, of_child, of_engine, of_threads, rank_cores, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,56 @@ def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tm
     assert of_threads(config(3), {"OMP_NUM_THREADS": "5"}) == {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "3"}
     assert of_threads(config(None), {"OMP_NUM_THREADS": "5", "GOMP_SPINCOUNT": "7"}) == {"GOMP_SPINCOUNT": "7"}
     assert int(of_threads(config(None), {})["OMP_NUM_THREADS"]) >= 1
+
+
+def test_vllm_gets_every_core_even_with_a_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmi.processes.num_usable_cores", lambda: 8)
+    assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path)) == 8
+    assert num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path)) == 4
+    assert num_engine_threads(EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path)) == 2
+
+
+def vllm_config(**engine: Any) -> Config:
+    server = ServerConfig(log_level="WARNING")
+    return Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig(handler="vllm", **engine))
+
+
+def test_vllm_sends_nothing_fetches_nothing_and_logs_at_our_level() -> None:
+    given = of_engine(vllm_config(model_loading_timeout_s=90.5), {"HF_HUB_OFFLINE": "0"}, slot=0)
+    assert given.keys() & {"HF_HUB_OFFLINE", "VLLM_CPU_OMP_THREADS_BIND"} == set()
+    assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
+    assert (given["VLLM_LOGGING_LEVEL"], given["VLLM_ENGINE_READY_TIMEOUT_S"]) == ("WARNING", "91")
+    assert of_engine(vllm_config(), {}, slot=0)["HF_HUB_OFFLINE"] == "1"
+    other = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=EngineConfig(num_threads=1))
+    assert of_engine(other, {}, slot=0) == of_threads(other, {})
+
+
+def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {2, 5})
+    config = vllm_config(tensor_parallel_degree=2)
+    assert of_engine(config, {}, slot=0)["VLLM_CPU_OMP_THREADS_BIND"] == "2|5"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(config, {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, slot=0)
+    on_gpus = vllm_config(tensor_parallel_degree=2, device_ids=("0", "1"))
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(on_gpus, {}, slot=0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "slot", "num_cores", "groups"),
+    [
+        ({}, 0, 2, [(0,), (1,)]),
+        ({}, 0, 5, [(0, 1), (2, 3)]),
+        ({"num_engines": 2}, 1, 8, [(4, 5), (6, 7)]),
+        ({"num_engines": 2}, 1, 2, [(0,), (1,)]),
+        ({"num_engines": 2}, 1, 3, [(2,), (0,)]),
+        ({"num_threads": 1}, 0, 4, [(0,), (2,)]),
+        ({"options": {"nnodes": "2"}}, 0, 2, [(0, 1)]),
+    ],
+)
+def test_ranks_share_the_cores_in_equal_groups(
+    engine: dict[str, Any], slot: int, num_cores: int, groups: list[tuple[int, ...]]
+) -> None:
+    config = EngineConfig(handler="vllm", tensor_parallel_degree=2, **engine)
+    assert rank_cores(config, slot, range(num_cores)) == groups
 
 
 @pytest.mark.parametrize("name", ["GUNICORN_CMD_ARGS", "GUNICORN_FD", "LISTEN_FDS", "WEB_CONCURRENCY"])
