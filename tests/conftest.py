@@ -1,6 +1,14 @@
-"""What all tests share: hypothesis without a clock, since CI's cores are shared."""
+"""What all tests share: hypothesis without a clock, since CI's cores are shared, and what needs vLLM."""
 
+from importlib.util import find_spec
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("lmi", deadline=None)
 settings.load_profile("lmi")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("vllm") and find_spec("vllm") is None:
+        pytest.skip("vllm is not installed: scripts/install vllm")
