@@ -1,0 +1,311 @@
+"""From our configuration to the arguments of vLLM's own argument class, each of its type.
+
+Every field of `AsyncEngineArgs` can be given as option.<name>. What a text becomes is said by the flag that vLLM's own
+command line has for the field, so 8k, JSON and lists mean here what they mean there. A field that this vLLM does not
+have is told with the closest one that it has. Knows nothing of requests. Written against vLLM 0.30 to 0.33.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from transformers import AutoConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from handlers.lmi_dist.kv_cache import default_budget
+from handlers.pickled import pickled_files, refusal
+from lmi import processes
+from lmi.config import EngineConfig
+from lmi.errors import BadConfiguration, shorten
+
+DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
+NUM_SEQUENCES_ON_CPU = 128  # what vLLM's server runs at once there where nobody says a number
+TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
+SPECULATIVE_LENGTH = 5
+BOOLEAN = TypeAdapter(bool)  # true, false, 1, 0, yes, no, on, off in any case
+
+# What differs from vLLM's defaults: statistics are ours, the front end owns what a request leaves out, answers repeat
+# where a seed is given, and requests have priorities.
+DEFAULTS: dict[str, Any] = {
+    "disable_log_stats": True,
+    "generation_config": "vllm",
+    "max_logprobs": 20,
+    "scheduling_policy": "priority",
+    "seed": 0,
+    "use_tqdm_on_load": False,
+}
+
+# Options of ours that fill a field of vLLM's, for messages.
+OUR_NAMES = {
+    "max_num_seqs": "max_rolling_batch_size",
+    "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
+    "tensor_parallel_size": "tensor_parallel_degree",
+    "pipeline_parallel_size": "pipeline_parallel_degree",
+    "quantization": "quantize",
+    "num_gpu_blocks_override": "max_kv_cache_tokens",
+    "cache_dtype": "kv_cache_dtype",
+}
+SPECULATIVE = frozenset({"speculative_draft_model", "speculative_length", "draft_model_tp_size"})
+# Words of EngineConfig.options that are for the executor itself.
+NOT_FOR_VLLM = frozenset({"request_stats_max_iterations"})
+
+log = logging.getLogger("lmi.vllm")
+
+
+def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
+    """The keyword arguments of `AsyncEngineArgs`, which serves LLMEngine too; warnings go to the log.
+
+    Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be unpickled.
+    """
+    _check_device(config)
+    typed = _typed(config)
+    _check_weights(Path(model_path), typed.get("load_format", "auto"), config.allow_pickle)
+    arguments = {**DEFAULTS, "model": model_path, **_ours(config), **typed}
+    if current_platform.is_cpu():
+        arguments.setdefault("enforce_eager", True)
+        arguments |= _cache_on_cpu(config, arguments)
+    elif config.max_kv_cache_tokens is not None:
+        arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK)
+    return arguments
+
+
+def refused(error: ValidationError, config: EngineConfig) -> BadConfiguration:
+    """What vLLM's classes found wrong with values that had the right types, one line for each."""
+    lines = []
+    for fault in error.errors():
+        field = str(fault["loc"][-1]) if fault["loc"] else ""
+        said = shorten(fault["msg"].removeprefix("Value error, ").partition("\n")[0], 300)[1:-1]
+        lines.append(f"{_named(config, field)}: {said}" if field else said)
+    return BadConfiguration("\n".join(lines))
+
+
+def _check_device(config: EngineConfig) -> None:
+    has_cpu_build = current_platform.is_cpu()
+    if config.device != "auto" and (config.device == "cpu") != has_cpu_build:
+        build = "CPUs" if has_cpu_build else "GPUs"
+        raise BadConfiguration(f"{_named(config, 'device', config.device)}: this vLLM is built for {build}")
+
+
+def _check_weights(folder: Path, load_format: str, allow_pickle: bool) -> None:
+    """vLLM unpickles where the format asks for it, and by itself where there is no safetensors file."""
+    takes_pickled = load_format in ("pt", "npcache")
+    takes_any = load_format in ("auto", "hf") and not any(folder.glob("*.safetensors"))
+    files = pickled_files(folder) if takes_pickled or takes_any else []
+    if files and not allow_pickle:
+        raise refusal(files[0])
+
+
+def _ours(config: EngineConfig) -> dict[str, Any]:
+    given = {
+        "max_num_seqs": config.max_num_sequences,
+        "max_num_batched_tokens": config.max_prefill_tokens,
+        "max_model_len": config.max_sequence_length,
+        "quantization": config.quantize,
+    }
+    return {name: value for name, value in given.items() if value is not None} | {
+        "dtype": DTYPES[config.dtype],
+        "tensor_parallel_size": config.tensor_parallel_degree,
+        "pipeline_parallel_size": config.pipeline_parallel_degree,
+        "trust_remote_code": config.trust_remote_code,
+    }
+
+
+def _typed(config: EngineConfig) -> dict[str, Any]:
+    """The options that have vLLM's own names, each of its field's type."""
+    values: dict[str, Any] = {}
+    faults = []
+    flags = _flags() if config.options else {}
+    for name, text in config.options.items():
+        if name in SPECULATIVE or name in NOT_FOR_VLLM:
+            continue
+        if name == "model":
+            faults.append(f"{_named(config, name, text)}: the model is named by option.model_id")
+        elif name not in FIELDS:
+            _tell_unknown(config, name, faults)
+        else:
+            try:
+                values[name] = _value(name, text, flags.get(name))
+            except ValueError as error:
+                faults.append(f"{_named(config, name, text)}: allowed is {error}")
+    values |= _speculation(config, faults)
+    if faults:
+        raise BadConfiguration("\n".join(faults))
+    return values
+
+
+def _tell_unknown(config: EngineConfig, name: str, faults: list[str]) -> None:
+    nearest = difflib.get_close_matches(name, FIELDS, 1, 0.75)
+    said = f"{_named(config, name)}: vLLM has no such argument"
+    said += f"; the closest one is option.{nearest[0]}" if nearest else ""
+    if config.strict:
+        faults.append(said)
+    else:
+        log.warning("%s", said)
+
+
+def _flags() -> dict[str, argparse.Action]:
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    return {action.dest: action for action in parser._actions}
+
+
+def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
+    """Raises ValueError with what is allowed."""
+    if flag is None:
+        return _of_hint(FIELDS[name], text)
+    if isinstance(flag, argparse.BooleanOptionalAction) or flag.nargs == 0:
+        return _boolean(text)
+    if flag.nargs in ("+", "*") or isinstance(flag.nargs, int):
+        return [_word(name, word, flag) for word in _words(text)]
+    if flag.nargs == "?" and text.lower() == "true":
+        return flag.const
+    return _word(name, text, flag)
+
+
+def _word(name: str, text: str, flag: argparse.Action) -> Any:
+    try:
+        value = flag.type(text) if callable(flag.type) else text
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        raise ValueError(_allowed(name, flag, error)) from None
+    if flag.choices is not None and value not in flag.choices:
+        raise ValueError(_allowed(name, flag))
+    return value
+
+
+def _allowed(name: str, flag: argparse.Action, error: Exception | None = None) -> str:
+    if flag.choices is not None:
+        return ", ".join(str(choice) for choice in flag.choices if choice is not None)
+    types = _types_in(FIELDS[name])
+    is_plain = not any(get_origin(each) is dict for each in types)
+    if is_plain and int in types:
+        return "a whole number"
+    return "a number" if is_plain and float in types else f"what vLLM's {name} takes ({shorten(str(error), 200)[1:-1]})"
+
+
+def _types_in(hint: Any) -> list[Any]:
+    """The hint itself and what it is made of: int, None and more of list[int] | None."""
+    return [hint, *(inner for part in get_args(hint) for inner in _types_in(part))]
+
+
+def _boolean(text: str) -> bool:
+    try:
+        return BOOLEAN.validate_python(text.lower())
+    except ValidationError:
+        raise ValueError("true or false") from None
+
+
+def _of_hint(hint: Any, text: str) -> Any:
+    """The few fields that vLLM's command line leaves out."""
+    is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
+    try:
+        adapter = TypeAdapter(hint, config=None if is_plain else ConfigDict(arbitrary_types_allowed=True))
+        return adapter.validate_json(text) if text[:1] in "{[" else adapter.validate_python(text)
+    except ValidationError as error:
+        raise ValueError(shorten(error.errors()[0]["msg"], 200)[1:-1]) from None
+
+
+def _words(text: str) -> list[str]:
+    """A list as JSON, or with commas or blanks between."""
+    if text.startswith("["):
+        try:
+            return [word if isinstance(word, str) else json.dumps(word) for word in json.loads(text)]
+        except ValueError:
+            raise ValueError("a list in JSON, or words with commas between") from None
+    return text.replace(",", " ").split()
+
+
+def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
+    """A draft model under the names that LMI has for it."""
+    given = {name: config.options[name] for name in SPECULATIVE if name in config.options}
+    draft = given.get("speculative_draft_model")
+    if draft is None:
+        for name in sorted(given):
+            log.warning("%s: has no effect without option.speculative_draft_model", _named(config, name))
+        return {}
+    if "speculative_config" in config.options:
+        faults.append("option.speculative_draft_model and option.speculative_config: allowed is one of them")
+        return {}
+    numbers = {"num_speculative_tokens": SPECULATIVE_LENGTH}
+    for name, field in (
+        ("speculative_length", "num_speculative_tokens"),
+        ("draft_model_tp_size", "draft_tensor_parallel_size"),
+    ):
+        if (text := given.get(name)) is not None:
+            if text.isascii() and text.isdigit() and 0 < int(text) < 1024:
+                numbers[field] = int(text)
+            else:
+                faults.append(f"{_named(config, name, text)}: allowed is a whole number 1..1023")
+    return {"speculative_config": {"model": draft, **numbers}}
+
+
+def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A KV cache as large as the sequences can use, at most a quarter of memory.
+
+    vLLM's own default is nine tenths of all memory, and no start where something else holds some of it. It takes its
+    cache in bytes of each rank; a number of blocks beside them decides alone, so an estimate that is too high is no
+    harm. What is not known of a model costs the quarter.
+    """
+    own_words = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
+    is_said = any(name in arguments for name in own_words) or bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+    if is_said and config.max_kv_cache_tokens is None:
+        return {}
+    memory_bytes = processes.memory_bytes() // config.num_engines
+    ranks = config.tensor_parallel_degree
+    block = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
+    shape = _cache_shape(config, str(arguments["model"]))
+    fit = {} if "max_model_len" in arguments else {"max_model_len": -1}  # -1: as long as the cache can hold
+    if shape is None:
+        in_blocks = _cache_in_blocks(config, config.max_kv_cache_tokens, block) if config.max_kv_cache_tokens else fit
+        return {"kv_cache_memory_bytes": memory_bytes // 4 // ranks, **in_blocks}
+    token_bytes, context_length = shape  # of each rank
+    context_length = min(config.max_sequence_length or context_length, context_length)
+    num_sequences = arguments.get("max_num_seqs") or NUM_SEQUENCES_ON_CPU
+    budget = default_budget(num_sequences, context_length, token_bytes * ranks, memory_bytes)
+    num_tokens = config.max_kv_cache_tokens or max(budget, config.max_sequence_length or 0)
+    in_blocks = _cache_in_blocks(config, num_tokens, block)
+    cache_bytes = in_blocks["num_gpu_blocks_override"] * block * token_bytes
+    return {"kv_cache_memory_bytes": cache_bytes, **(in_blocks if config.max_kv_cache_tokens else fit)}
+
+
+def _cache_in_blocks(config: EngineConfig, num_tokens: int, tokens_per_block: int) -> dict[str, Any]:
+    """One block more than the tokens need: vLLM keeps one for itself. A longer context than fits is shortened."""
+    fit = {"max_model_len": -1} if config.max_sequence_length is None else {}
+    return {"num_gpu_blocks_override": -(-num_tokens // tokens_per_block) + 1, **fit}
+
+
+def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | None:
+    """Bytes of cache that a token needs on one rank, and the context; None where config.json does not say."""
+    try:
+        model = AutoConfig.from_pretrained(
+            model_path, local_files_only=True, trust_remote_code=config.trust_remote_code
+        ).get_text_config()
+        num_heads = model.num_attention_heads
+        num_kv_heads = getattr(model, "num_key_value_heads", None) or num_heads
+        head_dim = getattr(model, "head_dim", None) or model.hidden_size // num_heads
+        element_bytes = 4 if config.dtype == "fp32" else 2  # vLLM's auto makes 16 bits of 32
+        heads_a_rank = max(1, num_kv_heads // config.tensor_parallel_degree)
+        return 2 * model.num_hidden_layers * heads_a_rank * head_dim * element_bytes, model.max_position_embeddings
+    except Exception:  # whatever is wrong with the file, vLLM says it better
+        return None
+
+
+def _named(config: EngineConfig, name: str, text: str | None = None) -> str:
+    """option.name=text (where it was given), as far as that is known; our name for what we fill."""
+    ours = OUR_NAMES.get(name, name)
+    if ours not in config.option_sources and name in config.option_sources:
+        ours = name
+    text = text if text is not None else config.options.get(ours)
+    value = f"={shorten(text)}" if text is not None else ""
+    source = config.option_sources.get(ours)
+    return f"option.{ours}{value}" + (f" ({source})" if source else "")
