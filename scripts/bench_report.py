@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import bench_engine
 import bench_frontend
 import bench_model
+from bench_table import Goal, machine, table, write
 
-README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
     "frontend": bench_frontend.measure,
@@ -26,7 +23,7 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
     "engine": bench_engine.measure,
 }
 
-GOALS: list[tuple[str, str, str, float]] = [
+GOALS: list[Goal] = [
     ("frontend_ratio", "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines", "<=", 1.7),
     ("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
     ("demo_1", "model step / transformers' model call, demo shape, batch 1", "<=", 1.0),
@@ -46,29 +43,6 @@ GOALS: list[tuple[str, str, str, float]] = [
 ]
 
 
-def table(figures: dict[str, float]) -> str:
-    lines = ["| figure | measured | goal |", "|---|---|---|"]
-    for name, text, relation, goal in GOALS:
-        if name in figures:
-            is_met = figures[name] <= goal if relation == "<=" else figures[name] >= goal
-            sign = "≤" if relation == "<=" else "≥"
-            lines.append(f"| {text} | {figures[name]:.2f} | {sign} {goal:g}{'' if is_met else ' (missed)'} |")
-    return "\n".join(lines)
-
-
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    return f"{processor}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
-
-
-def write(text: str) -> None:
-    readme = README.read_text()
-    before, _, rest = readme.partition(BEGIN)
-    after = rest.partition(END)[2] if END in rest else rest
-    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
@@ -80,10 +54,10 @@ def main() -> None:
     for name in arguments.parts or PARTS:
         print(f"{name} ...", file=sys.stderr, flush=True)
         figures |= PARTS[name]()
-    text = f"{table(figures)}\n\nOn {machine()}."
+    text = f"{table(figures, GOALS)}\n\nOn {machine()}."
     print(text)
     if arguments.write:
-        write(text)
+        write(text, MARKS)
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
 

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
@@ -31,16 +31,20 @@ def free_port() -> int:
 class Server:
     port: int
     process: subprocess.Popen[bytes]
-    marks: dict[str, str] = field(default_factory=dict)  # role -> a word of its command line or title
+    start_s: float = 0.0  # from its start to its first 200
 
     def pid(self, role: str) -> int:
         """The descendant whose title starts with `role` (lmi-front-0, lmi-engine-0 ...)."""
         for pid in descendants(self.process.pid):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").startswith(role):
-                return pid
-            if Path(f"/proc/{pid}/comm").read_text().strip().startswith(role[:15]):
+            if has_title(pid, role):
                 return pid
         raise LookupError(f"no process {role} below {self.process.pid}")
+
+
+def has_title(pid: int, start: str) -> bool:
+    """Whether the process's command line or its name, of which the kernel keeps 15 characters, starts so."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return command.startswith(start) or Path(f"/proc/{pid}/comm").read_text().strip().startswith(start[:15])
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -64,39 +68,53 @@ def rss_mb(pid: int) -> float:
 
 
 @contextmanager
-def process(command: list[str], port: int, environ: dict[str, str] | None = None) -> Iterator[Server]:
-    """Run a server until the block ends; ready when `/ping` says 200."""
-    complaints = tempfile.TemporaryFile()  # read when something went wrong
+def process(
+    command: list[str], port: int, environ: Mapping[str, str | None] | None = None, health: str = "/ping"
+) -> Iterator[Server]:
+    """Run a server until the block ends; ready when `health` says 200. A variable that is None is taken away."""
+    output = tempfile.TemporaryFile()  # read when something went wrong
+    variables = {**os.environ, **(environ or {})}
+    began_s = time.monotonic()
     child = subprocess.Popen(
         command,
-        env={**os.environ, **(environ or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=complaints,
+        env={name: value for name, value in variables.items() if value is not None},
+        stdout=output,
+        stderr=output,
         cwd=tempfile.gettempdir(),
     )
     try:
-        wait_ready(port, child)
-        yield Server(port, child)
+        wait_ready(port, child, health)
+        yield Server(port, child, time.monotonic() - began_s)
     except BaseException:
-        complaints.seek(0)
-        sys.stderr.write(complaints.read().decode()[-4000:])
+        output.seek(0)
+        sys.stderr.write(output.read().decode(errors="replace")[-4000:])
         raise
     finally:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(40)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        stop(child)
 
 
-def wait_ready(port: int, child: subprocess.Popen[bytes], timeout_s: float = 120.0) -> None:
+def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
+    """SIGTERM to the server, then the end of whatever it leaves behind."""
+    tree = []
+    with suppress(OSError):  # it may be gone
+        tree = [os.pidfd_open(pid) for pid in descendants(child.pid)]
+    child.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(timeout_s)
+    for pidfd in tree:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+    child.wait()
+
+
+def wait_ready(port: int, child: subprocess.Popen[bytes], health: str = "/ping", timeout_s: float = 120.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
             raise RuntimeError(f"the server ended with {child.returncode} before it was ready")
         try:
-            with urlopen(f"http://127.0.0.1:{port}/ping", timeout=2) as response:
+            with urlopen(f"http://127.0.0.1:{port}{health}", timeout=2) as response:
                 if response.status == 200:
                     return
         except OSError:
@@ -105,13 +123,15 @@ def wait_ready(port: int, child: subprocess.Popen[bytes], timeout_s: float = 120
 
 
 @contextmanager
-def lmi(properties: dict[str, object], model: str | None = None) -> Iterator[Server]:
+def lmi(
+    properties: Mapping[str, object], model: str | None = None, environ: Mapping[str, str | None] | None = None
+) -> Iterator[Server]:
     """`lmi serve` with these settings, on a free port of loopback."""
     port = free_port()
     command = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", str(port)]
     for name, value in {"log_level": "WARNING", **properties}.items():
         command += ["--set", f"{name}={value}"]
-    with process([*command, *([model] if model else [])], port) as server:
+    with process([*command, *([model] if model else [])], port, environ) as server:
         yield server
 
 

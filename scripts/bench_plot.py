@@ -1,0 +1,111 @@
+"""Lines over a number of streams as a PNG, drawn with Pillow, which comes with vLLM.
+
+Drawn three times as large and made smaller at the end, so that slanted lines are smooth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+SCALE = 3
+WIDTH, HEIGHT = 960, 400  # of the picture
+TOP, BOTTOM, LEFT, RIGHT = 64, 56, 64, 24  # around the area of each panel
+COLOURS = ["#0f766e", "#c2410c", "#6d28d9", "#1d4ed8"]
+INK, GREY, GRID, PAPER = "#1f2937", "#6b7280", "#e5e7eb", "#ffffff"
+
+
+@dataclass
+class Panel:
+    title: str
+    lines: dict[str, dict[int, float]]  # name -> streams -> value
+    points: dict[str, tuple[int, float]] = field(default_factory=dict)  # single values
+
+    @property
+    def highest(self) -> float:
+        values = [value for line in self.lines.values() for value in line.values()]
+        return max([*values, *(value for _, value in self.points.values())], default=1.0)
+
+    @property
+    def places(self) -> list[int]:
+        return sorted({place for line in self.lines.values() for place in line})
+
+
+def draw(panels: list[Panel], x_title: str, path: Path) -> None:
+    image = Image.new("RGB", (WIDTH * SCALE, HEIGHT * SCALE), PAPER)
+    pen = Pen(ImageDraw.Draw(image))
+    width = WIDTH // len(panels)
+    for number, panel in enumerate(panels):
+        draw_panel(pen, panel, number * width, width, x_title)
+    draw_legend(pen, [name for name in panels[0].lines], list(panels[0].points))
+    image.resize((WIDTH * 2, HEIGHT * 2), Image.Resampling.LANCZOS).save(path, optimize=True)
+
+
+class Pen:
+    """Draws in the units of the finished picture."""
+
+    def __init__(self, canvas: ImageDraw.ImageDraw) -> None:
+        self._canvas = canvas
+
+    def line(self, points: list[tuple[float, float]], colour: str, width: float) -> None:
+        scaled = [(x * SCALE, y * SCALE) for x, y in points]
+        self._canvas.line(scaled, fill=colour, width=round(width * SCALE), joint="curve")
+
+    def dot(self, x: float, y: float, colour: str, radius: float = 4, is_hollow: bool = False) -> None:
+        box = [(x - radius) * SCALE, (y - radius) * SCALE, (x + radius) * SCALE, (y + radius) * SCALE]
+        self._canvas.ellipse(box, fill=PAPER if is_hollow else colour, outline=colour, width=2 * SCALE)
+
+    def text(self, x: float, y: float, text: str, colour: str, size: float = 13, anchor: str = "mm") -> None:
+        font = ImageFont.load_default(size * SCALE)
+        self._canvas.text((x * SCALE, y * SCALE), text, fill=colour, font=font, anchor=anchor)
+
+    def width(self, text: str, size: float = 13) -> float:
+        return self._canvas.textlength(text, font=ImageFont.load_default(size * SCALE)) / SCALE
+
+
+def draw_panel(pen: Pen, panel: Panel, left: float, width: float, x_title: str) -> None:
+    step = tick(panel.highest)
+    top = step * -(-panel.highest // step)  # the first tick above everything
+
+    def x(place: int) -> float:
+        share = panel.places.index(place) / max(1, len(panel.places) - 1)
+        return left + LEFT + 16 + share * (width - LEFT - RIGHT - 32)
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+
+    pen.text(left + LEFT, TOP - 22, panel.title, INK, 15, "lm")
+    for number in range(round(top / step) + 1):
+        pen.line([(left + LEFT, y(number * step)), (left + width - RIGHT, y(number * step))], GRID, 1)
+        pen.text(left + LEFT - 8, y(number * step), f"{number * step:,.0f}".replace(",", " "), GREY, anchor="rm")
+    for place in panel.places:
+        pen.text(x(place), HEIGHT - BOTTOM + 16, str(place), GREY)
+    pen.text(left + LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 16, x_title, GREY)
+    for colour, line in zip(COLOURS, panel.lines.values(), strict=False):
+        points = [(x(place), y(value)) for place, value in sorted(line.items())]
+        pen.line(points, colour, 2.5)
+        for point in points:
+            pen.dot(*point, colour)
+    for place, value in panel.points.values():
+        pen.dot(x(place), y(value), GREY, is_hollow=True)
+
+
+def draw_legend(pen: Pen, lines: list[str], points: list[str]) -> None:
+    left = LEFT
+    for name, colour, is_hollow in [
+        *((name, colour, False) for name, colour in zip(lines, COLOURS, strict=False)),
+        *((name, GREY, True) for name in points),
+    ]:
+        pen.dot(left + 6, 18, colour, 5, is_hollow)
+        pen.text(left + 18, 18, name, INK, anchor="lm")
+        left += 18 + pen.width(name) + 28
+
+
+def tick(highest: float) -> float:
+    """A round distance that gives four to eight ticks."""
+    step = 1.0
+    while step * 80 < highest:
+        step *= 10
+    return next(step * factor for factor in (1, 2, 5, 10, 20, 50) if step * factor * 8 >= highest)
