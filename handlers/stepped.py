@@ -14,8 +14,9 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -69,9 +70,10 @@ class SteppedExecutor(Executor):
     def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
         self._max_queue_size = max_queue_size
         self._mailbox = Mailbox()
-        self._border = threading.Condition()  # guards what other threads hand to the loop: the next four
+        self._border = threading.Condition()  # guards what other threads hand to the loop: the next five
         self._arrived: list[Sequence] = []
         self._cancelled: list[int] = []
+        self._calls: list[tuple[Callable[[], None], Future[None]]] = []
         self._is_closing = False
         self._is_accepting = False
         self._live: dict[int, list[Sequence]] = {}  # by request
@@ -183,6 +185,17 @@ class SteppedExecutor(Executor):
         self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
         self._mailbox.close()
 
+    def _at_border(self, function: Callable[[], None]) -> None:
+        """Run it on the loop's thread between two steps; raises what it raises."""
+        outcome: Future[None] = Future()
+        with self._border:
+            if not self._is_accepting:
+                raise RuntimeError("the executor is shut down")
+            self._calls.append((function, outcome))
+            self._border.notify()
+        self._wake()
+        outcome.result()
+
     # The loop.
 
     def _run(self) -> None:
@@ -196,11 +209,15 @@ class SteppedExecutor(Executor):
         finally:
             self._mailbox.close()
             self._close()
+            for _, outcome in self._calls:
+                outcome.set_exception(RuntimeError("the executor is shut down"))
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when it is time to end."""
         with self._border:
-            self._border.wait_for(lambda: self._live or self._arrived or self._cancelled or self._is_closing)
+            self._border.wait_for(
+                lambda: self._live or self._arrived or self._cancelled or self._calls or self._is_closing
+            )
             return not self._is_closing
 
     def _turn(self) -> None:
@@ -221,10 +238,13 @@ class SteppedExecutor(Executor):
         with self._border:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
+            calls, self._calls = self._calls, []
             for sequence in arrived:
                 self._live.setdefault(sequence.id, []).append(sequence)
                 if not sequence.is_finished:  # a sibling may have failed just now
                     self._add(sequence)
+        for function, outcome in calls:
+            _answer(function, outcome)
         for sequence in arrived:
             if sequence.deadline is not None and sequence.index == 0:
                 heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
@@ -317,6 +337,13 @@ def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[
     for sequence in failed:
         sequence.fail(message, kind)
     return failed
+
+
+def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
+    try:
+        outcome.set_result(function())
+    except Exception as error:
+        outcome.set_exception(error)
 
 
 def _with_siblings_of_failed(sequences: Iterable[Sequence]) -> Iterable[Sequence]:

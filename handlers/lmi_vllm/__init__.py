@@ -1,0 +1,42 @@
+"""The vLLM engine: its scheduler, kernels and models behind our contract, token ids in, token ids out.
+
+    from handlers.lmi_vllm import Executor
+
+    with Executor("path/to/model") as executor:
+        request_id = executor.enqueue_request(Request(input_token_ids=(1, 2, 3), max_tokens=8))
+        [response] = executor.await_responses(request_id)
+
+Importing this package does not import vllm; naming `Executor` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from handlers.lmi_vllm.executor import Executor
+    from lmi.config import EngineConfig
+    from lmi.executor import Progress
+
+__all__ = ["Executor", "load"]
+
+
+def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    """Entry point of the handler `vllm`."""
+    from handlers.lmi_vllm import surroundings
+
+    surroundings.prepare()
+    from handlers.lmi_vllm.executor import Executor
+
+    return Executor(model_path, config, progress)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Executor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from handlers.lmi_vllm import surroundings
+
+    surroundings.prepare()
+    from handlers.lmi_vllm.executor import Executor
+
+    return Executor

@@ -1,0 +1,42 @@
+"""Why vLLM did not start, in one line that says what to change."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from pydantic import ValidationError
+
+from handlers.lmi_vllm.arguments import refused
+from lmi.config import EngineConfig
+from lmi.errors import ModelUnusable, StartError, shorten
+
+# What vLLM says, and the options that help. Texts of vLLM 0.30 to 0.33.
+ADVICE = (
+    (
+        re.compile(r"max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens", re.S),
+        "set option.max_model_len lower or option.max_kv_cache_tokens higher",
+    ),
+    (
+        re.compile(r"No available memory for the cache blocks|kv_cache_memory|KV cache", re.I),
+        "set option.max_kv_cache_tokens or option.max_model_len lower, or option.gpu_memory_utilization higher",
+    ),
+    (
+        re.compile(r"Free memory on device|out of memory|can't allocate memory", re.I),
+        "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
+        "option.tensor_parallel_degree higher",
+    ),
+)
+
+
+def explained(error: Exception, model: str, config: EngineConfig) -> StartError:
+    """`error` ended the start of vLLM."""
+    if isinstance(error, StartError):
+        return error
+    if isinstance(error, ValidationError):
+        return refused(error, config)
+    said = shorten(str(error).strip().partition("\n")[0] or type(error).__name__, 400)[1:-1]
+    advice = next((advice for pattern, advice in ADVICE if pattern.search(str(error))), None)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        advice = advice or ADVICE[-1][1]
+    return ModelUnusable(f"{model}: vLLM cannot start: {said}" + (f"; {advice}" if advice else ""))

@@ -1,0 +1,85 @@
+"""Our Request in vLLM's words, every value of its type: an engine that is fed a wrong type dies without a word.
+
+What a sequence is and why it ends stays ours (`handlers/sequence.py`): vLLM is told the same end, so that it stops
+where we do, but for stop words of several tokens, which it does not know. Written against vLLM 0.30 to 0.33.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+from handlers.sequence import Sequence
+from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
+
+MAX_TEMPERATURE = 2.0  # of SamplingParams
+PRIORITIES = 1000  # steps between the least and the most urgent request
+
+
+def sampling_params(sequence: Sequence) -> SamplingParams:
+    """Raises what vLLM's own check raises, for a structure that it cannot make, for example."""
+    request, config, output = sequence.request, sequence.request.sampling_config, sequence.request.output_config
+    params = SamplingParams(
+        max_tokens=int(sequence.max_tokens),
+        min_tokens=min(int(config.min_tokens or 0), int(sequence.max_tokens)),
+        ignore_eos=True,  # the request's own end tokens follow
+        stop_token_ids=stop_token_ids(sequence),
+        structured_outputs=structure(request.guided_decoding_params),
+        logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias} or None,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+        **_choice(config, sequence.seed),
+        **_log_probs(output, sequence),
+    )
+    if request.bad_words:  # vLLM would take texts and make these of them
+        params._bad_words_token_ids = [[int(one) for one in word] for word in request.bad_words]
+    return params
+
+
+def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
+    """How a token is chosen. None is vLLM's word for nothing only in some fields, so what is off is left out."""
+    if config.is_greedy:
+        given: dict[str, float | None] = {"temperature": 0.0}
+    else:
+        given = {"temperature": config.temperature, "top_p": config.top_p, "min_p": config.min_p}
+    given["repetition_penalty"] = config.repetition_penalty
+    given["presence_penalty"] = config.presence_penalty
+    given["frequency_penalty"] = config.frequency_penalty
+    chosen: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
+    if not config.is_greedy and config.top_k is not None:
+        chosen["top_k"] = int(config.top_k)
+    if config.seed is not None:  # a generator for each request costs time; without a seed nobody can tell
+        chosen["seed"] = int(seed)
+    return chosen
+
+
+def _log_probs(output: OutputConfig, sequence: Sequence) -> dict[str, Any]:
+    wanted: dict[str, Any] = {"flat_logprobs": True}
+    if output.return_log_probs or output.num_top_log_probs:
+        wanted["logprobs"] = int(output.num_top_log_probs)
+    if sequence.lacks_prompt_log_probs:
+        wanted["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)
+    return wanted
+
+
+def stop_token_ids(sequence: Sequence) -> list[int]:
+    """Every token that ends the sequence alone."""
+    words = [word[0] for word in sequence.request.stop_words if len(word) == 1]
+    ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids)
+    return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
+
+
+def structure(guide: GuidedDecodingParams | None) -> StructuredOutputsParams | None:
+    if guide is None:
+        return None
+    if guide.guide_type is GuideType.JSON:
+        return StructuredOutputsParams(json_object=True)
+    names = {GuideType.JSON_SCHEMA: "json", GuideType.REGEX: "regex", GuideType.EBNF_GRAMMAR: "grammar"}
+    return StructuredOutputsParams(**{names[guide.guide_type]: guide.guide})
+
+
+def priority(request: Request) -> int:
+    """vLLM's lower number is more urgent."""
+    return round((DEFAULT_PRIORITY - request.priority) * PRIORITIES)
