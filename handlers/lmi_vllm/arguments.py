@@ -36,8 +36,9 @@ TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
 SPECULATIVE_LENGTH = 5
 BOOLEAN = TypeAdapter(bool)  # true, false, 1, 0, yes, no, on, off in any case
 
-# What differs from vLLM's defaults: statistics are ours, the front end owns what a request leaves out, answers repeat
-# where a seed is given, and requests have priorities.
+# What differs from vLLM's defaults: statistics are ours, the front end owns what a request leaves out (but "vllm" here
+# still adds the end tokens of generation_config.json to each request that does not ignore them), requests have
+# priorities, and no progress bar is drawn into the log.
 DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
     "generation_config": "vllm",
@@ -70,6 +71,7 @@ def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
     Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be unpickled.
     """
     _check_device(config)
+    _check_lengths(config)
     typed = _typed(config)
     _check_weights(Path(model_path), typed.get("load_format", "auto"), config.allow_pickle)
     arguments = {**DEFAULTS, "model": model_path, **_ours(config), **typed}
@@ -96,6 +98,14 @@ def _check_device(config: EngineConfig) -> None:
     if config.device != "auto" and (config.device == "cpu") != has_cpu_build:
         build = "CPUs" if has_cpu_build else "GPUs"
         raise BadConfiguration(f"{_named(config, 'device', config.device)}: this vLLM is built for {build}")
+
+
+def _check_lengths(config: EngineConfig) -> None:
+    """What the cache cannot hold could never be answered; vLLM says so too, in terms of memory."""
+    num_tokens, length = config.max_kv_cache_tokens, config.max_sequence_length
+    if num_tokens is not None and length is not None and num_tokens < length:
+        said = _named(config, "max_kv_cache_tokens", str(num_tokens))
+        raise BadConfiguration(f"{said}: allowed is at least option.max_model_len, {length}")
 
 
 def _check_weights(folder: Path, load_format: str, allow_pickle: bool) -> None:

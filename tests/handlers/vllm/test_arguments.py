@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import struct
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +19,10 @@ from handlers.lmi_vllm.masking import hide_foreign_builds
 from lmi import processes
 from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration, SecurityRefused
+from tests.tiny_models import CONTEXT_LENGTH, tiny_model
 
 pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +279,43 @@ def test_a_cache_that_is_given_in_vllms_words_is_left_alone(arguments: ModuleTyp
     given = arguments.engine_arguments(config({name: text}), str(folder))
     words = {"kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization", "max_model_len"}
     assert given.keys() & words == {name}
+
+
+# Two engines in a process of its own, since vLLM changes what torch does in a process.
+PROGRAM = """
+import json, sys
+from handlers.lmi_vllm.masking import hide_foreign_builds
+hide_foreign_builds()
+from handlers.lmi_vllm.arguments import AsyncEngineArgs, engine_arguments
+from lmi.config import EngineConfig
+from vllm.v1.engine.llm_engine import LLMEngine
+
+def sizes(**ours):
+    arguments = engine_arguments(EngineConfig(handler="vllm", max_num_sequences=5, **ours), sys.argv[1])
+    engine = LLMEngine.from_engine_args(AsyncEngineArgs(**arguments))
+    config = engine.vllm_config
+    return config.cache_config.num_gpu_blocks, config.model_config.max_model_len, config.scheduler_config.max_num_seqs
+
+if __name__ == "__main__":
+    print(json.dumps([sizes(), sizes(max_kv_cache_tokens=500)]))
+"""
+
+
+def test_the_real_engine_has_the_cache_and_the_batch_that_were_asked_for() -> None:
+    environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(tiny_model("llama"))]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    by_default, bounded = json.loads(done.stdout.splitlines()[-1])
+    assert by_default == [5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5]
+    assert bounded == [4 + 1, 512, 5]  # 500 tokens are four blocks, and the context is what they hold
+
+
+def test_a_cache_that_cannot_hold_the_context_is_refused(arguments: ModuleType, folder: Path) -> None:
+    engine = config(max_kv_cache_tokens=500, max_sequence_length=1024)
+    assert faults(arguments, folder, engine) == [
+        "option.max_kv_cache_tokens='500': allowed is at least option.max_model_len, 1024"
+    ]
 
 
 def test_a_build_for_the_other_device_is_refused(arguments: ModuleType, folder: Path) -> None:
