@@ -10,13 +10,16 @@ README = Path(__file__).parent.parent / "README.md"
 Goal = tuple[str, str, str, float]  # figure, what it is, relation, bound
 
 
-def table(figures: dict[str, float], goals: list[Goal]) -> str:
+def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> str:
+    """A row for each figure, and where `otherwise` says why, for each goal without one."""
     lines = ["| figure | measured | goal |", "|---|---|---|"]
     for name, text, relation, goal in goals:
+        sign = "≤" if relation == "<=" else "≥"
         if name in figures:
             is_met = figures[name] <= goal if relation == "<=" else figures[name] >= goal
-            sign = "≤" if relation == "<=" else "≥"
             lines.append(f"| {text} | {figures[name]:.2f} | {sign} {goal:g}{'' if is_met else ' (missed)'} |")
+        elif otherwise:
+            lines.append(f"| {text} | {otherwise} | {sign} {goal:g} |")
     return "\n".join(lines)
 
 

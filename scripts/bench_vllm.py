@@ -130,7 +130,7 @@ def vllm_peer(rust_binary: str | None = None) -> Peer:
     environ = dict(ENVIRON)
     if rust_binary:
         environ |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": rust_binary}
-    chunk = Records(mark=re.compile(rb'"text": ?"'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
+    chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
 
     @contextmanager
     def start(model: str) -> Iterator[Server]:
@@ -249,7 +249,8 @@ def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
     settings = {"model": model, "options": OPTIONS, "num_users": MOST, "num_tokens": NUM_TOKENS, "rounds": rounds}
     environ = {**os.environ, **ENVIRON, **BARE_ENVIRON}
     output = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("bench_vllm_bare.py")), json.dumps(settings)],
+        [sys.executable, str(Path(__file__).with_name("bench_vllm_bare.py"))],
+        input=json.dumps(settings).encode(),
         env={name: value for name, value in environ.items() if value is not None},
         cwd=tempfile.gettempdir(),
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """The bare vLLM engine in this process, token ids in and out: what no server around it can exceed.
 
-Arguments: one JSON object of settings, see `main`. Each line of the output is one round as JSON.
+Its input is one JSON object of settings, see `main`. One line of the output is one round as JSON.
 """
 
 from __future__ import annotations
@@ -62,4 +62,4 @@ def main(model: str, options: dict[str, Any], num_users: int, num_tokens: int, r
 
 if __name__ == "__main__":
     hide_foreign_builds()
-    main(**json.loads(sys.argv[1]))
+    main(**json.load(sys.stdin))
