@@ -392,7 +392,7 @@ def test_secrets_are_never_shown(folder: Path) -> None:
         ("option.device=cpu", FOUR_GPUS, (1, 1, ())),
         ("gpu.maxWorkers=1\ncpu.minWorkers=2", FOUR_GPUS, (1, 1, ("0",))),
         ("gpu.maxWorkers=1\ncpu.minWorkers=2", CPU, (2, 1, ())),
-        ("option.tensor_parallel_degree=max", FOUR_GPUS, (4, 1, ("0", "1", "2", "3"))),
+        ("option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=max", FOUR_GPUS, (4, 1, ("0", "1", "2", "3"))),
     ],
 )
 def test_replicas_are_as_many_as_fit_between_the_two_bounds(
@@ -452,16 +452,18 @@ def test_what_vllm_does_not_have_is_told_with_its_closest_argument_and_stays_beh
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "machine", "wanted"),
     [
-        ("", (1, 1)),
-        ("option.tensor_parallel_degree=2", (1, 2)),
-        ("option.tensor_parallel_degree=max", (1, 1)),
-        ("option.tensor_parallel_degree=2\nminWorkers=2", (2, 2)),
+        ("", CPU, (1, 1)),
+        ("option.tensor_parallel_degree=2", CPU, (1, 2)),
+        ("option.tensor_parallel_degree=max", CPU, (1, 1)),
+        ("option.tensor_parallel_degree=2\nminWorkers=2", CPU, (2, 2)),
+        ("option.tensor_parallel_degree=2", FOUR_GPUS, (2, 2)),
+        ("option.tensor_parallel_degree=max", FOUR_GPUS, (1, 4)),
     ],
 )
-def test_ranks_of_vllm_may_share_a_machine_without_gpus(folder: Path, text: str, wanted: object) -> None:
-    engine = settle(folder, f"option.rolling_batch=vllm\n{text}").config.engine
+def test_ranks_of_vllm_are_gpus_or_share_the_cores(folder: Path, text: str, machine: Machine, wanted: object) -> None:
+    engine = settle(folder, f"option.rolling_batch=vllm\n{text}", machine=machine).config.engine
     assert (engine.num_engines, engine.tensor_parallel_degree) == wanted
     (fault,) = faults(folder, "option.rolling_batch=vllm\noption.pipeline_parallel_degree=2")
     assert fault.endswith("allowed is 1 on vllm where no GPU is used")
