@@ -25,7 +25,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
     """Entry point of the handler `vllm`."""
     from handlers.lmi_vllm import surroundings
 
-    surroundings.prepare()
+    surroundings.prepare(config)
     from handlers.lmi_vllm.executor import Executor
 
     return Executor(model_path, config, progress)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 
@@ -203,7 +204,8 @@ def _start(model: str, config: EngineConfig, is_apart: bool | None) -> Engine:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
         num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
         is_apart = num_ranks > 1 if is_apart is None else is_apart
-        return Apart(arguments) if is_apart else Inside(arguments)
+        with warnings.catch_warnings(action="ignore"):  # of names that torch will drop, for vLLM's authors
+            return Apart(arguments) if is_apart else Inside(arguments)
     except Exception as error:
         explanation = explained(error, model, config)
         log.debug("vLLM did not start", exc_info=error)

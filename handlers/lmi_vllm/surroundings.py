@@ -11,8 +11,10 @@ import logging
 import os
 import signal
 import sys
+from importlib.metadata import version
 
 from handlers.lmi_vllm.masking import hide_foreign_builds
+from lmi.config import EngineConfig
 
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -21,10 +23,14 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
+# vLLM compiles one function of its sampler even then: ten seconds at the first log-prob, and a compiler must be there.
+EAGER_ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
 
-def prepare() -> None:
+
+def prepare(config: EngineConfig | None = None) -> None:
     """Call before the first import of vllm. What the user has set stays."""
-    for name, value in ENVIRONMENT.items():
+    is_eager = config is None or config.options.get("enforce_eager", "true").lower() != "false"
+    for name, value in {**ENVIRONMENT, **(EAGER_ON_CPU if is_eager and version("torch").endswith("+cpu") else {})}.items():
         os.environ.setdefault(name, value)
     hide_foreign_builds()
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -26,7 +27,31 @@ def lmi_dist() -> Executor:
     return Executor(tiny_model("llama"), EngineConfig(max_num_sequences=MAX_NUM_SEQUENCES, max_sequence_length=512))
 
 
+def vllm() -> Executor:
+    from handlers.lmi_vllm import Executor
+
+    return Executor(tiny_model("llama_wide"), vllm_config())
+
+
+def vllm_apart() -> Executor:
+    from handlers.lmi_vllm import Executor
+
+    return Executor(tiny_model("llama_wide"), vllm_config(), is_apart=True)
+
+
+def vllm_config() -> EngineConfig:
+    return EngineConfig(
+        handler="vllm",
+        dtype="fp32",
+        max_num_sequences=MAX_NUM_SEQUENCES,
+        max_sequence_length=512,
+        max_kv_cache_tokens=8192,
+    )
+
+
 EXECUTORS: dict[str, Callable[[], Executor]] = {"echo": echo, "lmi-dist": lmi_dist}
+if importlib.util.find_spec("vllm") is not None:
+    EXECUTORS |= {"vllm": vllm, "vllm-apart": vllm_apart}
 
 
 @pytest.fixture(params=EXECUTORS, scope="session")
