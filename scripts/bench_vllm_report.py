@@ -44,11 +44,15 @@ def tokens_per_s(done: Round) -> float:
 
 
 def first_ms(share: float) -> Callable[[Round], float]:
-    return lambda done: bench_server.percentile(list(done.first_s), share) * 1000
+    return lambda done: percentile_ms(done.first_s, share)
 
 
 def gap_ms(share: float) -> Callable[[Round], float]:
-    return lambda done: bench_server.percentile(list(done.gaps_s), share) * 1000
+    return lambda done: percentile_ms(done.gaps_s, share)
+
+
+def percentile_ms(values_s: tuple[float, ...], share: float) -> float:
+    return bench_server.percentile(list(values_s), share) * 1000 if values_s else 0.0  # whole answers have no gaps
 
 
 def us_per_token(role: str) -> Callable[[Round], float]:
