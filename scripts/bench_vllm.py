@@ -105,7 +105,7 @@ def vllm_body(prompt: str, kind: str) -> dict[str, object]:
 
 def lmi_peer(engine: str) -> Peer:
     properties = {
-        "log_level": "INFO",
+        "log_level": "INFO",  # its default: a line for each request, as vLLM's Python server writes
         "option.rolling_batch": engine,
         "option.dtype": "bf16",
         "option.max_rolling_batch_size": OPTIONS["max_num_seqs"],
@@ -137,8 +137,6 @@ def vllm_peer(rust_binary: str | None = None) -> Peer:
         port = bench_server.free_port()
         command = [sys.executable, str(Path(__file__).with_name("bench_vllm_serve.py")), "serve", model]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "bench"]
-        if not rust_binary:
-            command.append("--disable-uvicorn-access-log")  # lmi has none
         for name, value in OPTIONS.items():
             command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         with bench_server.process(command, port, environ, "/health") as server:
