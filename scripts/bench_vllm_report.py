@@ -163,7 +163,7 @@ def conditions(records: dict[str, Record], has_realtime: bool) -> str:
         f"{bench_vllm.bench_vllm_model.WORDS_EACH} words, {bench_vllm.NUM_TOKENS} new tokens, greedy; the same options "
         f"of the engine for all ({', '.join(f'{name}={value}' for name, value in bench_vllm.OPTIONS.items())}). Each "
         f"server in its own best thread setting: lmi's engine and the bare one with {bench_vllm.NUM_THREADS} threads "
-        "that hardly spin, `vllm serve` as it binds its worker by default. Logs and metrics as each has them by default; "
+        "that hardly spin, `vllm serve` as it binds its worker by default. Logs and metrics are each one's default; "
         "lmi's lines carry each token's log-prob, vLLM's do not. One server at a time, in turns. "
         f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because others used more than "
         f"{bench_vllm.MAX_FOREIGN:g} of a core meanwhile.{rust}"
