@@ -218,9 +218,19 @@ class Apart:
         asyncio.run_coroutine_threadsafe(self._llm.remove_lora(adapter_id), self._loop).result()
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()  # the core's end is no error now
         self._llm.shutdown()
+        del self._llm  # its finalizer calls names that the end of the interpreter has taken away
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(WAIT_S * 10)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Stats(StatLoggerBase):

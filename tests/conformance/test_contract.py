@@ -287,13 +287,19 @@ def test_an_id_that_was_never_given_out_raises(executor: Executor, request_id: i
 
 
 def test_responses_of_one_step_become_ready_together(executor: Executor) -> None:
+    """From the step in which all of them run until one ends; an engine apart may begin them in different steps."""
     ids = executor.enqueue_requests([ask(streaming=True, max_tokens=50)] * 3)
-    num_final = 0
+    begun: set[int] = set()
+    num_final, num_compared = 0, 0
     while num_final < 3:
         batch: list[Response] = executor.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
         counts = [sum(response.request_id == one for response in batch) for one in ids]
-        assert counts[0] == counts[1] == counts[2] > 0
         num_final += sum(response.is_final for response in batch)
+        if len(begun) == 3 and num_final == 0:
+            assert counts[0] == counts[1] == counts[2] > 0
+            num_compared += 1
+        begun |= {response.request_id for response in batch}
+    assert num_compared > 0
 
 
 def test_many_threads_each_get_their_own_answers(executor: Executor) -> None:
