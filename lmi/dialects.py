@@ -37,7 +37,7 @@ from lmi.formatters.jsonlines import Jsonlines
 from lmi.formatters.sse import ServerSentEvents
 from lmi.schemas import lmi
 from lmi.schemas.common import Message, Parsed
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import Frame, OutputFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,11 @@ class Dialect:
     """One door."""
 
     name: str
+    prefixes: tuple[str, ...]  # of the paths whose 404, 405 and the like are told in its way
     default_frame: Callable[[ModelConfig], Frame]
     read: Callable[[bytes, str | None, ModelConfig], Message]
     parse: Callable[[Message], Parsed]
-    formatter: Callable[[GenerationRequest], Formatter]
+    formatter: Callable[[Parsed], Formatter]
     render_error: RenderError
     render_status: RenderStatus
 
@@ -83,8 +84,8 @@ OWN_FAULTS = (InvalidRequest, GenerationFailed, DeadlineExceeded, OutOfMemory)
 """Errors of a request itself. One that was understood is answered in its own form even before an engine has it."""
 
 
-def _lmi_formatter(request: GenerationRequest) -> Formatter:
-    return FORMATTERS[request.output_format](request)
+def _lmi_formatter(parsed: Parsed) -> Formatter:
+    return FORMATTERS[parsed.request.output_format](parsed.request)
 
 
 def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
@@ -119,6 +120,7 @@ def _tgi_type(error: LmiError, accepted: bool) -> str:
 
 LMI = Dialect(
     name="lmi",
+    prefixes=("/",),
     default_frame=lmi.default_frame,
     read=lmi.read,
     parse=lmi.parse,
@@ -128,3 +130,9 @@ LMI = Dialect(
 )
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (LMI,)}
+
+
+def dialect_at(path: str) -> Dialect:
+    """The door that a path belongs to, also where nothing is: the one with the longest prefix."""
+    places = [(prefix, dialect) for dialect in DIALECTS.values() for prefix in dialect.prefixes]
+    return max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]

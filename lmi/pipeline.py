@@ -9,16 +9,20 @@ neighbours; every request ends with a Delta that has a finish reason or with an 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from itertools import accumulate
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, EngineLost
+from lmi.errors import DeadlineExceeded, EngineLost, Unsupported
 from lmi.executor import EngineInfo, LoraConfig, OutputConfig, Request, Result
 from lmi.executor import FinishReason as EngineReason
 from lmi.text.answer import AnswerText, prompt_tokens
+from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
-from lmi.types import Delta, FinishReason, GenerationRequest
+from lmi.types import Chat, Delta, FinishReason, GenerationRequest
 
 REASONS = {
     EngineReason.NOT_FINISHED: None,
@@ -31,38 +35,94 @@ REASONS = {
 class Pipeline:
     """Turns requests into streams of Deltas, for every door and every engine."""
 
-    def __init__(self, tokenizer: Tokenizer, engines: Engines) -> None:
+    def __init__(self, tokenizer: Tokenizer, engines: Engines, chat_template: ChatTemplate | None = None) -> None:
         self._tokenizer = tokenizer
         self._engines = engines
+        self._chat_template = chat_template
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
-        """The answer, piece by piece. Raises LmiError, before the first Delta or after some."""
+    def generate(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
+        """The answer, piece by piece. Raises LmiError, before the first Delta or after some.
+
+        Requests that are answered together run at once, and the first of them that fails ends the answer.
+        """
+        return self._generate(requests[0], 0) if len(requests) == 1 else self._generate_all(requests)
+
+    async def _generate(self, request: GenerationRequest, first_index: int) -> AsyncGenerator[Delta]:
         info = await self._engines.ready()
         prompt_ids = await self._encode(request, info)
         bad_words = await self._tokenizer.spellings_async(request.bad_sequences)
         submitted = self._engine_request(request, prompt_ids, bad_words, info)
         check_request(submitted, info)
-        answer = self._answer_text(request, prompt_ids)
+        open_texts = {index: self._answer_text(request, prompt_ids) for index in range(request.num_sequences)}
+        is_prompt_told = False
         stream = self._engines.submit(submitted)
         try:
-            await stream.arrival()
-            result = stream.take()
-            delta = read_result(answer, result)
-            delta.num_prompt_tokens = len(prompt_ids)
-            if request.prefill_details:
-                delta.prefill = prompt_tokens(self._tokenizer, prompt_ids, result.prompt_log_probs)
-            yield delta
-            while delta.finish_reason is None:
+            while open_texts:
                 await stream.arrival()
-                delta = read_result(answer, stream.take())
+                result = stream.take()
+                index = result.sequence_index
+                if index not in open_texts:  # behind a stop string
+                    continue
+                delta = read_result(open_texts[index], result)
+                delta.index = first_index + index
+                if index == 0 and not is_prompt_told:
+                    is_prompt_told = True
+                    delta.num_prompt_tokens = len(prompt_ids)
+                    if request.prefill_details:
+                        delta.prefill = prompt_tokens(self._tokenizer, prompt_ids, result.prompt_log_probs)
+                if delta.finish_reason is not None:
+                    del open_texts[index]
                 yield delta
         finally:
             stream.close()
 
+    async def _generate_all(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
+        arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
+        tasks = [
+            asyncio.create_task(self._pass_on(request, first_index, arrived))
+            for request, first_index in zip(requests, first_indexes, strict=False)
+        ]
+        num_open = sum(request.num_sequences for request in requests)
+        try:
+            while num_open:
+                delta = await arrived.get()
+                if isinstance(delta, Exception):
+                    raise delta
+                num_open -= delta.finish_reason is not None
+                yield delta
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pass_on(
+        self, request: GenerationRequest, first_index: int, arrived: asyncio.Queue[Delta | Exception]
+    ) -> None:
+        try:
+            async with aclosing(self._generate(request, first_index)) as deltas:
+                async for delta in deltas:
+                    arrived.put_nowait(delta)
+        except Exception as error:
+            arrived.put_nowait(error)
+
     async def _encode(self, request: GenerationRequest, info: EngineInfo) -> list[int]:
         """The prompt's token ids. Raises InvalidParameter for a prompt that alone is too long."""
-        max_tokens = info.max_sequence_length - 1  # one for the answer
-        return await self._tokenizer.encode_prompt(request.prompt, max_tokens=max_tokens, truncate=request.truncate)
+        if request.prompt_token_ids is not None:
+            return list(request.prompt_token_ids[-(request.truncate or 0) :])
+        prompt = request.prompt if request.chat is None else await self._render(request.chat)
+        return await self._tokenizer.encode_prompt(
+            prompt,
+            max_tokens=info.max_sequence_length - 1,  # one for the answer
+            truncate=request.truncate,
+            add_special_tokens=request.chat is None,  # a template writes them itself
+        )
+
+    async def _render(self, chat: Chat) -> str:
+        template = self._chat_template
+        if template is None:
+            raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
+        return await asyncio.to_thread(template.render, chat.messages, tools=chat.tools, variables=chat.variables)
 
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo
@@ -71,7 +131,7 @@ class Pipeline:
         room = max(1, info.max_sequence_length - len(prompt_ids))
         return Request(
             input_token_ids=tuple(prompt_ids),
-            max_tokens=min(request.max_new_tokens, room),
+            max_tokens=room if request.max_new_tokens is None else min(request.max_new_tokens, room),
             streaming=request.is_streaming or bool(request.stop_sequences),
             sampling_config=request.sampling,
             output_config=output_config(request),
@@ -113,11 +173,9 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
 
 
 def output_config(request: GenerationRequest) -> OutputConfig:
-    """Log-probs cost an engine time, so they are asked for only where the answer shows them."""
-    shows_tokens = request.is_streaming or request.details
     num_prompt = request.num_prompt_log_probs
     return OutputConfig(
-        return_log_probs=shows_tokens,
-        num_top_log_probs=(request.num_top_log_probs or 0) if shows_tokens else 0,
+        return_log_probs=request.needs_log_probs,
+        num_top_log_probs=request.num_top_log_probs or 0,
         num_prompt_log_probs=0 if num_prompt is None and request.prefill_details else num_prompt,
     )

@@ -7,7 +7,9 @@ Deltas into bytes. No wire format's names and no I/O here.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmi.executor import GuidedDecodingParams, SamplingConfig
 
@@ -38,15 +40,29 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation, for the model's chat template. `variables` are further names for the template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every door.
 
-    `sampling` holds only values that mean something ("off" values are None by now). `stop_token_ids` end the answer
-    like a stop string. `num_top_log_probs` None: none asked for. `is_streaming`: the answer is wanted piece by piece.
+    The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values that mean
+    something ("off" values are None by now); its `num_return_sequences` is how many sequences are generated.
+    `max_new_tokens` None: what the context has room for. `stop_token_ids` end the answer like a stop string.
+    `needs_log_probs`: those of the generated tokens, which cost an engine time; `num_top_log_probs` None: no others.
+    `is_streaming`: the answer is wanted piece by piece.
     """
 
-    prompt: str
-    max_new_tokens: int
+    prompt: str = ""
+    prompt_token_ids: tuple[int, ...] | None = None
+    chat: Chat | None = None
+    max_new_tokens: int | None
     sampling: SamplingConfig
     is_streaming: bool = False
     output_format: OutputFormat = OutputFormat.JSON
@@ -63,13 +79,15 @@ class GenerationRequest:
     prefill_details: bool = False
     num_top_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
+    needs_log_probs: bool = False
     guided_decoding: GuidedDecodingParams | None = None
     adapter: str | None = None
     tgi_compat: bool = False
 
     @property
-    def frame(self) -> Frame:
-        return Frame(output_format=self.output_format, tgi_compat=self.tgi_compat)
+    def num_sequences(self) -> int:
+        """How many are generated."""
+        return self.sampling.num_return_sequences
 
 
 @dataclass(slots=True)
@@ -90,31 +108,58 @@ class Token:
 
 @dataclass(slots=True)
 class Delta:
-    """What one engine Response brought: new tokens, and on the last Delta the reason of the end.
+    """What one engine Response brought of one sequence: new tokens, and on its last Delta the reason of the end.
 
-    `prefill` (prompt tokens) stands on the first Delta when it was asked for. An error inside a stream is raised by
-    the pipeline, never hidden in a Delta. The answer's whole text is the concatenation of all token texts.
+    `index` numbers the sequences of all requests that are answered together: those of the first request, then those
+    of the second. `prefill` (prompt tokens) and `num_prompt_tokens` stand on the first Delta of each request, prefill
+    when it was asked for. An error inside a stream is raised by the pipeline, never hidden in a Delta. A sequence's
+    whole text is the concatenation of all its token texts.
     """
 
     tokens: list[Token]
     finish_reason: FinishReason | None = None
     prefill: list[Token] | None = None
-    num_prompt_tokens: int = 0  # on the first Delta
+    num_prompt_tokens: int = 0
+    index: int = 0
 
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer: every Delta of a request put together."""
+    """A whole sequence: all its Deltas put together."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     prefill: list[Token] | None = None
+    num_prompt_tokens: int = 0
+
+    @property
+    def cum_log_prob(self) -> float:
+        return sum(token.log_prob or 0.0 for token in self.tokens)
 
     def add(self, delta: Delta) -> None:
         self.tokens.extend(delta.tokens)
         self.finish_reason = delta.finish_reason
+        self.num_prompt_tokens += delta.num_prompt_tokens
         if delta.prefill is not None:
             self.prefill = delta.prefill
         if delta.finish_reason is not None:
             self.text = "".join(token.text for token in self.tokens)
+
+
+class Answers:
+    """The sequences of one or more requests that are answered together, as their Deltas come."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self.all = [Answer() for _ in range(num_sequences)]
+        self._num_open = num_sequences
+
+    def add(self, delta: Delta) -> bool:
+        """True when this Delta was the last of all."""
+        self.all[delta.index].add(delta)
+        self._num_open -= delta.finish_reason is not None
+        return self._num_open == 0
+
+    def ranked(self) -> list[Answer]:
+        """The most probable first; equals stay in order."""
+        return sorted(self.all, key=lambda answer: -answer.cum_log_prob)

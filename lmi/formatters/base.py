@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from orjson import dumps
 
-from lmi.types import Delta, FinishReason, GenerationRequest, Token
+from lmi.types import Answer, Delta, FinishReason, GenerationRequest, Token
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """Stands where an answer ends without a token of its own, as the reference writes an empty step."""
@@ -56,8 +56,9 @@ class Formatter(ABC):
         num_tokens: int,
         tokens: list[Token] | None,
         prefill: list[Token] | None,
+        others: Iterable[Answer] = (),
     ) -> bytes:
-        """The Details object; `tokens` is None in a stream."""
+        """The Details object; `tokens` is None in a stream, `others` are the sequences that are not the answer."""
         items = [
             b'"finish_reason": %b' % dumps(finish_reason),
             b'"generated_tokens": %d' % num_tokens,
@@ -69,7 +70,17 @@ class Formatter(ABC):
             items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, prefill)))
         if tokens is not None and self._request.num_top_log_probs:
             items.append(b'"top_tokens": [%b]' % b", ".join(self._tokens(token.top or ()) for token in tokens))
+        if sequences := b", ".join(map(self._sequence, others)):
+            items.append(b'"best_of_sequences": [%b]' % sequences)
         return b"{%b}" % b", ".join(items)
+
+    def _sequence(self, answer: Answer) -> bytes:
+        return b'{"finish_reason": %b, "generated_tokens": %d, "tokens": %b, "generated_text": %b}' % (
+            dumps(answer.finish_reason),
+            len(answer.tokens),
+            self._tokens(answer.tokens),
+            dumps(answer.text),
+        )
 
     def _tokens(self, tokens: Iterable[Token]) -> bytes:
         return b"[%b]" % b", ".join(map(self._token_json, tokens))

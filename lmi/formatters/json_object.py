@@ -2,7 +2,8 @@
 
     {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
-No trailing newline. Source: LMI handlers' inference API schema, key order and separators as the reference writes them.
+Of several sequences the most probable is the answer, the others stand in its details. No trailing newline.
+Source: LMI handlers' inference API schema, key order and separators as the reference writes them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from orjson import dumps
 
 from lmi.formatters.base import ErrorFields, Formatter, error_fields
-from lmi.types import Answer, Delta, GenerationRequest
+from lmi.types import Answer, Answers, Delta, GenerationRequest
 
 
 class JsonObject(Formatter):
@@ -19,17 +20,16 @@ class JsonObject(Formatter):
 
     def __init__(self, request: GenerationRequest) -> None:
         super().__init__(request)
-        self._answer = Answer()
+        self._answers = Answers(request.num_sequences)
 
     def feed(self, delta: Delta) -> list[bytes]:
-        self._answer.add(delta)
-        return [] if delta.finish_reason is None else [self.whole(self._answer)]
+        return [self._whole(*self._answers.ranked())] if self._answers.add(delta) else []
 
-    def whole(self, answer: Answer) -> bytes:
-        body = b'{"generated_text": %b' % dumps(self._full_text(answer.text))
+    def _whole(self, best: Answer, *others: Answer) -> bytes:
+        body = b'{"generated_text": %b' % dumps(self._full_text(best.text))
         if self._request.details:
-            tokens = answer.tokens
-            body += b', "details": %b' % self._details(answer.finish_reason, len(tokens), tokens, answer.prefill)
+            tokens, prefill = best.tokens, self._answers.all[0].prefill
+            body += b', "details": %b' % self._details(best.finish_reason, len(tokens), tokens, prefill, others)
         return b"[%b}]" % body if self._request.tgi_compat else b"%b}" % body
 
     @staticmethod

@@ -39,10 +39,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A request, and a line for the log on each name in it that had no effect."""
+    """What a body asks for: one request, or several that are answered together; and a line for the log on each name in
+    it that had no effect. `echo` is what the door's formatter must know beside them (an id, a name), of its own type.
+    """
 
-    request: GenerationRequest
+    requests: tuple[GenerationRequest, ...]
     tolerated: tuple[str, ...] = ()
+    echo: Any = None
+
+    @property
+    def request(self) -> GenerationRequest:
+        """The one there is."""
+        [request] = self.requests
+        return request
 
 
 class _Outline(msgspec.Struct):

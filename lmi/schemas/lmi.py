@@ -36,6 +36,7 @@ from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_TOLERATED = 32  # lines for the log of one request
+MAX_SEQUENCES = 16  # of one request
 MAX_TOP_N_TOKENS = 20  # what engines offer; more, where one does, goes by the name of logprobs
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -86,9 +87,9 @@ PARAMETERS: dict[str, Parameter] = {
     "top_n_tokens": Parameter(integer(0, MAX_TOP_N_TOKENS), (0,)),
     "prompt_logprobs": Parameter(integer(0)),
     "output_formatter": Parameter(choice(FORMATS)),
-    "n": Parameter(integer(1, 16), (1,)),
-    "best_of": Parameter(integer(1, 16), (1,)),
-    "num_beams": Parameter(integer(1, 16), (1,)),
+    "n": Parameter(integer(1, MAX_SEQUENCES), (1,)),
+    "best_of": Parameter(integer(1, MAX_SEQUENCES), (1,)),
+    "num_beams": Parameter(integer(1, MAX_SEQUENCES), (1,)),
     "length_penalty": Parameter(number(), (1,)),
     "early_stopping": Parameter(boolean, (False,)),
 }
@@ -162,12 +163,15 @@ def parse(message: Message) -> Parsed:
     if fields.get("adapters") is not None:
         raise Unsupported("adapters", "no adapter is loaded")
     _check_together(given)
+    for name in ("n", "best_of"):
+        if name in given and frame.output_format is not OutputFormat.JSON:
+            raise Unsupported(f"parameters.{name}", "several sequences come only in an answer that is not streamed")
     given.setdefault("details", frame.tgi_compat)
     is_greedy = "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
     for name, reason in _without_effect(given, frame, is_greedy):
         del given[name]
         tolerated.append(f"parameters.{name}: no effect {reason}")
-    return Parsed(_request(fields["inputs"], given, frame, is_greedy), tuple(tolerated[:MAX_TOLERATED]))
+    return Parsed((_request(fields["inputs"], given, frame, is_greedy),), tuple(tolerated[:MAX_TOLERATED]))
 
 
 def _read_parameters(parameters: dict[str, Any], tolerated: list[str]) -> dict[str, Any]:
@@ -185,9 +189,10 @@ def _read_parameters(parameters: dict[str, Any], tolerated: list[str]) -> dict[s
 
 
 def _check_together(given: dict[str, Any]) -> None:
-    for name in ("n", "best_of", "num_beams"):
-        if name in given:
-            raise Unsupported(f"parameters.{name}", "one sequence for each request, so far")
+    if "num_beams" in given:
+        raise Unsupported("parameters.num_beams", "no engine here searches with beams yet")
+    if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
+        raise InvalidParameter("parameters.best_of", f"at least n ({given['n']})", given["best_of"])
     max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     for name in ("min_length", "min_tokens"):
         if given.get(name, 0) > max_new_tokens:
@@ -212,6 +217,7 @@ def _without_effect(given: dict[str, Any], frame: Frame, is_greedy: bool) -> lis
 
 def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
     return SamplingConfig(
+        num_return_sequences=max(given.get("n", 1), given.get("best_of", 1)),
         temperature=0.0 if is_greedy else given.get("temperature"),
         top_k=given.get("top_k"),
         top_p=given.get("top_p"),
@@ -226,12 +232,14 @@ def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
 
 
 def _request(prompt: str, given: dict[str, Any], frame: Frame, is_greedy: bool) -> GenerationRequest:
+    sampling, is_streaming = _sampling(given, is_greedy), frame.output_format is not OutputFormat.JSON
     num_prompt_log_probs = given.get("prompt_logprobs", 0 if "decoder_input_details" in given else None)
     return GenerationRequest(
         prompt=prompt,
+        needs_log_probs=given["details"] or is_streaming or sampling.num_return_sequences > 1,
         max_new_tokens=given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-        sampling=_sampling(given, is_greedy),
-        is_streaming=frame.output_format is not OutputFormat.JSON,
+        sampling=sampling,
+        is_streaming=is_streaming,
         output_format=frame.output_format,
         stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
         bad_sequences=given.get("bad_sequences", ()),

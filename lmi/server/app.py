@@ -17,30 +17,24 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmi.dialects import LMI
+from lmi.dialects import dialect_at
 from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.exchange import Exchange
-from lmi.server.routes.health import ping, scrape
-from lmi.server.routes.invocations import invocations, invoke_model
+from lmi.server.routes import health, invocations
 from lmi.server.service import Service
+from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
+Row = tuple[str, list[str], Handler]  # path, methods
 
 access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
-ROUTES: list[tuple[str, list[str], Handler]] = [
-    ("/ping", ["GET", "HEAD", "POST"], ping),
-    ("/metrics", ["GET"], scrape),
-    ("/invocations", ["POST"], invocations),
-    ("/predictions/{model}", ["POST"], invoke_model),
-    ("/predictions/{model}/{version}", ["POST"], invoke_model),
-    ("/models/{model}/invoke", ["POST"], invoke_model),
-]
+ROUTES: list[Row] = [*health.ROUTES, *invocations.ROUTES]
 
 
 def create_app() -> ASGIApp:
@@ -49,7 +43,9 @@ def create_app() -> ASGIApp:
     block = runtime.attach()
     engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     config = runtime.config
-    pipeline = Pipeline(Tokenizer.load(config.model.path), engines)
+    tokenizer = Tokenizer.load(config.model.path)
+    template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
+    pipeline = Pipeline(tokenizer, engines, template)
     record = block.frontends[int(os.environ["LMI_SLOT"])]
     return build_app(Service(config, block, record, engines, pipeline))
 
@@ -81,7 +77,7 @@ class Endpoint:
 
 
 class Edge:
-    """The outermost application. What a route raises ends here as an answer in the LMI form."""
+    """The outermost application. What a route raises ends here as an answer in the form of the path's door."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -132,6 +128,7 @@ class Edge:
 
 
 async def refuse(exchange: Exchange, service: Service, status: int, message: str, allow: str | None = None) -> None:
-    rendered = LMI.render_status(status, message, LMI.default_frame(service.config.model))
+    dialect = dialect_at(exchange.path)
+    rendered = dialect.render_status(status, message, dialect.default_frame(service.config.model))
     headers = [("allow", allow)] if allow else []
     await exchange.answer(rendered.status, rendered.media_type, rendered.body, headers)

@@ -16,10 +16,11 @@ from typing import Self
 from lmi.dialects import Dialect
 from lmi.errors import ClientGone, DeadlineExceeded, EngineLost, LmiError
 from lmi.formatters.base import Formatter
+from lmi.schemas.common import Parsed
 from lmi.server.exchange import Exchange
 from lmi.server.service import Service
 from lmi.state import FrontEndRecord
-from lmi.types import Delta, GenerationRequest
+from lmi.types import Delta, Frame
 
 
 async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None:
@@ -33,7 +34,7 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
         parsed = dialect.parse(message)
         service.report_tolerated(parsed.tolerated, exchange.request_id)
         with service.admitted():
-            await exchange.run_while_there(respond(exchange, service, dialect, parsed.request))
+            await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame))
     except ClientGone:
         raise
     except LmiError as error:
@@ -42,22 +43,22 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
         await exchange.answer(rendered.status, rendered.media_type, rendered.body, rendered.headers.items())
 
 
-async def respond(exchange: Exchange, service: Service, dialect: Dialect, request: GenerationRequest) -> None:
+async def respond(exchange: Exchange, service: Service, dialect: Dialect, parsed: Parsed, frame: Frame) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
-    formatter = dialect.formatter(request)
+    formatter = dialect.formatter(parsed)
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
         with meter:
             async with (
                 deadline(service.config.server.predict_timeout_s, exchange.started_s),
-                aclosing(service.pipeline.generate(request)) as deltas,
+                aclosing(service.pipeline.generate(parsed.requests)) as deltas,
             ):
                 body = await write(exchange, formatter, deltas, meter)
     except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.write(dialect.render_error(error, request.frame, accepted=True).body)
+        await exchange.write(dialect.render_error(error, frame, accepted=True).body)
     if exchange.status:
         await exchange.end()
     else:

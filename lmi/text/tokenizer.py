@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -116,18 +117,21 @@ class Tokenizer:
         except TypeError as error:
             raise InvalidParameter("inputs", "text of whole Unicode characters", "a lone surrogate") from error
 
-    async def encode_async(self, text: str) -> list[int]:
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """`encode` that never holds up the event loop: a long text goes to one of a few threads."""
+        encode = partial(self.encode, text, add_special_tokens=add_special_tokens)
         if len(text) <= MAX_INLINE_CHARS:
-            return self.encode(text)
-        return await asyncio.get_running_loop().run_in_executor(self._threads(), self.encode, text)
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._threads(), encode)
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         return self._pool
 
-    async def encode_prompt(self, text: str, *, max_tokens: int, truncate: int | None = None) -> list[int]:
+    async def encode_prompt(
+        self, text: str, *, max_tokens: int, truncate: int | None = None, add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids of a prompt that may have `max_tokens` of them; with `truncate` the last `truncate` ids.
 
         A text that cannot fit whatever its tokens are is refused before any work; with `truncate` its far left is cut
@@ -135,7 +139,8 @@ class Tokenizer:
         """
         if truncate is None:
             self.check_length(text, max_tokens)
-        ids = await self.encode_async(text if truncate is None else text[-max_tokens * self.max_token_chars :])
+        kept = text if truncate is None else text[-max_tokens * self.max_token_chars :]
+        ids = await self.encode_async(kept, add_special_tokens=add_special_tokens)
         if not ids:
             raise InvalidParameter("inputs", "a text of at least one token", text)
         return ids if truncate is None else ids[-truncate:]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lmi.dialects import FORMATTERS, LMI
 from lmi.executor import SamplingConfig
 from lmi.formatters.base import ErrorFields, Formatter
+from lmi.schemas.common import Parsed
 from lmi.types import Delta, FinishReason, GenerationRequest, OutputFormat, Token
 
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
@@ -28,7 +29,7 @@ def _formatter(output_format: OutputFormat, **fields: Any) -> Formatter:
     request = GenerationRequest(
         prompt="né\n", max_new_tokens=9, sampling=sampling, output_format=output_format, **fields
     )
-    return LMI.formatter(request)
+    return LMI.formatter(Parsed((request,)))
 
 
 def _feed(formatter: Formatter, tokens: list[Token], cut: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The bytes of the LMI door, file by file: tests/golden/lmi/<case>.request gives <case>.response.
+"""The bytes of each door, file by file: tests/golden/<door>/<case>.request gives <case>.response.
 
 A request file holds the body, the model's settings, the Deltas that an engine would bring, and the error that ends it.
 The responses were written by Python's own json module from objects put together by hand, never by the formatters.
@@ -14,12 +14,12 @@ import pytest
 
 from lmi import errors
 from lmi.config import ModelConfig
-from lmi.dialects import LMI
+from lmi.dialects import DIALECTS, Dialect
 from lmi.errors import LmiError
 from lmi.types import Delta, FinishReason, Token
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "lmi"
-CASES = sorted(path.stem for path in GOLDEN.glob("*.request"))
+GOLDEN = Path(__file__).parent.parent / "golden"
+CASES = sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.request"))
 
 
 def _token(fields: dict[str, Any]) -> Token:
@@ -33,18 +33,20 @@ def _delta(fields: dict[str, Any]) -> Delta:
         tokens=[_token(token) for token in fields["tokens"]],
         finish_reason=None if finish_reason is None else FinishReason(finish_reason),
         prefill=None if prefill is None else [_token(token) for token in prefill],
+        num_prompt_tokens=fields.get("num_prompt_tokens", 0),
+        index=fields.get("index", 0),
     )
 
 
-def _answer(case: dict[str, Any]) -> tuple[int, str, bytes]:
+def _answer(door: Dialect, case: dict[str, Any]) -> tuple[int, str, bytes]:
     """Status, content type and body, put together as a route would."""
     model = ModelConfig(path="demo", name="demo", **case.get("model", {}))
     body = case["body"] if isinstance(case["body"], str) else json.dumps(case["body"])
-    frame, accepted, records = LMI.default_frame(model), False, list[bytes]()
+    frame, accepted, records = door.default_frame(model), False, list[bytes]()
     try:
-        message = LMI.read(body.encode(), case["content_type"], model)
+        message = door.read(body.encode(), case["content_type"], model)
         frame = message.frame
-        formatter = LMI.formatter(LMI.parse(message).request)
+        formatter = door.formatter(door.parse(message))
         for delta in case.get("deltas", []):
             records += formatter.feed(_delta(delta))
         if "error" in case:
@@ -52,7 +54,7 @@ def _answer(case: dict[str, Any]) -> tuple[int, str, bytes]:
             raise getattr(errors, case["error"]["class"])(case["error"]["message"])
         return 200, formatter.media_type, b"".join(records)
     except LmiError as error:
-        rendered = LMI.render_error(error, frame, accepted=accepted)
+        rendered = door.render_error(error, frame, accepted=accepted)
         status = 200 if records else rendered.status
         return status, rendered.media_type, b"".join([*records, rendered.body])
 
@@ -61,9 +63,9 @@ def _answer(case: dict[str, Any]) -> tuple[int, str, bytes]:
 def test_an_answer_has_exactly_the_bytes_of_its_golden_file(name: str) -> None:
     case = json.loads((GOLDEN / f"{name}.request").read_text())
     expected = (GOLDEN / f"{name}.response").read_bytes()
-    assert _answer(case) == (case["status"], case["media_type"], expected)
+    assert _answer(DIALECTS[name.partition("/")[0]], case) == (case["status"], case["media_type"], expected)
 
 
 def test_the_golden_files_are_there_and_none_is_an_orphan() -> None:
     assert len(CASES) > 50
-    assert sorted(path.stem for path in GOLDEN.glob("*.response")) == CASES
+    assert sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.response")) == CASES

@@ -13,7 +13,7 @@ from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.schemas import lmi
 from lmi.schemas.common import Parsed
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import GenerationRequest, OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)
@@ -75,7 +75,7 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "skip_special_tokens": (False, {"skip_special_tokens": False}),
     "spaces_between_special_tokens": (False, {"spaces_between_special_tokens": False}),
     "return_full_text": (True, {"return_full_text": True}),
-    "details": (True, {"details": True}),
+    "details": (True, {"details": True, "needs_log_probs": True}),
     "decoder_input_details": (True, {"prefill_details": True, "num_prompt_log_probs": 0}),
     "prompt_logprobs": (3, {"prefill_details": True, "num_prompt_log_probs": 3}),
     "logprobs": (3, {"num_top_log_probs": 3}),
@@ -176,10 +176,28 @@ def test_a_wrong_type_or_range_is_refused_with_the_field_even_where_it_has_no_ef
         _request({name: value})
 
 
-@pytest.mark.parametrize("name", ["n", "best_of", "num_beams"])
-def test_several_sequences_are_refused_for_now(name: str) -> None:
-    with pytest.raises(Unsupported, match=rf"^parameters\.{name} is not supported here"):
-        _request({name: 2})
+def test_beams_are_refused() -> None:
+    with pytest.raises(Unsupported, match=r"^parameters\.num_beams is not supported here"):
+        _request({"num_beams": 2})
+
+
+@pytest.mark.parametrize(
+    ("given", "num"), [({"n": 3}, 3), ({"best_of": 3}, 3), ({"n": 2, "best_of": 4}, 4), ({"n": 1, "best_of": 1}, 1)]
+)
+def test_as_many_sequences_are_generated_as_the_larger_of_n_and_best_of(given: dict[str, int], num: int) -> None:
+    request = _request({"do_sample": True, **given})
+    assert (request.num_sequences, request.needs_log_probs) == (num, num > 1)
+
+
+def test_best_of_is_never_less_than_n() -> None:
+    with pytest.raises(InvalidParameter, match=r"^parameters\.best_of must be at least n \(3\), given 2$"):
+        _request({"n": 3, "best_of": 2})
+
+
+@pytest.mark.parametrize("name", ["n", "best_of"])
+def test_several_sequences_are_refused_in_a_stream(name: str) -> None:
+    with pytest.raises(Unsupported, match=rf"^parameters\.{name} is not supported here: .* not streamed"):
+        _request({name: 2}, stream=True)
 
 
 def test_an_adapter_is_refused_and_not_answered_by_the_base_model() -> None:
@@ -322,7 +340,7 @@ def test_the_request_s_formatter_beats_the_configured_one_which_beats_stream(
     model = ModelConfig(path="demo", name="demo", output_formatter=configured, tgi_compat=tgi)
     body = {"inputs": "hi", "parameters": {"output_formatter": own}, "stream": stream}
     request = _parse(body, model).request
-    assert request.frame == Frame(output_format=result, tgi_compat=tgi)
+    assert (request.output_format, request.tgi_compat) == (result, tgi)
     assert request.is_streaming is (result is not J)
 
 

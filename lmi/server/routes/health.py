@@ -51,3 +51,6 @@ def unready(service: Service) -> dict[str, object]:
         "start": engine.num_starts,
     }
     return {"status": "Restarting", **loading, **restart}
+
+
+ROUTES = [("/ping", ["GET", "HEAD", "POST"], ping), ("/metrics", ["GET"], scrape)]
