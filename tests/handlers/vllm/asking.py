@@ -1,0 +1,71 @@
+"""Starting the real engine small, and asking it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from lmi.config import EngineConfig
+from lmi.executor import Request, Response, Result, SamplingConfig
+from tests.tiny_models import tiny_model
+
+if TYPE_CHECKING:
+    from handlers.lmi_vllm import Executor
+
+FAMILY = "llama_wide"
+MAX_NUM_SEQUENCES = 4
+CONTEXT_LENGTH = 512
+TOKENS_PER_BLOCK = 128
+PROMPT = (11, 12, 13, 14, 15)
+GREEDY = SamplingConfig(temperature=0)
+TIMEOUT_S = 60.0
+
+
+def start(folder: Path | None = None, **options: str) -> Executor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what libraries say of themselves at their import
+        from handlers.lmi_vllm import Executor
+
+        config = EngineConfig(
+            handler="vllm",
+            dtype="fp32",
+            max_num_sequences=MAX_NUM_SEQUENCES,
+            max_sequence_length=CONTEXT_LENGTH,
+            max_kv_cache_tokens=CONTEXT_LENGTH,
+            options=options,
+        )
+        return Executor(folder or tiny_model(FAMILY), config)
+
+
+def ask(**fields: Any) -> Request:
+    return Request(**{"input_token_ids": PROMPT, "max_tokens": 16, "sampling_config": GREEDY, **fields})
+
+
+def finals(executor: Executor, request_ids: Sequence[int]) -> dict[int, Response]:
+    """The last Response of each request, in the order in which they ended."""
+    ended: dict[int, Response] = {}
+    deadline = time.monotonic() + TIMEOUT_S
+    while set(ended) != set(request_ids):
+        assert time.monotonic() < deadline, f"without an end: {set(request_ids) - set(ended)}"
+        batch = cast(list[Response], executor.await_responses(timeout_s=TIMEOUT_S))
+        ended |= {response.request_id: response for response in batch if response.is_final}
+    return ended
+
+
+def answer(executor: Executor, **fields: Any) -> Response:
+    """What ends one request that is not streamed."""
+    request_id = executor.enqueue_request(ask(**fields))
+    return finals(executor, [request_id])[request_id]
+
+
+def result(executor: Executor, **fields: Any) -> Result:
+    response = answer(executor, **fields)
+    assert response.result is not None, response.error_msg
+    return response.result
+
+
+def tokens(executor: Executor, **fields: Any) -> list[int]:
+    return result(executor, **fields).output_token_ids[0]
