@@ -23,6 +23,7 @@ from typing import Protocol
 from lmi.config import ModelConfig
 from lmi.errors import (
     DeadlineExceeded,
+    EngineLost,
     GenerationFailed,
     InvalidRequest,
     LmiError,
@@ -52,7 +53,7 @@ class Rendered:
 
 class RenderError(Protocol):
     def __call__(self, error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
-        """`accepted`: the request was handed to an engine, or has begun to be answered."""
+        """`accepted`: the answer has begun, and the error is the last record of a stream; else it is the answer."""
 
 
 class RenderStatus(Protocol):
@@ -89,6 +90,7 @@ def _lmi_formatter(parsed: Parsed) -> Formatter:
 
 
 def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+    accepted = accepted or isinstance(error, EngineLost)  # the engine had it, so it has the form of an answer
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
     fields = ErrorFields(_wire_message(error), status, _tgi_type(error, accepted) if frame.tgi_compat else None)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}

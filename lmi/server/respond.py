@@ -13,8 +13,9 @@ from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Self
 
+from lmi.config import ModelConfig
 from lmi.dialects import Dialect
-from lmi.errors import ClientGone, DeadlineExceeded, EngineLost, LmiError
+from lmi.errors import ClientGone, DeadlineExceeded, LmiError
 from lmi.formatters.base import Formatter
 from lmi.schemas.common import Parsed
 from lmi.server.exchange import Exchange
@@ -23,13 +24,14 @@ from lmi.state import FrontEndRecord
 from lmi.types import Delta, Frame
 
 
-async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None:
-    """Read one inference request and answer it, by whatever end it comes to."""
-    frame = dialect.default_frame(service.config.model)
+async def answer(exchange: Exchange, service: Service, dialect: Dialect, model: ModelConfig | None = None) -> None:
+    """Read one inference request and answer it, by whatever end it comes to. `model`: as the path names it."""
+    model = model or service.config.model
+    frame = dialect.default_frame(model)
     try:
         service.check_room()  # before the body: a full server reads nothing
         body = await exchange.body(service.config.server.max_request_size)
-        message = dialect.read(body, exchange.headers.get("content-type"), service.config.model)
+        message = dialect.read(body, exchange.headers.get("content-type"), model)
         frame = message.frame
         parsed = dialect.parse(message)
         service.report_tolerated(parsed.tolerated, exchange.request_id)
@@ -38,7 +40,7 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect) -> None
     except ClientGone:
         raise
     except LmiError as error:
-        rendered = dialect.render_error(error, frame, accepted=isinstance(error, EngineLost))
+        rendered = dialect.render_error(error, frame, accepted=False)
         exchange.error_label = error.label
         await exchange.answer(rendered.status, rendered.media_type, rendered.body, rendered.headers.items())
 
