@@ -57,10 +57,7 @@ class Jsonlines(Formatter):
 
     @classmethod
     def _record(cls, fields: bytes) -> bytes:
-        if not fields.isascii():
-            for char, escape in ESCAPES.items():
-                fields = fields.replace(char, escape)
-        return cls.opening + fields + cls.closing
+        return cls.opening + one_line(fields) + cls.closing
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
@@ -70,3 +67,11 @@ class Jsonlines(Formatter):
         return cls._record(
             b'"token": %b, "generated_text": "", "details": %b, %b' % (token, details, error_fields(error))
         )
+
+
+def one_line(fields: bytes) -> bytes:
+    """JSON without the characters that some clients take for the end of a line."""
+    if not fields.isascii():
+        for char, escape in ESCAPES.items():
+            fields = fields.replace(char, escape)
+    return fields

@@ -55,9 +55,11 @@ class Parsed:
 
 
 class _Outline(msgspec.Struct):
-    """An object whose values are only looked over."""
+    """An object whose values are only looked over; here the names that doors have for the prompt."""
 
     inputs: msgspec.Raw = msgspec.Raw()
+    text_input: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
 
 
 def check_values(body: bytes) -> None:
@@ -65,14 +67,13 @@ def check_values(body: bytes) -> None:
     if len(body) <= MAX_VALUES_BYTES:
         return
     try:
-        inputs = bytes(msgspec.json.decode(body, type=_Outline).inputs)
+        outline = msgspec.json.decode(body, type=_Outline)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"the body is not the JSON of an object: {error}") from None
-    num_bytes = len(body) if inputs[:1] != b'"' else len(body) - len(inputs)
+    texts = (bytes(value) for value in (outline.inputs, outline.text_input, outline.prompt))
+    num_bytes = len(body) - max(len(text) if text[:1] == b'"' else 0 for text in texts)
     if num_bytes > MAX_VALUES_BYTES:
-        raise MalformedRequest(
-            f"all but the text of inputs must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}"
-        )
+        raise MalformedRequest(f"all but the prompt's text must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
 
 
 def read_object(body: bytes) -> dict[str, Any]:

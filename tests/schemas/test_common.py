@@ -83,6 +83,7 @@ def test_a_large_body_of_anything_but_text_is_refused_before_it_is_read(body: by
 
 def test_a_prompt_may_fill_a_large_body() -> None:
     check_values(b'{"parameters": {"top_k": 5}, "inputs": "%b"}' % (b'a, \\"[{' * MAX_VALUES_BYTES))
+    check_values(b'{"text_input": "%b"}' % (b"a" * MAX_VALUES_BYTES))
     check_values(b'{"inputs": [%b"a"]}' % (b'"a",' * 1000))
 
 
