@@ -60,6 +60,7 @@ class ModelConfig:
 
     path: str
     name: str
+    aliases: tuple[str, ...] = ()  # further names under which it answers
     version: str = "1"
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False

@@ -93,6 +93,10 @@ def _devices(text: str) -> tuple[str, ...] | None:
     return names
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(NAME.parse(name.strip()) for name in re.split("[;,]", text))
+
+
 def _address(text: str) -> tuple[str, int]:
     parts = urlsplit(text)
     if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
@@ -195,6 +199,12 @@ OPTIONS = (
         env=("HF_MODEL_ID",),
     ),
     Option("option.model_name", "model.name", NAME, "name in URLs and answers; nothing: the folder's name"),
+    Option(
+        "option.model_alias",
+        "model.aliases",
+        Kind(f"names with ; between, each {NAME.allowed}", _names),
+        "further names of the model in URLs",
+    ),
     Option("option.output_formatter", "model.output_formatter", choice("json", "jsonlines", "sse"), "form of answers"),
     Option("option.tgi_compat", "model.tgi_compat", BOOLEAN, "answers in the shape of TGI"),
     Option("option.chat_template", "model.chat_template", TEXT, "chat template; no effect yet"),

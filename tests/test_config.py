@@ -220,6 +220,7 @@ BAD_LINES = {
     "option.tensor_parallel_degree=2": "1 on lmi-dist, which runs on one device",
     "option.pipeline_parallel_degree=2": "1 on lmi-dist, which runs on one device",
     "option.model_name=a/b": "1 to 128 letters, digits or ._:@-, a letter or digit first",
+    "option.model_alias=a,b c": "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first",
     "option.quantize=awq": "int8 on lmi-dist",
     "option.device=cuda": "auto or cpu, since no GPU is visible",
     "option.entryPoint=model.py": "djl_python.… (code of your own is not run yet)",
@@ -522,6 +523,17 @@ def test_a_model_beside_the_file_or_named_by_it_is_found(folder: Path) -> None:
     assert settle(outer, f"option.model_id={folder}").config.model.name == "tiny"
     named = settle(folder, "option.model_name=My-Model").config.model
     assert (named.path, named.name) == (str(folder), "My-Model")
+
+
+def test_a_model_may_have_further_names(folder: Path) -> None:
+    assert settle(folder).config.model.aliases == ()
+    for text in ("ensemble; vllm_model", "ensemble,vllm_model"):
+        resolved = settle(folder, f"option.model_alias={text}")
+        assert resolved.config.model.aliases == ("ensemble", "vllm_model")
+        assert load(dump(resolved.config)) == resolved.config
+        assert (
+            next(row.value for row in resolved.settings if row.option == "option.model_alias") == "ensemble;vllm_model"
+        )
 
 
 @pytest.mark.parametrize("model_id", ["someone/some-model", "s3://bucket/prefix/", "missing"])

@@ -9,13 +9,20 @@ from dataclasses import dataclass, field
 
 from lmi.config import Config
 from lmi.engine.client import Engines
-from lmi.errors import Overloaded, Unavailable
+from lmi.errors import LmiError, Overloaded, Unavailable, shorten
 from lmi.pipeline import Pipeline
 from lmi.state import Block, FrontEndRecord, Phase
 
 log = logging.getLogger(__name__)
 
 MAX_REPORTED = 1000
+
+
+class UnknownModel(LmiError):
+    """A request names a model or version that is not served here."""
+
+    status = 404
+    label = "unknown_model"
 
 
 @dataclass(slots=True)
@@ -30,6 +37,14 @@ class Service:
     @property
     def is_draining(self) -> bool:
         return self.block.supervisor.phase == Phase.DRAINING
+
+    def check_model(self, name: str, version: str | None = None) -> None:
+        """Raise UnknownModel for what is not served here. The name `model` always answers."""
+        model = self.config.model
+        if name not in (model.name, "model", *model.aliases):
+            raise UnknownModel(f"no model {shorten(name)} is served here, only {model.name!r}")
+        if version is not None and version != model.version:
+            raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")
 
     def check_room(self) -> None:
         """Raise Unavailable while draining and Overloaded when the queue is full."""

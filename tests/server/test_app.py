@@ -170,6 +170,12 @@ def test_the_model_answers_under_each_of_its_names(lmi: Host, path: str) -> None
     assert (response.status, answer) == (200, b'{"generated_text": "hi"}')
 
 
+def test_an_alias_is_a_name_too(tmp_path: Path) -> None:
+    with host(tmp_path, model={"aliases": ("ensemble",)}) as served:
+        assert served.post({"inputs": "say hi"}, path="/predictions/ensemble")[0].status == 200
+        assert served.post({"inputs": "say hi"}, path="/predictions/other")[0].status == 404
+
+
 @pytest.mark.parametrize(
     ("content_type", "body"),
     [
