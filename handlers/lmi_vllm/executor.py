@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 
+import msgspec
 import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
@@ -29,9 +30,11 @@ from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, sampling_param
 from handlers.sequence import Sequence
 from handlers.stepped import EngineStopped, Step, SteppedExecutor
 from lmi.config import EngineConfig
+from lmi.errors import InvalidRequest
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, KvCacheStats, Progress, Request
 
 NUM_WARM_UP_TOKENS = 4
+ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)
 
 log = logging.getLogger("lmi.vllm")
 
@@ -66,6 +69,9 @@ class Executor(SteppedExecutor):
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
+        return super().enqueue_requests(list(map(_typed, requests)))
 
     def add_adapter(self, name: str, path: str) -> None:
         """Load a LoRA adapter for `Request.lora_config`. Raises ModelUnusable with the reason; nothing else suffers."""
@@ -180,14 +186,13 @@ class Executor(SteppedExecutor):
         return ErrorKind.INVALID if isinstance(error, ValueError | VLLMValidationError) else ErrorKind.GENERATION
 
     def _kv_cache_stats(self) -> KvCacheStats:
-        cache = self._engine.config.cache_config
-        max_num_blocks = cache.num_gpu_blocks or 0
+        max_num_blocks = _num_blocks(self._engine)
         num_used_blocks = round(self._load.used_share * max_num_blocks)
         return KvCacheStats(
             max_num_blocks=max_num_blocks,
             free_num_blocks=max_num_blocks - num_used_blocks,
             used_num_blocks=num_used_blocks,
-            tokens_per_block=cache.block_size,
+            tokens_per_block=self._engine.config.cache_config.block_size,
         )
 
     def _close(self) -> None:
@@ -196,6 +201,19 @@ class Executor(SteppedExecutor):
 
 def _name(sequence: Sequence) -> str:
     return f"{sequence.id}.{sequence.index}"
+
+
+def _typed(request: Request) -> Request:
+    """The same with every value of its type: what Python built holds whatever it was given, and vLLM may die of it."""
+    try:
+        return DECODER.decode(ENCODER.encode(request))
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise InvalidRequest(f"the request has a value of a wrong type: {error}") from None
+
+
+def _num_blocks(engine: Engine) -> int:
+    """Blocks of the KV cache that requests can have: vLLM keeps one for itself."""
+    return max(0, (engine.config.cache_config.num_gpu_blocks or 0) - 1)
 
 
 def _start(model: str, config: EngineConfig, is_apart: bool | None) -> Engine:
@@ -236,7 +254,7 @@ def _is_device_lost(error: Exception) -> bool:
 
 def _describe(engine: Engine) -> EngineInfo:
     config = engine.config
-    model, cache = config.model_config, config.cache_config
+    model = config.model_config
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
     return EngineInfo(
         name="vllm",
@@ -245,7 +263,7 @@ def _describe(engine: Engine) -> EngineInfo:
         max_num_sequences=config.scheduler_config.max_num_seqs,
         dtype=str(model.dtype).removeprefix("torch."),
         device=config.device_config.device_type,
-        max_kv_cache_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+        max_kv_cache_tokens=_num_blocks(engine) * config.cache_config.block_size,
         capabilities=Capabilities(
             num_return_sequences=True,
             guided_decoding=tuple(GuideType),

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lmi.config import EngineConfig
-from lmi.executor import Request, Response, Result, SamplingConfig
+from lmi.executor import Executor, Request, Response, Result, SamplingConfig, TokenLogProb
 from tests.tiny_models import tiny_model
 
 if TYPE_CHECKING:
-    from handlers.lmi_vllm import Executor
+    from handlers.lmi_vllm.executor import Executor as VllmExecutor
 
 FAMILY = "llama_wide"
 MAX_NUM_SEQUENCES = 4
@@ -22,9 +22,10 @@ TOKENS_PER_BLOCK = 128
 PROMPT = (11, 12, 13, 14, 15)
 GREEDY = SamplingConfig(temperature=0)
 TIMEOUT_S = 60.0
+TIE = 1e-4  # two log-probs this near are one
 
 
-def start(folder: Path | None = None, **options: str) -> Executor:
+def start(folder: Path | None = None, **options: str) -> VllmExecutor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what libraries say of themselves at their import
         from handlers.lmi_vllm import Executor
@@ -69,3 +70,9 @@ def result(executor: Executor, **fields: Any) -> Result:
 
 def tokens(executor: Executor, **fields: Any) -> list[int]:
     return result(executor, **fields).output_token_ids[0]
+
+
+def up_to_a_tie(token_ids: list[int], top: list[list[TokenLogProb]]) -> list[int]:
+    """The tokens before the first position where two were equally good."""
+    ties = [step for step, (best, second, *_) in enumerate(top) if best.log_prob - second.log_prob < TIE]
+    return token_ids[: min(ties, default=len(token_ids))]

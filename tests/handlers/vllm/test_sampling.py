@@ -22,9 +22,8 @@ from lmi.executor import (
     OutputConfig,
     Request,
     SamplingConfig,
-    TokenLogProb,
 )
-from tests.handlers.vllm.asking import CONTEXT_LENGTH, GREEDY, ask, result, tokens
+from tests.handlers.vllm.asking import CONTEXT_LENGTH, GREEDY, TIE, ask, result, tokens, up_to_a_tie
 from tests.tiny_models import END_ID, tiny_model
 
 pytestmark = [
@@ -32,7 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationWarning"),  # between vLLM and xgrammar
 ]
 
-TIE = 1e-4  # two logits this near are one
 NUM_TOP = 20  # as many alternatives as the engine gives
 
 # Field -> a value that means something, and what it changes in vLLM's parameters.
@@ -158,12 +156,6 @@ def embedded() -> Iterator[Executor]:
     config = EngineConfig(dtype="fp32", max_num_sequences=1, max_sequence_length=CONTEXT_LENGTH)
     with Executor(tiny_model("llama_wide"), config) as executor:
         yield executor
-
-
-def up_to_a_tie(token_ids: list[int], top: list[list[TokenLogProb]]) -> list[int]:
-    """The tokens before the first position where two were equally good."""
-    ties = [step for step, (best, second, *_) in enumerate(top) if best.log_prob - second.log_prob < TIE]
-    return token_ids[: min(ties, default=len(token_ids))]
 
 
 FIRST = 237  # what the model says first, greedily, after PROMPT
