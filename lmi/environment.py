@@ -46,7 +46,7 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_vllm(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
-    """vLLM's own variables: nothing is sent or fetched, its log has our level, each rank on a CPU has its cores.
+    """vLLM's own variables: nothing is sent or fetched, each rank on a CPU has its cores.
 
     What the operator has set stays as it is.
     """
@@ -54,7 +54,6 @@ def of_vllm(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, 
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": config.server.log_level,
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.engine.model_loading_timeout_s)),
     }
     if config.engine.tensor_parallel_degree > 1 and not config.engine.device_ids:

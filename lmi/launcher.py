@@ -35,6 +35,7 @@ TICK_S = 0.2
 STACKS_S = 0.5  # for a hung engine to write its stacks before it is killed
 FAILED_NOTICE_S = 2.0  # `/ping` says 500 this long before the container ends
 STOP_S = 0.5  # between TERM and KILL when there is nothing left to wait for
+STRAYS_S = 0.3  # for a library's process that tidies up after an engine, and ends by itself when that is gone
 MAX_FRONT_END_DEATHS = 10
 FATAL_ENGINE_CODES = {error.exit_code: error.label for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
 FRONT_END_CANNOT_BOOT, FRONT_END_CANNOT_LOAD = 3, 4  # exit codes of gunicorn
@@ -298,8 +299,9 @@ class Supervisor:
             processes.reap()
         self._send_front_end(signal.SIGKILL)
         self._send_engines(signal.SIGKILL)
-        while (pids := processes.children()) and time.monotonic() < deadline_s + STOP_S:
-            for pid in pids:
+        killed_s = time.monotonic()
+        while (pids := processes.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
+            for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
                 processes.send(pid, signal.SIGKILL)
             self._signals.wait(0.02)
             processes.reap()

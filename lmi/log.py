@@ -25,8 +25,18 @@ FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.
 RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 
+_settings: tuple[str, str, str] | None = None
+
+
+def settings() -> tuple[str, str, str] | None:
+    """What `setup` was called with, for a child that shall log in the same way; None where it was not called."""
+    return _settings
+
+
 def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
     """Send every logger of this process to stderr in one form. `role` names the process; calling again is harmless."""
+    global _settings
+    _settings = role, level, format
     is_text = format == "text" or (format == "auto" and os.isatty(STDERR))
     handler = LineHandler()
     handler.setFormatter(TextFormatter(role) if is_text else JsonFormatter(role))

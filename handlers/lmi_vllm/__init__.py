@@ -28,6 +28,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
     surroundings.prepare(config)
     from handlers.lmi_vllm.executor import Executor
 
+    surroundings.calm_torch()
     return Executor(model_path, config, progress)
 
 

@@ -27,6 +27,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from handlers.lmi_vllm import surroundings
+
 WAIT_S = 0.1  # for an output of another process, before deadlines are looked at
 
 
@@ -144,6 +146,7 @@ class Apart:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         self._stats = _Stats()
         self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda config, index=0: self._stats])
+        surroundings.track_shared_memory()
         self._ready: queue.SimpleQueue[list[RequestOutput | Failure]] = queue.SimpleQueue()
         self._batch: list[RequestOutput | Failure] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -25,6 +25,7 @@ from handlers.lmi_vllm.adapters import Adapters, Turns
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.engines import Apart, Engine, Failure, Inside, Load, Work
 from handlers.lmi_vllm.faults import explained
+from handlers.lmi_vllm.journal import Journal
 from handlers.lmi_vllm.outputs import feed
 from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, sampling_params
 from handlers.sequence import Sequence
@@ -52,8 +53,8 @@ class Executor(SteppedExecutor):
     ) -> None:
         config = config or EngineConfig(handler="vllm")
         super().__init__(max_queue_size=config.max_queue_size)
-        progress("weights", 0.0)
-        self._engine = _start(os.fspath(model), config, is_apart)
+        progress("configuration", 0.0)
+        self._engine = _start(os.fspath(model), config, is_apart, progress)
         self._info = _describe(self._engine)
         self._adapters = Adapters(self._engine)
         if self.capabilities.lora:
@@ -216,16 +217,18 @@ def _num_blocks(engine: Engine) -> int:
     return max(0, (engine.config.cache_config.num_gpu_blocks or 0) - 1)
 
 
-def _start(model: str, config: EngineConfig, is_apart: bool | None) -> Engine:
+def _start(model: str, config: EngineConfig, is_apart: bool | None, progress: Progress) -> Engine:
     """Raises StartError with one line that says why vLLM does not start."""
+    journal = Journal.begin()
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
         num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
         is_apart = num_ranks > 1 if is_apart is None else is_apart
-        with warnings.catch_warnings(action="ignore"):  # of names that torch will drop, for vLLM's authors
+        # Warnings here are of names that torch will drop, for vLLM's authors.
+        with journal.told_to(progress), warnings.catch_warnings(action="ignore"):
             return Apart(arguments) if is_apart else Inside(arguments)
     except Exception as error:
-        explanation = explained(error, model, config)
+        explanation = explained(error, model, config, journal.cause)
         log.debug("vLLM did not start", exc_info=error)
         raise explanation from error
 
@@ -236,7 +239,11 @@ def _warm_up(engine: Engine) -> None:
     kinds = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "seed": 0, "logprobs": 0}]
     for number, kind in enumerate(kinds):
         params = SamplingParams(
-            max_tokens=NUM_WARM_UP_TOKENS, ignore_eos=True, output_kind=RequestOutputKind.DELTA, detokenize=False, **kind
+            max_tokens=NUM_WARM_UP_TOKENS,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+            detokenize=False,
+            **kind,
         )
         engine.add(Work(f"warm-up.{number}", prompt, params, None, 0))
     num_open = len(kinds)

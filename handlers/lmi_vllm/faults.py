@@ -29,14 +29,15 @@ ADVICE = (
 )
 
 
-def explained(error: Exception, model: str, config: EngineConfig) -> StartError:
-    """`error` ended the start of vLLM."""
+def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> StartError:
+    """`error` ended the start of vLLM. `cause`: what one of its processes wrote about it, where it has several."""
     if isinstance(error, StartError):
         return error
     if isinstance(error, ValidationError):
         return refused(error, config)
-    said = shorten(str(error).strip().partition("\n")[0] or type(error).__name__, 400)[1:-1]
-    advice = next((advice for pattern, advice in ADVICE if pattern.search(str(error))), None)
+    text = cause or str(error).strip()
+    said = shorten(text.partition("\n")[0] or type(error).__name__, 400)[1:-1]
+    advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         advice = advice or ADVICE[-1][1]
     return ModelUnusable(f"{model}: vLLM cannot start: {said}" + (f"; {advice}" if advice else ""))

@@ -8,7 +8,6 @@ Read from the metadata of distributions alone: nothing of all this is imported h
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from contextlib import suppress
@@ -28,7 +27,7 @@ def version() -> str | None:
 
 
 def hide_foreign_builds() -> tuple[str, ...]:
-    """Hide what would break the import of vllm, here and in processes spawned from here; what was hidden.
+    """Hide what would break the import of vllm; what was hidden.
 
     Must come before the first import of vllm or transformers. Does nothing where all builds fit together.
     """
@@ -39,8 +38,6 @@ def hide_foreign_builds() -> tuple[str, ...]:
     foreign = {name: build for name, build in found.items() if build is not None and _tag(build) != CPU_TAG}
     if foreign:
         sys.modules.update(dict.fromkeys(foreign))  # type: ignore[arg-type]
-        # A spawned child runs the main module of its parent again, by the name in this spec: it shall run this one.
-        sys.modules["__main__"].__spec__ = importlib.util.find_spec("handlers.lmi_vllm.masking")
         log.info("hidden from vllm, not built for torch %s: %s", torch, ", ".join(map(" ".join, foreign.items())))
     return tuple(foreign)
 
@@ -54,7 +51,3 @@ def _installed(distribution: str) -> str | None:
 def _tag(version: str) -> str:
     """What stands after the + of a version: the build."""
     return version.partition("+")[2]
-
-
-if __name__ == "__mp_main__":
-    hide_foreign_builds()

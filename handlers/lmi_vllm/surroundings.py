@@ -1,19 +1,31 @@
 """What must be so in this process and in those that vLLM starts from it before vllm is imported.
 
 vLLM reads its environment as it is imported. Its processes are spawned, never forked, and run this module as their
-main one: there they hide what breaks an import, and die with their parent, which vLLM leaves to chance.
+main one: there they hide what breaks an import, log as their parent does, and die with it, which vLLM leaves to chance.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import logging
+import multiprocessing
 import os
+import re
 import signal
 import sys
+import warnings
+from contextlib import suppress
 from importlib.metadata import version
+from multiprocessing import resource_tracker
+from pathlib import Path
 
+import lmi.log
+from handlers.lmi_vllm import journal
+from handlers.lmi_vllm.journal import BEGINS
 from handlers.lmi_vllm.masking import hide_foreign_builds
+from lmi import processes
 from lmi.config import EngineConfig
 
 ENVIRONMENT = {
@@ -21,29 +33,117 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through our root logger
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+LOG_NAME = "LMI_VLLM_LOG"
 
 # vLLM compiles one function of its sampler even then: ten seconds at the first log-prob, and a compiler must be there.
 EAGER_ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
 
+# On a CPU these warn at each start of what is as it should be there: no Triton, no compilation, no tcmalloc, a seed.
+CHATTY_ON_CPU = (
+    "vllm.config.vllm",
+    "vllm.engine.arg_utils",
+    "vllm.platforms.cpu",
+    "vllm.utils.torch_utils",
+    "vllm.v1.worker.cpu_worker",
+)
+
 
 def prepare(config: EngineConfig | None = None) -> None:
     """Call before the first import of vllm. What the user has set stays."""
+    is_on_cpu = version("torch").endswith("+cpu")
     is_eager = config is None or config.options.get("enforce_eager", "true").lower() != "false"
-    for name, value in {**ENVIRONMENT, **(EAGER_ON_CPU if is_eager and version("torch").endswith("+cpu") else {})}.items():
+    for name, value in {**ENVIRONMENT, **(EAGER_ON_CPU if is_eager and is_on_cpu else {})}.items():
         os.environ.setdefault(name, value)
     hide_foreign_builds()
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)
-    logging.getLogger("vllm").setLevel(logging.NOTSET)
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # what a spawned child runs as its own
+    if (settings := lmi.log.settings()) is not None:
+        os.environ[LOG_NAME] = json.dumps(settings)
+    _start_tracker()
+    journal.listen()
+    _set_levels()
+
+
+def calm_torch() -> None:
+    """Torch writes its warnings to stderr in its own form: let them go where the others go. Call after its import."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "torch":
+            logger = logging.getLogger(name)
+            logger.handlers.clear()
+            logger.propagate = True
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # that there is none
+
+
+def _set_levels() -> None:
+    """vLLM tells at INFO what developers of vLLM want to know: at our DEBUG, but for how its start goes on.
+
+    VLLM_LOGGING_LEVEL, where it is set, decides alone.
+    """
+    asked = os.environ.get("VLLM_LOGGING_LEVEL")
+    ours = logging.getLogger().level
+    logging.getLogger("vllm").setLevel(asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING)))
+    if asked is None and ours > logging.DEBUG:
+        for name in BEGINS:
+            logging.getLogger(name).setLevel(logging.INFO)
+        for name in CHATTY_ON_CPU if version("torch").endswith("+cpu") else ():
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _start_tracker() -> None:
+    """Start Python's tracker of shared memory outside our process group.
+
+    It removes what was left there when the last process that used it is gone, however that ended; the SIGKILL that our
+    supervisor sends to the whole group must not reach it. What it says about that is of no use to anyone.
+    """
+    is_group = os.getpgrp() == os.getpid()
+    with suppress(OSError):  # the leader of a session cannot leave its group
+        if is_group:
+            os.setpgid(0, os.getpgid(os.getppid()))
+    sys.warnoptions.append("ignore")
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
+        if is_group:
+            os.setpgid(0, 0)
+
+
+def track_shared_memory() -> None:
+    """Tell the tracker what vLLM's C++ code shares between ranks, which nothing else removes when they are killed."""
+    me = os.getpgrp()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and os.getpgid(int(entry.name)) == me:
+                for name in re.findall(r" /dev/shm/(vllm_\S+)$", (entry / "maps").read_text(), re.MULTILINE):
+                    resource_tracker.register(f"/{name}", "shared_memory")
+
+
+class _Stderr(io.TextIOBase):
+    """What Python code of a child prints there: vLLM says the same to its log, so lines are for those who debug."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def fileno(self) -> int:
+        return 2
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in filter(None, map(str.rstrip, lines)):
+            logging.getLogger("lmi.vllm.stderr").debug("%s", line)
+        return len(text)
 
 
 def _in_child() -> None:
-    import lmi.log
-    from lmi import processes
-
     processes.die_with_parent(os.getppid(), signal.SIGKILL)
-    hide_foreign_builds()
-    lmi.log.setup(os.environ.get("LMI_ROLE", "engine"), os.environ.get("VLLM_LOGGING_LEVEL", "INFO"))
+    hide_foreign_builds()  # before there is a log: the parent has said it
+    role, level, format = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto"]'))
+    lmi.log.setup(f"{role} {multiprocessing.current_process().name}", level, format)
+    sys.stderr = _Stderr()
+    warnings.simplefilter("ignore", FutureWarning)  # of names that torch will drop, for vLLM's authors
+    journal.listen()
+    _set_levels()
 
 
 if __name__ == "__mp_main__":

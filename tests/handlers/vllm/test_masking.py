@@ -20,11 +20,12 @@ COMPANIONS = {"torchvision": "0.28.0", "torchaudio": "2.11.0", "torchcodec": "0.
 PROGRAM = """
 import json, logging, sys
 import nested
-from handlers.lmi_vllm import masking
+from handlers.lmi_vllm import surroundings
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO", format="%(message)s")
-    hidden = masking.hide_foreign_builds()
+    surroundings.prepare()
+    hidden = [name for name in ("torchvision", "torchaudio", "torchcodec") if sys.modules.get(name, 1) is None]
     loaded = [name for name in ("torch", "vllm", "transformers") if name in sys.modules]
     print(json.dumps([hidden, loaded, *map(nested.seen, range(3))]))
 """
