@@ -27,6 +27,18 @@ MAX_VALUES_BYTES = 1 << 20
 make and to free, in which the front end answers nobody."""
 
 Reader = Callable[[str, object], Any]
+JSON_SCHEMAS: dict[Reader, dict[str, Any]] = {}
+"""What a reader takes, as far as JSON Schema can say it, for /openapi.json; one that is not here takes anything."""
+
+
+def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
+    """Say of a reader what it takes."""
+
+    def note(reader: Reader) -> Reader:
+        JSON_SCHEMAS[reader] = schema
+        return reader
+
+    return note
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +122,14 @@ def _kind(value: object) -> str:
     return names[type(value)]
 
 
+@takes({"type": "boolean"})
 def boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidParameter(name, "true or false", value)
     return value
 
 
+@takes({"type": "string"})
 def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidParameter(name, "a string", value)
@@ -125,6 +139,7 @@ def text(name: str, value: object) -> str:
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
     bound = f"at least {minimum}" if maximum == MAX_INT else f"from {minimum} to {maximum}"
 
+    @takes({"type": "integer", "minimum": minimum, "maximum": maximum})
     def read(name: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidParameter(name, "an integer", value)
@@ -141,7 +156,9 @@ def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = F
     """A finite number in [low, high], or (low, high] with `low_open`."""
     bound = f"over {low:g}" if low_open else f"at least {low:g}"
     bound += "" if high == math.inf else f" and at most {high:g}"
+    limits = {"exclusiveMinimum" if low_open else "minimum": low, "maximum": high}
 
+    @takes({"type": "number", **{name: limit for name, limit in limits.items() if math.isfinite(limit)}})
     def read(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InvalidParameter(name, "a finite number", value)
@@ -155,6 +172,7 @@ def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = F
 def choice(allowed: Sequence[str]) -> Reader:
     rule = "one of " + ", ".join(allowed)
 
+    @takes({"enum": list(allowed)})
     def read(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
             raise InvalidParameter(name, rule, value)
@@ -165,7 +183,9 @@ def choice(allowed: Sequence[str]) -> Reader:
 
 def strings(max_items: int) -> Reader:
     """A list of non-empty strings, each of at most MAX_WORD_BYTES."""
+    item_schema = {"type": "string", "minLength": 1, "maxLength": MAX_WORD_BYTES}
 
+    @takes({"type": "array", "items": item_schema, "maxItems": max_items})
     def read(name: str, value: object) -> tuple[str, ...]:
         items = _list(name, value, "strings", max_items)
         for item in items:
@@ -181,6 +201,7 @@ def strings(max_items: int) -> Reader:
 def token_ids(max_items: int) -> Reader:
     read_id = integer(0)
 
+    @takes({"type": "array", "items": JSON_SCHEMAS[read_id], "maxItems": max_items})
     def read(name: str, value: object) -> tuple[int, ...]:
         return tuple(read_id(f"{name}[{i}]", item) for i, item in enumerate(_list(name, value, "token ids", max_items)))
 

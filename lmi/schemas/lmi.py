@@ -10,6 +10,7 @@ and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.schemas.common import (
+    JSON_SCHEMAS,
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
     Message,
@@ -30,6 +32,7 @@ from lmi.schemas.common import (
     read_object,
     read_text,
     strings,
+    takes,
     token_ids,
 )
 from lmi.types import Frame, GenerationRequest, OutputFormat
@@ -51,12 +54,15 @@ class Parameter:
     off: tuple[object, ...] = ()
 
 
+STOP_SEQUENCES = strings(MAX_STOP_SEQUENCES)
+
+
+@takes({"anyOf": [{"type": "boolean"}, JSON_SCHEMAS[STOP_SEQUENCES]]})
 def _stop(name: str, value: object) -> tuple[str, ...]:
     """The seed's table calls `stop` a boolean of no stated meaning, its clients send a list of strings."""
     return () if isinstance(value, bool) else STOP_SEQUENCES(name, value)
 
 
-STOP_SEQUENCES = strings(MAX_STOP_SEQUENCES)
 PARAMETERS: dict[str, Parameter] = {
     "do_sample": Parameter(boolean, (False,)),
     "max_new_tokens": Parameter(integer(1), (DEFAULT_MAX_NEW_TOKENS,)),
@@ -159,7 +165,7 @@ def parse(message: Message) -> Parsed:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
     fields, frame = message.fields, message.frame
     tolerated = [f"{shorten(name)}: unknown" for name in fields if name not in KNOWN_FIELDS]
-    given = _read_parameters(fields.get("parameters") or {}, tolerated)
+    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
     if fields.get("adapters") is not None:
         raise Unsupported("adapters", "no adapter is loaded")
     _check_together(given)
@@ -174,11 +180,13 @@ def parse(message: Message) -> Parsed:
     return Parsed((_request(fields["inputs"], given, frame, is_greedy),), tuple(tolerated[:MAX_TOLERATED]))
 
 
-def _read_parameters(parameters: dict[str, Any], tolerated: list[str]) -> dict[str, Any]:
+def read_parameters(
+    parameters: dict[str, Any], table: Mapping[str, Parameter], tolerated: list[str]
+) -> dict[str, Any]:
     """The known parameters that mean something, checked."""
     given: dict[str, Any] = {}
     for name, value in parameters.items():
-        parameter = PARAMETERS.get(name)
+        parameter = table.get(name)
         if parameter is None:
             tolerated.append(f"parameters.{shorten(name)}: unknown")
         elif value is None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lmi.errors import InvalidParameter, LmiError, MalformedRequest
 from lmi.schemas.common import (
+    JSON_SCHEMAS,
     MAX_VALUES_BYTES,
     Reader,
     boolean,
@@ -21,6 +22,7 @@ from lmi.schemas.common import (
     read_object,
     read_text,
     strings,
+    text,
     token_ids,
 )
 
@@ -177,3 +179,20 @@ def test_no_reader_ever_fails_in_another_way(value: object) -> None:
             reader("field", value)
         except LmiError as error:
             assert str(error).startswith("field")
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [boolean, text, integer(), integer(-1, 5), number(0, 1, low_open=True), choice(("a",)), strings(2), token_ids(2)],
+)
+@given(value=JSON | st.integers(-2, 6) | st.lists(st.text(max_size=3) | st.integers(0, 5), max_size=3))
+def test_what_a_reader_takes_is_what_its_json_schema_says(reader: Reader, value: object) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    try:
+        reader("field", value)
+        is_taken = True
+    except LmiError:
+        is_taken = False
+    is_said = jsonschema.Draft202012Validator(JSON_SCHEMAS[reader]).is_valid(value)
+    # JSON Schema counts 5.0 among the integers, we do not.
+    assert is_taken == is_said or (is_said and "integer" in str(JSON_SCHEMAS[reader]) and "." in repr(value))
