@@ -21,7 +21,6 @@ from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.options import (
     ADDRESS,
     ENGINE_KEYS,
-    NOT_BUILT,
     OF_ONE_ENGINE,
     OPTIONS,
     TRANSLATED_FOR_VLLM,
@@ -65,6 +64,8 @@ class ModelConfig:
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False
     chat_template: str | None = None
+    tool_call_parser: str | None = None  # hermes, json; None: what the model says is text
+    reasoning_parser: str | None = None  # think
     is_demo: bool = False
 
 
@@ -163,7 +164,7 @@ def resolve(
     resolution = _Resolution(pick(_expand(collect(properties, environ, flags), machine), findings), findings)
     resolution.choose_engine(machine)
     resolution.choose_replicas(machine)
-    resolution.warn_of_what_is_not_built()
+    resolution.warn_of_what_one_engine_uses()
     options = resolution.other_options()
     if findings.faults:
         raise BadConfiguration("\n".join(findings.faults))
@@ -259,11 +260,7 @@ class _Resolution:
         if (path / "model.py").exists():
             self.findings.warnings.append(f"{path / 'model.py'}: code of your own is not run yet")
 
-    def warn_of_what_is_not_built(self) -> None:
-        for key, instead in NOT_BUILT.items():
-            if key in self.picked and self.picked[key].value != _default(key):
-                given = self.picked[key].given
-                self.findings.warnings.append(f"{given.written} ({given.source}): has no effect yet, {instead}")
+    def warn_of_what_one_engine_uses(self) -> None:
         for key, (handler, instead) in OF_ONE_ENGINE.items():
             if self._given(key, _default(key)) != _default(key) and self._final("option.rolling_batch") != handler:
                 given = self.picked[key].given

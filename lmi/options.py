@@ -207,7 +207,9 @@ OPTIONS = (
     ),
     Option("option.output_formatter", "model.output_formatter", choice("json", "jsonlines", "sse"), "form of answers"),
     Option("option.tgi_compat", "model.tgi_compat", BOOLEAN, "answers in the shape of TGI"),
-    Option("option.chat_template", "model.chat_template", TEXT, "chat template; no effect yet"),
+    Option("option.chat_template", "model.chat_template", TEXT, "chat template: a file, or the text itself"),
+    Option("option.tool_call_parser", "model.tool_call_parser", choice("hermes", "json"), "form of a model's tool calls"),
+    Option("option.reasoning_parser", "model.reasoning_parser", choice("think"), "marks around a model's thoughts"),
     Option(
         "option.trust_remote_code",
         "engine.trust_remote_code",
@@ -325,9 +327,6 @@ WITHOUT_EFFECT = frozenset(
     "option.handler option.task option.pythonExecutable option.enable_venv option.max_output_size "
     "option.log_request_metric option.bedrock_compat".split()
 )
-
-# Options of the table that nothing uses yet, and what happens instead.
-NOT_BUILT = {"option.chat_template": "no door takes chat messages"}
 
 # Options of the table that one engine alone uses, and what happens with the others.
 OF_ONE_ENGINE = {"option.trust_remote_code": ("vllm", "code that comes with a model is never run")}

@@ -49,10 +49,13 @@ class Pipeline:
 
     async def _generate(self, request: GenerationRequest, first_index: int) -> AsyncGenerator[Delta]:
         info = await self._engines.ready()
-        prompt_ids = await self._encode(request, info)
+        prompt = request.prompt if request.chat is None else await self._render(request.chat)
+        prompt_ids = await self._encode(request, prompt, info)
         bad_words = await self._tokenizer.spellings_async(request.bad_sequences)
         submitted = self._engine_request(request, prompt_ids, bad_words, info)
         check_request(submitted, info)
+        if request.prompt_token_ids is not None and request.return_full_text:
+            prompt = self._tokenizer.decode(prompt_ids)
         open_texts = {index: self._answer_text(request, prompt_ids) for index in range(request.num_sequences)}
         is_prompt_told = False
         stream = self._engines.submit(submitted)
@@ -64,7 +67,7 @@ class Pipeline:
                 if index not in open_texts:  # behind a stop string
                     continue
                 delta = read_result(open_texts[index], result)
-                delta.index = first_index + index
+                delta.index, delta.prompt = first_index + index, prompt
                 if index == 0 and not is_prompt_told:
                     is_prompt_told = True
                     delta.num_prompt_tokens = len(prompt_ids)
@@ -106,11 +109,10 @@ class Pipeline:
         except Exception as error:
             arrived.put_nowait(error)
 
-    async def _encode(self, request: GenerationRequest, info: EngineInfo) -> list[int]:
+    async def _encode(self, request: GenerationRequest, prompt: str, info: EngineInfo) -> list[int]:
         """The prompt's token ids. Raises InvalidParameter for a prompt that alone is too long."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids[-(request.truncate or 0) :])
-        prompt = request.prompt if request.chat is None else await self._render(request.chat)
         return await self._tokenizer.encode_prompt(
             prompt,
             max_tokens=info.max_sequence_length - 1,  # one for the answer
@@ -122,7 +124,13 @@ class Pipeline:
         template = self._chat_template
         if template is None:
             raise Unsupported("messages", "this model has no chat template, and option.chat_template gives none")
-        return await asyncio.to_thread(template.render, chat.messages, tools=chat.tools, variables=chat.variables)
+        return await asyncio.to_thread(
+            template.render,
+            chat.messages,
+            tools=chat.tools,
+            variables=chat.variables,
+            add_generation_prompt=chat.add_generation_prompt,
+        )
 
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo
@@ -139,6 +147,7 @@ class Pipeline:
             ignore_eos=request.ignore_eos,
             stop_words=tuple((token_id,) for token_id in request.stop_token_ids),
             bad_words=tuple(bad_words),
+            embedding_bias=request.token_biases,
             guided_decoding_params=request.guided_decoding,
             lora_config=LoraConfig(request.adapter) if request.adapter else None,
         )

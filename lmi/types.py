@@ -41,11 +41,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation, for the model's chat template. `variables` are further names for the template."""
+    """A conversation, for the model's chat template. `variables` are further names for the template.
+
+    `add_generation_prompt`: the prompt ends where the model's next answer begins.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class GenerationRequest:
     something ("off" values are None by now); its `num_return_sequences` is how many sequences are generated.
     `max_new_tokens` None: what the context has room for. `stop_token_ids` end the answer like a stop string.
     `needs_log_probs`: those of the generated tokens, which cost an engine time; `num_top_log_probs` None: no others.
-    `is_streaming`: the answer is wanted piece by piece.
+    `is_streaming`: the answer is wanted piece by piece. `token_biases` are added to the logits of (token id, bias).
     """
 
     prompt: str = ""
@@ -81,6 +85,7 @@ class GenerationRequest:
     num_prompt_log_probs: int | None = None
     needs_log_probs: bool = False
     guided_decoding: GuidedDecodingParams | None = None
+    token_biases: tuple[tuple[int, float], ...] = ()
     adapter: str | None = None
     tgi_compat: bool = False
 
@@ -112,14 +117,16 @@ class Delta:
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
     of the second. `prefill` (prompt tokens) and `num_prompt_tokens` stand on the first Delta of each request, prefill
-    when it was asked for. An error inside a stream is raised by the pipeline, never hidden in a Delta. A sequence's
-    whole text is the concatenation of all its token texts.
+    when it was asked for. `prompt` is the text that the answer continues, on every Delta: as given, as rendered from a
+    chat, or, where `return_full_text` asks for it, as decoded from token ids. An error inside a stream is raised by the
+    pipeline, never hidden in a Delta. A sequence's whole text is the concatenation of all its token texts.
     """
 
     tokens: list[Token]
     finish_reason: FinishReason | None = None
     prefill: list[Token] | None = None
     num_prompt_tokens: int = 0
+    prompt: str = ""
     index: int = 0
 
 

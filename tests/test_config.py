@@ -10,7 +10,7 @@ from lmi import choices
 from lmi.choices import Machine
 from lmi.config import Config, EngineConfig, ModelConfig, Resolved, ServerConfig, dump, load, resolve, resolve_folder
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.options import NOT_BUILT, OF_ONE_ENGINE, OPTIONS
+from lmi.options import OF_ONE_ENGINE, OPTIONS
 from lmi.properties import parse
 
 CPU = Machine(num_cores=4)
@@ -146,9 +146,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
             settle(folder, "", {name: text}),
         ]
         assert given[0].config == given[1].config == given[2].config, option.key
-        assert {bool(resolved.warnings) for resolved in given} == {option.key in {*NOT_BUILT, *OF_ONE_ENGINE}}, (
-            option.key
-        )
+        assert {bool(resolved.warnings) for resolved in given} == {option.key in OF_ONE_ENGINE}, option.key
         assert source_of(given[2], option.key).startswith(name), option.key
         if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
             part, _, name = option.field.partition(".")
@@ -330,11 +328,10 @@ def test_an_option_of_another_engine_is_no_error_even_when_strict(folder: Path) 
     assert resolved.warnings == ("option.gpu_memory_utilization (serving.properties:1): lmi-dist does not use it",)
 
 
-def test_an_option_that_nothing_uses_yet_is_told(folder: Path) -> None:
+def test_an_option_of_the_table_that_the_engine_does_not_use_is_told(folder: Path) -> None:
     assert settle(folder, "option.trust_remote_code=false\n").warnings == ()
     resolved = settle(folder, "option.chat_template={{ x }}\n", {"HF_MODEL_TRUST_REMOTE_CODE": "true"})
     assert resolved.warnings == (
-        "option.chat_template (serving.properties:1): has no effect yet, no door takes chat messages",
         "option.trust_remote_code (HF_MODEL_TRUST_REMOTE_CODE): has an effect on vllm alone, "
         "code that comes with a model is never run",
     )
