@@ -17,7 +17,7 @@ writer of its answer; `render_error` answers an error of ours, `render_status` o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lmi.config import ModelConfig
@@ -36,7 +36,8 @@ from lmi.formatters.base import ErrorFields, Formatter, plain_error
 from lmi.formatters.json_object import JsonObject
 from lmi.formatters.jsonlines import Jsonlines
 from lmi.formatters.sse import ServerSentEvents
-from lmi.schemas import lmi
+from lmi.formatters.triton import Events, Generate, OneEvent
+from lmi.schemas import lmi, triton
 from lmi.schemas.common import Message, Parsed
 from lmi.types import Frame, OutputFormat
 
@@ -92,7 +93,9 @@ def _lmi_formatter(parsed: Parsed) -> Formatter:
 def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
     accepted = accepted or isinstance(error, EngineLost)  # the engine had it, so it has the form of an answer
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
-    fields = ErrorFields(_wire_message(error), status, _tgi_type(error, accepted) if frame.tgi_compat else None)
+    fields = ErrorFields(
+        _wire_message(error, lmi.WIRE_NAMES), status, _tgi_type(error, accepted) if frame.tgi_compat else None
+    )
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
     if accepted or (isinstance(error, OWN_FAULTS) and not isinstance(error, MalformedRequest)):
         formatter = FORMATTERS[frame.output_format]
@@ -105,19 +108,37 @@ def _render_lmi_status(status: int, message: str, frame: Frame) -> Rendered:
     return Rendered(status, JsonObject.media_type, plain_error(ErrorFields(message, status, tgi_type)))
 
 
-def _wire_message(error: LmiError) -> str:
+def _wire_message(error: LmiError, wire_names: Mapping[str, str]) -> str:
     """The error's text, with the client's name of the field where the engine's contract has another.
 
     A refusal that came over the engine's socket is a text alone, so the name is read off its beginning.
     """
     name, space, rest = str(error).partition(" ")
-    return lmi.WIRE_NAMES.get(name, name) + space + rest if isinstance(error, InvalidRequest) else str(error)
+    return wire_names.get(name, name) + space + rest if isinstance(error, InvalidRequest) else str(error)
 
 
 def _tgi_type(error: LmiError, accepted: bool) -> str:
     if isinstance(error, InvalidRequest):
         return "validation"
     return "overloaded" if isinstance(error, Overloaded | Unavailable) and not accepted else "generation"
+
+
+def _triton_formatter(parsed: Parsed) -> Formatter:
+    request, echo = parsed.request, parsed.echo
+    kind = Generate if request.output_format is OutputFormat.JSON else Events if request.is_streaming else OneEvent
+    return kind(request, echo.head, echo.outputs, echo.num_answers)
+
+
+def _render_triton_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+    status = 500 if isinstance(error, GenerationFailed) else error.status
+    fields = ErrorFields(_wire_message(error, triton.WIRE_NAMES), status)
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    formatter = Events if accepted else Generate
+    return Rendered(status, formatter.media_type, formatter.error(fields), headers)
+
+
+def _render_triton_status(status: int, message: str, frame: Frame) -> Rendered:
+    return Rendered(status, Generate.media_type, Generate.error(ErrorFields(message, status)))
 
 
 LMI = Dialect(
@@ -131,7 +152,19 @@ LMI = Dialect(
     render_status=_render_lmi_status,
 )
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (LMI,)}
+TRITON = Dialect(
+    name="triton",
+    prefixes=("/v2",),
+    default_frame=triton.default_frame,
+    read=triton.reader(OutputFormat.JSON),
+    parse=triton.parse,
+    formatter=_triton_formatter,
+    render_error=_render_triton_error,
+    render_status=_render_triton_status,
+)
+TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=triton.reader(OutputFormat.SSE))
+
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (LMI, TRITON, TRITON_STREAM)}
 
 
 def dialect_at(path: str) -> Dialect:

@@ -23,7 +23,7 @@ from lmi.errors import ClientGone, LmiError, shorten
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.exchange import Exchange
-from lmi.server.routes import health, invocations
+from lmi.server.routes import health, invocations, kserve, triton
 from lmi.server.service import Service
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
@@ -34,7 +34,8 @@ Row = tuple[str, list[str], Handler]  # path, methods
 access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
-ROUTES: list[Row] = [*health.ROUTES, *invocations.ROUTES]
+PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither counted nor logged
+ROUTES: list[Row] = [*health.ROUTES, *invocations.ROUTES, *triton.ROUTES, *kserve.ROUTES]
 
 
 def create_app() -> ASGIApp:
@@ -107,7 +108,7 @@ class Edge:
         return None
 
     def _finish(self, exchange: Exchange) -> None:
-        if exchange.path in ("/ping", "/metrics"):
+        if exchange.path in PROBES:
             return
         duration_s = time.monotonic() - exchange.started_s
         record = self._service.record

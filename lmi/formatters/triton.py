@@ -1,0 +1,130 @@
+"""The answers of Triton's generate extension.
+
+    {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
+
+The same object comes once, or as server-sent events that each hold what one Delta brought; the end of the body is the
+only end mark, since clients read every line that is not empty as such an object. Bytes as Triton writes them: keys
+sorted, no spaces, UTF-8 as it is (but for what clients take for the end of a line). Outputs that were asked for
+are further keys; like a tensor, one of one element is a scalar, and those of several sequences stand one after the
+other. Sources: Triton's extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
+
+from lmi.formatters.base import ErrorFields, Formatter
+from lmi.formatters.jsonlines import one_line
+from lmi.types import Answer, Answers, Delta, FinishReason, GenerationRequest, Token
+
+REASONS = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop", FinishReason.LENGTH: "length"}
+OUTPUTS = {  # beside text_output, as a model's metadata names them
+    "finish_reason": "BYTES",
+    "num_input_tokens": "UINT32",
+    "num_output_tokens": "UINT32",
+    "cumulative_logprob": "FP32",
+    "logprobs": "BYTES",
+    "cum_log_probs": "FP32",
+    "output_log_probs": "FP32",
+}
+
+
+class Generate(Formatter):
+    """One object, the whole body. `head` stands in every object; `outputs` are names of OUTPUTS."""
+
+    media_type = "application/json"
+    is_streaming = False
+    opening: ClassVar[bytes] = b""
+    closing: ClassVar[bytes] = b""
+
+    def __init__(
+        self, request: GenerationRequest, head: Mapping[str, str], outputs: Sequence[str], num_answers: int
+    ) -> None:
+        super().__init__(request)
+        self._head, self._outputs, self._num_answers = head, outputs, num_answers
+        self._answers = Answers(request.num_sequences)
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        if not self._answers.add(delta):
+            return []
+        answers, num_input_tokens = self._answers.all, self._answers.all[0].num_prompt_tokens
+        if self._num_answers < len(answers):
+            answers = self._answers.ranked()[: self._num_answers]
+        return [self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])]
+
+    def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
+        """`cum_log_probs`: of each sequence up to here, which in a stream is more than this piece of it."""
+        fields: dict[str, Any] = {**self._head, "text_output": _tensor([self._full_text(a.text) for a in answers])}
+        for name in self._outputs:
+            if name == "num_input_tokens":
+                fields[name] = num_input_tokens
+            elif name in ("cum_log_probs", "cumulative_logprob"):
+                fields[name] = _tensor(cum_log_probs)
+            else:
+                fields[name] = _tensor([value for answer in answers for value in _values(name, answer)])
+        return self._record(fields)
+
+    @classmethod
+    def _record(cls, fields: Mapping[str, Any]) -> bytes:
+        return cls.opening + one_line(dumps(fields, option=OPT_SORT_KEYS)) + cls.closing
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
+        return cls._record({"error": error.message.encode(errors="replace").decode()})
+
+
+class OneEvent(Generate):
+    """The whole answer as the only event of a stream."""
+
+    media_type = "text/event-stream; charset=utf-8"
+    opening = b"data: "
+    closing = b"\n\n"
+
+
+class Events(OneEvent):
+    """An event for each Delta of the one sequence."""
+
+    is_streaming = True
+
+    def __init__(
+        self, request: GenerationRequest, head: Mapping[str, str], outputs: Sequence[str], num_answers: int
+    ) -> None:
+        super().__init__(request, head, outputs, num_answers)
+        self._num_input_tokens, self._cum_log_prob = 0, 0.0
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        piece = Answer("".join(token.text for token in delta.tokens), delta.tokens, delta.finish_reason)
+        self._num_input_tokens += delta.num_prompt_tokens
+        self._cum_log_prob += piece.cum_log_prob
+        return [self._object([piece], self._num_input_tokens, [self._cum_log_prob])]
+
+
+def _tensor(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _values(name: str, answer: Answer) -> list[Any]:
+    """What one sequence, or a piece of it, adds to an output."""
+    if name == "finish_reason":
+        return ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]]
+    if name == "num_output_tokens":
+        return [len(answer.tokens)]
+    if name == "output_log_probs":
+        return [token.log_prob for token in answer.tokens]
+    return [dumps([_alternatives(token) for token in answer.tokens], option=OPT_NON_STR_KEYS).decode()]
+
+
+def _alternatives(token: Token) -> dict[int, dict[str, object]]:
+    """A position of `logprobs` as vLLM's backend writes it: the token itself and the most probable ones, by id."""
+    entries: dict[int, dict[str, object]] = {token.id: _entry(token, None)}
+    for rank, other in enumerate(token.top or (), 1):
+        entries[other.id] = _entry(other, rank)
+    return entries
+
+
+def _entry(token: Token, rank: int | None) -> dict[str, object]:
+    return {"logprob": token.log_prob, "rank": rank, "decoded_token": token.text}

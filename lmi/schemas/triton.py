@@ -1,0 +1,418 @@
+"""The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters": {...}}`.
+
+What a model behind that extension reads is the model's own affair; here it is the union of the names that Triton's
+vLLM backend and TensorRT-LLM's models have. A name means the same at the top level, in `parameters`, and in the JSON
+text of `sampling_parameters`; the same name twice is refused. A scalar may come as a list of one, a number or flag as
+text. A name that nobody knows is a parameter for no one if it is a scalar, and refused if it is anything else. Greedy
+unless a temperature over 0 is given. Sources: Triton's extension_generate.md; the inputs of vllm_backend, and of
+TensorRT-LLM's ensemble, BLS and LLM-API models; refusals in the words of Triton's HTTP front end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lmi.config import ModelConfig
+from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
+from lmi.executor import (
+    MAX_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    REPETITION_PENALTIES,
+    GuidedDecodingParams,
+    GuideType,
+    SamplingConfig,
+)
+from lmi.schemas.common import (
+    MAX_STOP_SEQUENCES,
+    MAX_WORDS,
+    Message,
+    Parsed,
+    Reader,
+    boolean,
+    check_values,
+    choice,
+    integer,
+    number,
+    read_object,
+    strings,
+    text,
+    token_ids,
+)
+from lmi.types import Frame, GenerationRequest, OutputFormat
+
+DEFAULT_MAX_NEW_TOKENS = 30
+MAX_SEQUENCES = 16  # of one request
+MAX_TOLERATED = 32  # lines for the log of one request
+MAX_ID_BYTES = 1024  # it stands in every event
+MAX_NUMBER_CHARS = 32  # of a number that comes as text
+BOM = b"\xef\xbb\xbf"
+SAMPLING = ("top_k", "top_p", "min_p", "seed")
+GUIDE_TYPES = {"json": GuideType.JSON, "json_schema": GuideType.JSON_SCHEMA, "regex": GuideType.REGEX} | {
+    "ebnf_grammar": GuideType.EBNF_GRAMMAR
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One thing that can be asked: how it is read, as what tensor it is announced, and its other names.
+
+    `off`: the values that mean the same as leaving it out.
+    """
+
+    read: Reader
+    datatype: str
+    off: tuple[object, ...] = ()
+    twins: tuple[str, ...] = ()
+    is_list: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What the answer repeats or was asked to add."""
+
+    head: dict[str, str]  # id if there is one, model_name, model_version
+    outputs: tuple[str, ...]
+    num_answers: int
+
+
+def _prompt(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidParameter(name, "a non-empty string", value)
+    return value
+
+
+def _words(max_words: int) -> Reader:
+    """A string or a list of strings, where "" is none."""
+    read_list = strings(max_words)
+
+    def read(name: str, value: object) -> tuple[str, ...]:
+        words = [value] if isinstance(value, str) else value
+        return read_list(name, [word for word in words if word != ""] if isinstance(words, list) else words)  # type: ignore[no-any-return]
+
+    return read
+
+
+def _stop(name: str, value: object) -> tuple[str, ...]:
+    """A flag in TensorRT-LLM's LLM-API model, where it ends the running request of the same id."""
+    if value is True or value == [True]:
+        raise Unsupported(name, "a request is cancelled by closing its connection")
+    return () if value is False else STOP_WORDS(name, value)
+
+
+def _unless_empty(read: Reader) -> Reader:
+    return lambda name, value: None if value == "" else read(name, value)
+
+
+def _refused(reason: str) -> Reader:
+    """Nothing may be asked by this name, but asking for nothing is allowed."""
+
+    def read(name: str, value: object) -> None:
+        if value not in ("", [], [""], [0], [False], 0):
+            raise Unsupported(name, reason)
+
+    return read
+
+
+STOP_WORDS = _words(MAX_STOP_SEQUENCES)
+ADAPTER, IMAGE, EMBEDDING = "no adapter is loaded", "the model reads text alone", "no engine here takes embeddings"
+NOT_BUILT: dict[str, tuple[str, ...]] = {
+    ADAPTER: ("lora_name", "lora_id", "lora_path", "lora_task_id", "lora_weights", "lora_config"),
+    IMAGE: ("image", "image_url", "image_url_input"),
+    EMBEDDING: ("prompt_embedding_table", "embedding_request"),
+    "no engine here searches with beams": ("use_beam_search",),
+    "no door here can bias words": ("embedding_bias_words", "embedding_bias_weights", "logit_bias"),
+    "the model has no encoder": ("decoder_text_input",),
+    "no engine here gives it": (
+        "return_context_logits",
+        "return_generation_logits",
+        "return_perf_metrics",
+        "sampling_param_return_perf_metrics",
+        "return_stop_reason",
+    ),
+}
+RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
+    "return_finish_reason": ("finish_reason",),
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_cumulative_logprob": ("cumulative_logprob",),
+    "return_logprobs": ("logprobs",),
+    "return_log_probs": ("cum_log_probs", "output_log_probs"),
+}
+LOG_PROB_OUTPUTS = frozenset(("cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"))
+INPUTS: dict[str, Input] = {
+    "text_input": Input(_prompt, "BYTES"),
+    "max_tokens": Input(integer(1), "INT32", (DEFAULT_MAX_NEW_TOKENS,), ("sampling_param_max_tokens",)),
+    "stream": Input(boolean, "BOOL", (), ("streaming",)),
+    "temperature": Input(number(0, MAX_TEMPERATURE), "FP32", (0,), ("sampling_param_temperature",)),
+    "top_k": Input(integer(-1), "INT32", (-1, 0), ("sampling_param_top_k",)),
+    "top_p": Input(number(0, 1), "FP32", (1,), ("sampling_param_top_p",)),
+    "min_p": Input(number(0, 1), "FP32", (0,)),
+    "seed": Input(integer(0, MAX_SEED), "UINT64", (), ("random_seed", "sampling_param_seed")),
+    "repetition_penalty": Input(number(*REPETITION_PENALTIES), "FP32", (1,)),
+    "presence_penalty": Input(number(-MAX_PENALTY, MAX_PENALTY), "FP32", (0,), ("sampling_param_presence_penalty",)),
+    "frequency_penalty": Input(number(-MAX_PENALTY, MAX_PENALTY), "FP32", (0,), ("sampling_param_frequency_penalty",)),
+    "min_tokens": Input(integer(0), "INT32", (0,), ("min_length",)),
+    "stop_words": Input(STOP_WORDS, "BYTES", ((),), ("sampling_param_stop",), is_list=True),
+    "stop": Input(_stop, "BYTES", ((),), is_list=True),
+    "bad_words": Input(_words(MAX_WORDS), "BYTES", ((),), is_list=True),
+    "stop_token_ids": Input(token_ids(MAX_WORDS), "INT32", ((),), is_list=True),
+    "ignore_eos": Input(boolean, "BOOL", (False,)),
+    "include_stop_str_in_output": Input(boolean, "BOOL", (False,)),
+    "skip_special_tokens": Input(boolean, "BOOL", (True,)),
+    "spaces_between_special_tokens": Input(boolean, "BOOL", (True,)),
+    "n": Input(integer(1, MAX_SEQUENCES), "INT32", (1,), ("num_return_sequences",)),
+    "best_of": Input(integer(1, MAX_SEQUENCES), "INT32", (1,), ("sampling_param_best_of",)),
+    "beam_width": Input(integer(1, MAX_SEQUENCES), "INT32", (1,)),
+    "logprobs": Input(integer(0), "INT32"),
+    "guided_decoding_guide_type": Input(_unless_empty(choice(tuple(GUIDE_TYPES))), "BYTES", (None,)),
+    "guided_decoding_guide": Input(_unless_empty(text), "BYTES", (None,)),
+    "exclude_input_in_output": Input(boolean, "BOOL", (True,), ("sampling_param_exclude_input_from_output",)),
+    **{name: Input(boolean, "BOOL", (False,)) for name in RETURNS},
+}
+REFUSED = {name: _refused(reason) for reason, names in NOT_BUILT.items() for name in names}
+WITHOUT_EFFECT = {
+    "end_id": "the model's own end tokens count",
+    "pad_id": "nothing is padded",
+    "accumulate_tokens": "an event holds what is new",
+    "length_penalty": "without beams",
+    "early_stopping": "without beams",
+    "lora_ckpt_source": "without an adapter",
+}
+PACKED = "sampling_parameters"
+MEANINGS = {name: meaning for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)}
+
+
+def said(name: str) -> str:
+    """An input as a refusal names it, unlike the contract's own names, which WIRE_NAMES translates."""
+    return f"input '{name}'"
+
+
+WIRE_NAMES = {
+    name: said(meaning)
+    for name, meaning in {
+        "inputs": "text_input",
+        "input_token_ids": "text_input",
+        "max_tokens": "max_tokens",
+        "num_top_log_probs": "logprobs",
+        "stop_words": "stop_token_ids",
+        "bad_words": "bad_words",
+        "num_return_sequences": "n",
+        "guided_decoding_params": "guided_decoding_guide_type",
+        "temperature": "temperature",
+        "min_p": "min_p",
+        "seed": "seed",
+    }.items()
+}
+
+
+def default_frame(model: ModelConfig) -> Frame:
+    return Frame()
+
+
+def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message]:
+    """`read` of one of the two URLs: JSON for generate, SSE for generate_stream."""
+
+    def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+        """The body as a whole; its content type is not looked at. Raises MalformedRequest."""
+        body = body.removeprefix(BOM)
+        check_values(body)
+        try:
+            fields = read_object(body)
+        except MalformedRequest as error:
+            raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
+        head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
+        head |= {"model_name": model.name, "model_version": model.version}
+        return Message({"head": head, "inputs": fields}, Frame(output_format=output_format))
+
+    return read
+
+
+def _id(fields: dict[str, Any]) -> str:
+    given = fields["id"]
+    if not isinstance(given, str):
+        raise MalformedRequest(f"Unable to parse 'id': it must be a string, given {shorten(given)}")
+    if len(given.encode()) > MAX_ID_BYTES:
+        raise MalformedRequest(f"Unable to parse 'id': it must have at most {MAX_ID_BYTES} bytes")
+    return given
+
+
+def parse(message: Message) -> Parsed:
+    """The request that the message asks for. Raises InvalidRequest."""
+    reading = Reading()
+    for where, name, value in _members(message.fields["inputs"]):
+        reading.add(where, name, value)
+    given, is_stream_url = reading.given, message.frame.output_format is OutputFormat.SSE
+    if "text_input" not in given:
+        raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
+    is_streaming = is_stream_url and given.get("stream", True)
+    _check_together(given, is_streaming)
+    is_greedy = "temperature" not in given or given.get("top_p") == 0
+    for name, reason in _without_effect(given, is_greedy, is_streaming):
+        del given[name]
+        reading.tolerated.append(f"{name}: no effect {reason}")
+    outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
+    request = _request(given, outputs, message.frame.output_format, is_streaming, is_greedy)
+    echo = Echo(message.fields["head"], outputs, given.get("n", 1))
+    return Parsed((request,), tuple(reading.tolerated[:MAX_TOLERATED]), echo)
+
+
+def _members(fields: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
+    """Every (prefix for a refusal, name, value) of the body."""
+    for name, value in fields.items():
+        if name == "parameters":
+            if not isinstance(value, dict):
+                raise MalformedRequest(f"Expected JSON object for keyword: 'parameters', given {shorten(value)}")
+            for inner, inner_value in value.items():
+                yield "Converting keyword: 'parameters': ", inner, inner_value
+        elif name != "id":
+            yield "", name, value
+
+
+class Reading:
+    """The inputs of one request, as they are found. `given` holds those that mean something, checked."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.tolerated: list[str] = []
+        self._names: set[str] = set()
+
+    def add(self, where: str, name: str, value: object) -> None:
+        if name == PACKED or name in REFUSED or name in MEANINGS:
+            if name in self._names:
+                raise MalformedRequest(f"input '{name}' already exists in request")
+            self._names.add(name)
+        if name == PACKED:
+            for inner, inner_value in _unpack(value).items():
+                if inner_value is not None:  # written out by a client's library: as if left out
+                    self.add(f"Converting keyword: '{PACKED}': ", inner, inner_value)
+        elif name in REFUSED:
+            REFUSED[name](said(name), value)
+        elif name in MEANINGS:
+            self._keep(name, MEANINGS[name], value)
+        else:
+            self._tolerate(where, name, value)
+
+    def _keep(self, name: str, meaning: str, value: object) -> None:
+        entry = INPUTS[meaning]
+        checked = entry.read(said(name), value if entry.is_list else _scalar(name, value, entry.datatype))
+        if checked in entry.off:
+            return
+        if meaning in self.given:
+            raise MalformedRequest(f"input '{meaning}' already exists in request, and '{name}' means the same")
+        self.given[meaning] = checked
+
+    def _tolerate(self, where: str, name: str, value: object) -> None:
+        if name in WITHOUT_EFFECT:
+            self.tolerated.append(f"{name}: no effect, {WITHOUT_EFFECT[name]}")
+        elif isinstance(value, str | int | float):
+            self.tolerated.append(f"{shorten(name)}: unknown")
+        else:
+            raise MalformedRequest(
+                f"{where}parameter {shorten(name)} has invalid type. "
+                "It is none of the model's inputs and should be a number, a boolean or a string."
+            )
+
+
+def _scalar(name: str, value: object, datatype: str) -> object:
+    if isinstance(value, list):
+        if len(value) != 1:
+            raise InvalidRequest(f"The schema can not convert input '{name}' to tensor with proper shape: one element")
+        value = value[0]
+    if isinstance(value, str) and datatype != "BYTES" and len(value) <= MAX_NUMBER_CHARS:
+        with suppress(orjson.JSONDecodeError):
+            return orjson.loads(value.lower())
+    return value
+
+
+def _unpack(value: object) -> dict[str, Any]:
+    value = _scalar(PACKED, value, "BYTES")
+    if not isinstance(value, str):
+        raise InvalidParameter(said(PACKED), "a string that holds a JSON object", value)
+    if not value:
+        return {}
+    try:
+        return read_object(value.encode())
+    except MalformedRequest as error:
+        raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
+
+
+def _check_together(given: dict[str, Any], is_streaming: bool) -> None:
+    if "beam_width" in given:
+        raise Unsupported(said("beam_width"), "no engine here searches with beams")
+    num_words = len(given.get("stop_words", ())) + len(given.get("stop", ()))
+    if num_words > MAX_STOP_SEQUENCES:
+        raise InvalidParameter(said("stop"), f"at most {MAX_STOP_SEQUENCES} with stop_words", given["stop"])
+    max_tokens = given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS)
+    if given.get("min_tokens", 0) > max_tokens:
+        raise InvalidParameter(said("min_tokens"), f"at most max_tokens ({max_tokens})", given["min_tokens"])
+    if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
+        raise InvalidParameter(said("best_of"), f"at least n ({given['n']})", given["best_of"])
+    for name in ("n", "best_of"):
+        if name in given and is_streaming:
+            raise Unsupported(said(name), "several sequences come only in an answer that is not streamed")
+
+
+def _without_effect(given: dict[str, Any], is_greedy: bool, is_streaming: bool) -> list[tuple[str, str]]:
+    """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
+    reasons = dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {}
+    if is_streaming:
+        reasons["exclude_input_in_output"] = "in a stream"
+    if "return_logprobs" not in given:
+        reasons["logprobs"] = "without return_logprobs"
+    return [(name, reason) for name, reason in reasons.items() if name in given]
+
+
+def _guide(given: dict[str, Any]) -> GuidedDecodingParams | None:
+    kind, guide = given.get("guided_decoding_guide_type"), given.get("guided_decoding_guide")
+    if kind is None and guide is None:
+        return None
+    if kind is None:
+        raise InvalidParameter(said("guided_decoding_guide_type"), "given beside guided_decoding_guide", kind)
+    if (guide is None) != (kind == "json"):
+        rule = "left out for json" if kind == "json" else f"given for {kind}"
+        raise InvalidParameter(said("guided_decoding_guide"), rule, guide)
+    return GuidedDecodingParams(GUIDE_TYPES[kind], guide)
+
+
+def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
+    return SamplingConfig(
+        num_return_sequences=max(given.get("n", 1), given.get("best_of", 1)),
+        temperature=0.0 if is_greedy else given["temperature"],
+        top_k=given.get("top_k"),
+        top_p=given.get("top_p"),
+        min_p=given.get("min_p"),
+        seed=given.get("seed"),
+        min_tokens=given.get("min_tokens"),
+        repetition_penalty=given.get("repetition_penalty"),
+        presence_penalty=given.get("presence_penalty"),
+        frequency_penalty=given.get("frequency_penalty"),
+    )
+
+
+def _request(
+    given: dict[str, Any], outputs: tuple[str, ...], output_format: OutputFormat, is_streaming: bool, is_greedy: bool
+) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=given["text_input"],
+        max_new_tokens=given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS),
+        sampling=_sampling(given, is_greedy),
+        is_streaming=is_streaming,
+        output_format=output_format,
+        stop_sequences=given.get("stop_words", ()) + given.get("stop", ()),
+        bad_sequences=given.get("bad_words", ()),
+        stop_token_ids=given.get("stop_token_ids", ()),
+        ignore_eos=given.get("ignore_eos", False),
+        include_stop_str_in_output=given.get("include_stop_str_in_output", False),
+        skip_special_tokens=given.get("skip_special_tokens", True),
+        spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
+        return_full_text="exclude_input_in_output" in given,
+        num_top_log_probs=given.get("logprobs"),
+        needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs) or "best_of" in given,
+        guided_decoding=_guide(given),
+    )

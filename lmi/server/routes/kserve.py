@@ -1,0 +1,126 @@
+"""What KServe v2 clients ask before they send a prompt: who is there, is it ready, what does it take.
+
+Only what is true is told: no model configuration, since there is none, and of the statistics the counts. Health is that
+of `/ping`. Sources: Triton's HTTP protocol extensions, KServe's open inference protocol.
+"""
+
+from __future__ import annotations
+
+import orjson
+from starlette.exceptions import HTTPException
+
+from lmi import __version__
+from lmi.formatters.triton import OUTPUTS
+from lmi.schemas.triton import INPUTS, Input
+from lmi.server.exchange import Exchange
+from lmi.server.routes.health import health
+from lmi.server.routes.triton import named_model
+from lmi.server.service import Service
+
+EXTENSIONS = ["generate", "statistics"]
+SUCCESSES = ("length", "eos_token", "stop_sequence")
+
+
+async def server(exchange: Exchange, service: Service) -> None:
+    await _tell(exchange, {"name": "lmi", "version": __version__, "extensions": EXTENSIONS})
+
+
+async def live(exchange: Exchange, service: Service) -> None:
+    """A server that answers is alive, unless it has given up for good."""
+    await _tell_health(exchange, service, fine=(200, 207, 503))
+
+
+async def ready(exchange: Exchange, service: Service) -> None:
+    await _tell_health(exchange, service)
+
+
+async def model_ready(exchange: Exchange, service: Service) -> None:
+    named_model(exchange, service)
+    await _tell_health(exchange, service)
+
+
+async def _tell_health(exchange: Exchange, service: Service, fine: tuple[int, ...] = (200, 207)) -> None:
+    """An empty 200, since clients compare with just that; else `/ping`'s status and state."""
+    status, state = health(service)
+    if status in fine:
+        await exchange.answer(200, "text/plain", b"")
+    else:
+        await _tell(exchange, {"error": f"not ready: {state['status']}"}, status)
+
+
+async def model(exchange: Exchange, service: Service) -> None:
+    named = named_model(exchange, service)
+    metadata = {
+        "name": named.name,
+        "versions": [named.version],
+        "platform": service.config.engine.handler,
+        "inputs": [_tensor(name, entry) for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)],
+        "outputs": [
+            {"name": name, "datatype": datatype, "shape": [-1]}
+            for name, datatype in {"text_output": "BYTES", **OUTPUTS}.items()
+        ],
+    }
+    await _tell(exchange, metadata)
+
+
+def _tensor(name: str, entry: Input) -> dict[str, object]:
+    return {"name": name, "datatype": entry.datatype, "shape": [-1 if entry.is_list else 1]}
+
+
+async def stats(exchange: Exchange, service: Service) -> None:
+    """Counts of this model's generations at every door since the start."""
+    named, ends = named_model(exchange, service), dict[str, int]()
+    for frontend in service.block.frontends:
+        for reason, count in frontend.num_finished.items():
+            ends[reason] = ends.get(reason, 0) + count
+    num_successes = sum(ends[reason] for reason in SUCCESSES)
+    counts = {
+        "name": named.name,
+        "version": named.version,
+        "inference_count": num_successes,
+        "execution_count": sum(engine.step for engine in service.block.engines),
+        "inference_stats": {
+            "success": {"count": num_successes},
+            "fail": {"count": ends["error"] + ends["other"]},
+            "cancel": {"count": ends["cancelled"]},
+        },
+    }
+    await _tell(exchange, {"model_stats": [counts]})
+
+
+async def index(exchange: Exchange, service: Service) -> None:
+    """The one model there is; the body, which may ask for the ready ones alone, is not looked at."""
+    status, state = health(service)
+    entry = {"name": service.config.model.name, "version": service.config.model.version}
+    entry |= {"state": "READY"} if status < 400 else {"state": "UNAVAILABLE", "reason": str(state["status"])}
+    await _tell(exchange, [entry])
+
+
+async def not_served(exchange: Exchange, service: Service) -> None:
+    named_model(exchange, service)
+    what = exchange.path.rpartition("/")[2]
+    raise HTTPException(404, f"{what} is not served here, generate and generate_stream are")
+
+
+async def _tell(exchange: Exchange, body: object, status: int = 200) -> None:
+    await exchange.answer(status, "application/json", orjson.dumps(body))
+
+
+ROUTES = [
+    ("/v2", ["GET"], server),
+    ("/v2/", ["GET"], server),
+    ("/v2/health/live", ["GET"], live),
+    ("/v2/health/ready", ["GET"], ready),
+    ("/v2/repository/index", ["POST"], index),
+    *(
+        (f"/v2/models/{{model}}{version}{name}", methods, handler)
+        for version in ("", "/versions/{version}")
+        for name, methods, handler in (
+            ("", ["GET"], model),
+            ("/ready", ["GET"], model_ready),
+            ("/stats", ["GET"], stats),
+            ("/infer", ["POST"], not_served),
+            ("/config", ["GET"], not_served),
+        )
+    ),
+]
