@@ -208,7 +208,7 @@ OPTIONS = (
     Option("option.output_formatter", "model.output_formatter", choice("json", "jsonlines", "sse"), "form of answers"),
     Option("option.tgi_compat", "model.tgi_compat", BOOLEAN, "answers in the shape of TGI"),
     Option("option.chat_template", "model.chat_template", TEXT, "chat template: a file, or the text itself"),
-    Option("option.tool_call_parser", "model.tool_call_parser", choice("hermes", "json"), "form of a model's tool calls"),
+    Option("option.tool_call_parser", "model.tool_call_parser", choice("hermes", "json"), "form of tool calls in a text"),
     Option("option.reasoning_parser", "model.reasoning_parser", choice("think"), "marks around a model's thoughts"),
     Option(
         "option.trust_remote_code",
