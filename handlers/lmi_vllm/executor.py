@@ -17,7 +17,6 @@ import msgspec
 import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
-from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -26,7 +25,7 @@ from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.engines import Apart, Engine, Failure, Inside, Load, Work
 from handlers.lmi_vllm.faults import explained
 from handlers.lmi_vllm.journal import Journal
-from handlers.lmi_vllm.outputs import feed
+from handlers.lmi_vllm.outputs import Output, feed
 from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, sampling_params
 from handlers.sequence import Sequence
 from handlers.stepped import EngineStopped, Step, SteppedExecutor
@@ -153,20 +152,18 @@ class Executor(SteppedExecutor):
             priority=priority(sequence.request),
         )
 
-    def _feed(self, output: RequestOutput | Failure, step: Step) -> None:
-        is_failure = isinstance(output, Failure)
-        name = output.id if is_failure else output.request_id
-        sequence = self._known.get(name)
+    def _feed(self, output: Output | Failure, step: Step) -> None:
+        sequence = self._known.get(output.id)
         if sequence is None:  # it ended a moment ago
             return
-        if is_failure:
+        if isinstance(output, Failure):
             sequence.fail(f"vLLM gave the request up: {output.error}", self._kind_of(output.error))
         else:
             step.num_context_tokens += sequence.num_prompt_tokens if sequence.is_prefilling else 0
             step.num_generation_tokens += not sequence.is_prefilling
             feed(sequence, output)
-        if is_failure or output.finished:
-            del self._known[name]
+        if isinstance(output, Failure) or output.is_finished:
+            del self._known[output.id]
         step.touched.append(sequence)
 
     def _start_over(self, error: Exception) -> None:
@@ -251,7 +248,7 @@ def _warm_up(engine: Engine) -> None:
         for output in engine.step() or ():
             if isinstance(output, Failure):
                 raise output.error
-            num_open -= output.finished
+            num_open -= output.is_finished
 
 
 def _is_device_lost(error: Exception) -> bool:

@@ -1,9 +1,16 @@
-"""What vLLM says after a step, given to our sequences. Knows the shapes of RequestOutput and FlatLogprobs, no more."""
+"""What vLLM says after a step, given to our sequences.
+
+The core's own outputs and AsyncLLM's become the same `Output`. What stands at a position of log-probs is the chosen
+token first, then the best ones in order, the chosen perhaps again; a row may be longer than its request asked for.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from vllm.logprobs import FlatLogprobs
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
+from vllm.v1.engine import EngineCoreOutput
 
 from handlers.sequence import Sequence
 from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
@@ -12,48 +19,94 @@ from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
 REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP_WORDS}
 
 
-def feed(sequence: Sequence, output: RequestOutput) -> None:
-    """Append the new tokens of a DELTA output; sets the sequence's end where it is reached."""
+@dataclass(slots=True)
+class Rows:
+    """Log-probs at some positions, one list for each."""
+
+    token_ids: list[list[int]]
+    log_probs: list[list[float]]
+
+
+@dataclass(slots=True)
+class Output:
+    """What is new of one sequence. `rows` are parallel to `token_ids`; `prompt` is of its second token and later."""
+
+    id: str
+    token_ids: list[int]
+    rows: Rows | None
+    prompt: Rows | None
+    finish_reason: str | None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+def of_core(name: str, output: EngineCoreOutput) -> Output:
+    """Of the engine in this process, whose log-probs are arrays (positions, most of any request + 1)."""
+    rows, prompt, reason = output.new_logprobs, output.new_prompt_logprobs_tensors, output.finish_reason
+    return Output(
+        name,
+        output.new_token_ids,
+        None if rows is None else Rows(rows.logprob_token_ids.tolist(), rows.logprobs.tolist()),
+        None if prompt is None else Rows(prompt.logprob_token_ids.tolist(), prompt.logprobs.tolist()),
+        None if reason is None else str(reason),
+    )
+
+
+def of_request(output: RequestOutput) -> Output:
+    """Of AsyncLLM, asked for DELTA and flat log-probs. Nothing stands before the prompt's first token."""
+    completion, prompt = output.outputs[0], output.prompt_logprobs
+    return Output(
+        output.request_id,
+        list(completion.token_ids),
+        None if completion.logprobs is None else _rows(completion.logprobs, 0),
+        _rows(prompt, 1) if prompt else None,
+        completion.finish_reason,
+    )
+
+
+def _rows(flat: FlatLogprobs, first: int) -> Rows:
+    spans = list(zip(flat.start_indices, flat.end_indices, strict=True))[first:]
+    return Rows(
+        [flat.token_ids[start:end] for start, end in spans], [flat.logprobs[start:end] for start, end in spans]
+    )
+
+
+def feed(sequence: Sequence, output: Output) -> None:
+    """Append the new tokens; sets the sequence's end where it is reached, and drops what a step made behind it."""
     sequence.num_computed = sequence.num_tokens
-    if sequence.lacks_prompt_log_probs and output.prompt_logprobs:
-        sequence.prompt_log_probs = _prompt_log_probs(output.prompt_logprobs)
-    completion = output.outputs[0]
-    if completion.logprobs is None:
-        for token_id in completion.token_ids:
-            if not sequence.is_finished:
-                sequence.append(token_id)
-    else:
-        _append_with_log_probs(sequence, completion.token_ids, completion.logprobs)
-    if completion.finish_reason is not None and not sequence.is_finished:
-        _end(sequence, completion)
-
-
-def _append_with_log_probs(sequence: Sequence, token_ids: list[int], flat: FlatLogprobs) -> None:
-    """At each position stand the chosen token, then the best ones in order, the chosen perhaps again."""
-    num_top = sequence.request.output_config.num_top_log_probs
-    for token_id, start in zip(token_ids, flat.start_indices, strict=True):
+    if output.prompt is not None and sequence.lacks_prompt_log_probs:
+        _note_prompt(sequence, output.prompt)
+    rows, num_top = output.rows, sequence.request.output_config.num_top_log_probs
+    for position, token_id in enumerate(output.token_ids):
         if sequence.is_finished:
-            return  # a stop word of ours lies before what a step of several tokens made
-        top = _alternatives(flat, start + 1, start + 1 + num_top) if num_top else None
-        sequence.append(token_id, flat.logprobs[start], top)
+            return
+        if rows is None:
+            sequence.append(token_id)
+        else:
+            top = _best(rows, position, num_top) if num_top else None
+            sequence.append(token_id, rows.log_probs[position][0], top)
+    if output.finish_reason is not None and not sequence.is_finished:
+        _end(sequence, output.finish_reason)
 
 
-def _alternatives(flat: FlatLogprobs, start: int, end: int) -> list[TokenLogProb]:
-    return [TokenLogProb(*pair) for pair in zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True)]
+def _best(rows: Rows, position: int, num_top: int) -> list[TokenLogProb]:
+    pairs = zip(rows.token_ids[position][1:], rows.log_probs[position][1:], strict=True)
+    return [TokenLogProb(token_id, log_prob) for (token_id, log_prob), _ in zip(pairs, range(num_top), strict=False)]
 
 
-def _prompt_log_probs(flat: FlatLogprobs) -> list[PromptLogProb]:
-    """Nothing stands before the first token, so its position is empty."""
-    return [
-        PromptLogProb(flat.logprobs[start], _alternatives(flat, start + 1, end)) if end > start else PromptLogProb(None)
-        for start, end in zip(flat.start_indices, flat.end_indices, strict=True)
+def _note_prompt(sequence: Sequence, rows: Rows) -> None:
+    num_top = sequence.request.output_config.num_prompt_log_probs or 0
+    known = sequence.prompt_log_probs or [PromptLogProb(None)]
+    sequence.prompt_log_probs = known + [
+        PromptLogProb(row[0], _best(rows, position, num_top)) for position, row in enumerate(rows.log_probs)
     ]
 
 
-def _end(sequence: Sequence, completion: CompletionOutput) -> None:
+def _end(sequence: Sequence, reason: str) -> None:
     """vLLM ended what our rules would have gone on with."""
-    reason = REASONS.get(str(completion.finish_reason))
-    if reason is None:
-        sequence.fail(f"vLLM gave the request up: {completion.finish_reason}")
+    if reason in REASONS:
+        sequence.finish_reason = REASONS[reason]
     else:
-        sequence.finish_reason = reason
+        sequence.fail(f"vLLM gave the request up: {reason}")
