@@ -31,14 +31,15 @@ class Adapters:
 
     def add(self, name: str, path: str) -> None:
         """Raises ModelUnusable with vLLM's reason."""
-        if name in self._loaded:
+        if not isinstance(name, str) or not name or name in self._loaded:
             raise InvalidParameter("lora_config", "a new name, or removed first", name)
-        adapter = LoRARequest(name, next(self._ids), path)
         if not (Path(path) / "adapter_config.json").is_file():
             raise ModelUnusable(f"{path}: an adapter's folder has an adapter_config.json")
+        adapter = LoRARequest(name, next(self._ids), str(path))
         try:
             self._engine.add_adapter(adapter)
         except Exception as error:
+            self._engine.remove_adapter(adapter.lora_int_id)  # it may have come half of the way
             raise ModelUnusable(f"{path}: vLLM cannot load this adapter: {str(error).splitlines()[0]}") from error
         self._loaded[name] = adapter
 

@@ -328,6 +328,6 @@ def test_a_broken_structure_fails_alone(engine: Executor, guide: GuidedDecodingP
     before = tokens(engine)
     ids = engine.enqueue_requests([ask(), ask(guided_decoding_params=guide), ask()])
     [[left], [middle], [right]] = engine.await_responses(ids)  # type: ignore[misc]
-    assert middle.error is not None and middle.error.kind is ErrorKind.INVALID and middle.error.message  # type: ignore[union-attr]
+    assert middle.error is not None and middle.error.kind is ErrorKind.INVALID and middle.error.message
     assert left.result.output_token_ids == right.result.output_token_ids == [before]  # type: ignore[union-attr]
     assert tokens(engine) == before

@@ -1,0 +1,297 @@
+"""LoRA adapters on the real engine: loading and refusing them, and base and adapter requests beside each other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from handlers.lmi_vllm.masking import hide_foreign_builds
+from lmi.errors import InvalidParameter, ModelUnusable
+from lmi.executor import ErrorKind, FinishReason, LoraConfig, OutputConfig, Response
+from tests.handlers.vllm.asking import (
+    FAMILY,
+    MAX_NUM_SEQUENCES,
+    PROMPT,
+    TIE,
+    TIMEOUT_S,
+    answer,
+    ask,
+    finals,
+    result,
+    start,
+    tokens,
+)
+from tests.handlers.vllm.small_adapters import merged, write_adapter
+from tests.tiny_models import tiny_model
+
+if TYPE_CHECKING:
+    from handlers.lmi_vllm.executor import Executor
+
+pytestmark = pytest.mark.vllm
+
+NAMES = ("formal", "rude")
+MAX_RANK = 8
+MAX_LOADED = 3  # in vLLM's memory; of more, the least used are read again from their files
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two adapters beside it."""
+    copy = tmp_path_factory.mktemp("adapted") / "model"
+    shutil.copytree(tiny_model(FAMILY), copy)
+    for seed, name in enumerate(NAMES):
+        write_adapter(copy / "adapters" / name, seed)
+    (copy / "adapters" / "notes").mkdir()  # no adapter
+    return copy
+
+
+@pytest.fixture(scope="module")
+def shared_adapted(folder: Path) -> Iterator[Executor]:
+    hide_foreign_builds()
+    options = {"max_lora_rank": MAX_RANK, "max_loras": 2, "max_cpu_loras": MAX_LOADED}
+    with start(folder, enable_lora="true", **{name: str(value) for name, value in options.items()}) as executor:
+        yield executor
+
+
+@pytest.fixture
+def adapted(shared_adapted: Executor) -> Executor:
+    shared_adapted.await_responses(timeout_s=0)
+    shared_adapted.get_latest_iteration_stats()
+    return shared_adapted
+
+
+def use(name: str | None) -> LoraConfig | None:
+    return None if name is None else LoraConfig(name)
+
+
+@pytest.mark.parametrize("name", [None, *NAMES])
+def test_an_adapter_beside_the_model_answers_as_its_weights_added_to_the_models_do(
+    adapted: Executor, folder: Path, name: str | None
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = model if name is None else merged(model, folder / "adapters" / name)
+    got = result(adapted, lora_config=use(name), output_config=OutputConfig(return_log_probs=True))
+    ids = got.output_token_ids[0]
+    with torch.inference_mode():
+        expected = model(torch.tensor([[*PROMPT, *ids]])).logits[0].float().log_softmax(-1)[len(PROMPT) - 1 : -1]
+    for row, token_id, log_prob in zip(expected, ids, got.log_probs[0], strict=True):  # type: ignore[index]
+        assert row[token_id] >= row.max() - TIE
+        assert log_prob == pytest.approx(float(row[token_id]), abs=1e-3)
+    assert name is None or ids != tokens(adapted), "the adapter changes nothing"
+
+
+def test_an_unknown_adapter_is_refused_with_those_that_there_are(adapted: Executor) -> None:
+    with pytest.raises(InvalidParameter, match=r"lora_config must be one of .*\(formal, rude\), given 'poetic'"):
+        adapted.enqueue_request(ask(lora_config=use("poetic")))
+    assert tokens(adapted)
+
+
+def test_an_adapter_is_added_and_removed_while_the_engine_runs(adapted: Executor, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "new", seed=7)
+    base = tokens(adapted)
+    adapted.add_adapter("new", str(path))
+    with pytest.raises(InvalidParameter, match="a new name"):
+        adapted.add_adapter("new", str(path))
+    assert tokens(adapted, lora_config=use("new")) != base
+    adapted.remove_adapter("new")
+    for call in (lambda: adapted.remove_adapter("new"), lambda: adapted.enqueue_request(ask(lora_config=use("new")))):
+        with pytest.raises(InvalidParameter, match=r"\(formal, rude\), given 'new'"):
+            call()
+    assert tokens(adapted) == base
+
+
+def test_a_name_that_was_removed_may_come_back_with_other_weights(adapted: Executor, tmp_path: Path) -> None:
+    said = []
+    for seed in (21, 22):
+        adapted.add_adapter("again", str(write_adapter(tmp_path / str(seed), seed)))
+        said.append(tokens(adapted, lora_config=use("again")))
+        adapted.remove_adapter("again")
+    assert said[0] != said[1]
+
+
+def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(adapted: Executor, tmp_path: Path) -> None:
+    path = str(write_adapter(tmp_path / "short-lived", seed=9))
+    adapted.add_adapter("short-lived", path)
+    alone = tokens(adapted, max_tokens=60, lora_config=use("short-lived"))
+    request_id = adapted.enqueue_request(ask(max_tokens=60, lora_config=use("short-lived"), streaming=True))
+    pieces: list[Any] = list(adapted.await_responses(request_id, TIMEOUT_S))
+    adapted.remove_adapter("short-lived")
+    while not pieces[-1].is_final:
+        pieces += adapted.await_responses(request_id, TIMEOUT_S)
+    assert [one for piece in pieces for one in piece.result.output_token_ids[0]] == alone
+
+
+# What cannot be loaded.
+
+
+def without_config(path: Path) -> str:
+    (path / "adapter_config.json").unlink()
+    return "adapter_config.json"
+
+
+def without_weights(path: Path) -> str:
+    (path / "adapter_model.safetensors").unlink()
+    return "vLLM cannot load this adapter: "
+
+
+def with_half_its_weights(path: Path) -> str:
+    weights = path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    return "vLLM cannot load this adapter: "
+
+
+def with_a_config_that_is_no_json(path: Path) -> str:
+    (path / "adapter_config.json").write_text("{")
+    return "vLLM cannot load this adapter: "
+
+
+def of_a_great_rank(path: Path) -> str:
+    shutil.rmtree(path)
+    write_adapter(path, seed=1, rank=2 * MAX_RANK)
+    return "vLLM cannot load this adapter: .*rank"
+
+
+def for_another_model(path: Path) -> str:
+    rewrite(path, lambda name, weight: (name.replace("q_proj", "w1"), weight))
+    return "vLLM cannot load this adapter: "
+
+
+def of_another_width(path: Path) -> str:
+    rewrite(path, lambda name, weight: (name, weight.repeat(1, 2) if "lora_A" in name else weight))
+    return "vLLM cannot load this adapter: "
+
+
+def rewrite(path: Path, change: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path / "adapter_model.safetensors")
+    save_file(dict(change(*one) for one in weights.items()), path / "adapter_model.safetensors")
+
+
+def not_there(path: Path) -> str:
+    shutil.rmtree(path)
+    return "adapter_config.json"
+
+
+def loaded_in_vllm(adapted: Executor) -> set[int]:
+    numbers: set[int] = adapted._engine._engine.list_loras()  # type: ignore[attr-defined]
+    return numbers
+
+
+BROKEN = [
+    not_there,
+    without_config,
+    without_weights,
+    with_half_its_weights,
+    with_a_config_that_is_no_json,
+    of_a_great_rank,
+    for_another_model,
+    of_another_width,
+]
+
+
+@pytest.mark.parametrize("spoil", BROKEN, ids=lambda spoil: spoil.__name__)
+def test_an_adapter_that_cannot_be_loaded_says_why_and_harms_nobody(
+    adapted: Executor, tmp_path: Path, spoil: Any
+) -> None:
+    path = write_adapter(tmp_path / "broken", seed=3)
+    reason = spoil(path)
+    before, loaded = tokens(adapted, max_tokens=60), loaded_in_vllm(adapted)
+    running = adapted.enqueue_request(ask(max_tokens=60))
+    with pytest.raises(ModelUnusable, match=f"^{path}: .*{reason}"):
+        adapted.add_adapter("broken", str(path))
+    with pytest.raises(InvalidParameter, match=r"\(formal, rude\)"):
+        adapted.enqueue_request(ask(lora_config=use("broken")))
+    assert loaded_in_vllm(adapted) <= loaded, "half of it is left"
+    ended = finals(adapted, [running])[running].result
+    assert ended is not None and ended.output_token_ids == [before]
+
+
+@pytest.mark.parametrize(("name", "path"), [("", "."), (5, "."), ("five", 5), ("five", ""), ("five", None)], ids=str)
+def test_a_name_or_path_that_is_none_is_refused(adapted: Executor, name: Any, path: Any) -> None:
+    with pytest.raises((ModelUnusable, InvalidParameter, TypeError)):
+        adapted.add_adapter(name, path)
+    assert tokens(adapted, lora_config=use("rude"))
+
+
+# Base and adapters beside each other.
+
+
+def test_mixed_requests_each_get_what_they_get_alone(adapted: Executor) -> None:
+    kinds = [None, "formal", "rude", None, "rude", "formal", None, None, "formal", None]
+    requests = [
+        ask(input_token_ids=(20 + number, *PROMPT), max_tokens=5 + 3 * number, lora_config=use(kind))
+        for number, kind in enumerate(kinds)
+    ]
+    alone = [finals(adapted, [one := adapted.enqueue_request(request)])[one].result for request in requests]
+    ids = adapted.enqueue_requests(requests)
+    ended = finals(adapted, ids)
+    assert [ended[one].result for one in ids] == alone
+
+
+def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(adapted: Executor) -> None:
+    """Requests of one kind keep coming; one of the other gets its turn while they still do."""
+    for flood, other in ((None, "formal"), ("formal", None)):
+        open_ids = adapted.enqueue_requests([ask(max_tokens=20, lora_config=use(flood))] * 2)
+        wanted = adapted.enqueue_request(ask(max_tokens=2, lora_config=use(other)))
+        num_after = 0
+        while wanted is not None and num_after < 100:
+            num_after += 1
+            open_ids.append(adapted.enqueue_request(ask(max_tokens=20, lora_config=use(flood))))
+            batch: list[Response] = adapted.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
+            ended = {response.request_id for response in batch if response.is_final}
+            open_ids = [one for one in open_ids if one not in ended]
+            if wanted in ended:
+                break
+        finals(adapted, open_ids)
+        assert num_after < 20, "it had to wait for those that came later"
+
+
+def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it_pass(adapted: Executor) -> None:
+    running = adapted.enqueue_request(ask(max_tokens=100))
+    held = adapted.enqueue_request(ask(lora_config=use("rude")))
+    behind = adapted.enqueue_request(ask(max_tokens=3))
+    adapted.cancel_request(held)
+    ended = finals(adapted, [running, held, behind])
+    assert list(ended) == [held, behind, running]
+    assert ended[held].result.finish_reasons == [FinishReason.CANCELLED]  # type: ignore[union-attr]
+
+
+# A step that raises: the one thing that a client of a loaded adapter can do to vLLM.
+
+
+def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(adapted: Executor, tmp_path: Path) -> None:
+    """An adapter that vLLM has put out of its memory is read again, in a step, and its files are gone by then."""
+    lost = write_adapter(tmp_path / "lost", seed=5)
+    adapted.add_adapter("lost", str(lost))
+    others = [f"other-{number}" for number in range(MAX_LOADED)]
+    for number, name in enumerate(others):
+        adapted.add_adapter(name, str(write_adapter(tmp_path / name, seed=30 + number)))
+    shutil.rmtree(lost)
+    kept = ask(max_tokens=4, lora_config=use(others[-1]))
+    alone, base = (tokens(adapted, max_tokens=4, lora_config=one) for one in (kept.lora_config, None))
+
+    num_running = MAX_NUM_SEQUENCES - 1
+    running = [ask(max_tokens=100, streaming=True, lora_config=use(others[-1]))] * num_running
+    ran = adapted.enqueue_requests(running)
+    assert all(adapted.await_responses(ran, TIMEOUT_S)), "they run"
+    fatal, waited, of_base = adapted.enqueue_requests([ask(lora_config=use("lost")), kept, ask(max_tokens=4)])
+    ended = finals(adapted, [*ran, fatal, waited, of_base])
+
+    for one in (*ran, fatal):
+        assert ended[one].error is not None and ended[one].error.kind is ErrorKind.GENERATION  # type: ignore[union-attr]
+        assert "the step failed" in ended[one].error_msg
+    assert ended[waited].result.output_token_ids == [alone], ended[waited].error_msg  # type: ignore[union-attr]
+    assert ended[of_base].result.output_token_ids == [base], ended[of_base].error_msg  # type: ignore[union-attr]
+    assert tokens(adapted, max_tokens=4) == base and adapted.can_enqueue_requests()
+    for name in ("lost", *others):
+        adapted.remove_adapter(name)
+    assert not answer(adapted, lora_config=use("formal")).has_error()
+    assert adapted.get_latest_iteration_stats()[-1].kv_cache_stats.used_num_blocks == 0
