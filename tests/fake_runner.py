@@ -48,5 +48,9 @@ class FakeRunner:
             logits[3] = self.poison[token_ids[-1]]
         return logits
 
+    def copy(self, row: int, to_rows: list[int], num_tokens: int) -> None:
+        assert row not in to_rows and num_tokens <= len(self.rows[row]), "copies keys that nobody wrote"
+        self.rows |= {to_row: self.rows[row][:num_tokens] for to_row in to_rows}
+
     def release(self, row: int) -> None:
         self.rows.pop(row, None)

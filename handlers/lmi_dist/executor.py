@@ -40,6 +40,9 @@ class Runner(Protocol):
     def forward(self, plan: Plan) -> Tensor:
         """Logits (num_logits, vocab) float32: pieces in order, the wanted positions of each in order."""
 
+    def copy(self, row: int, to_rows: list[int], num_tokens: int) -> None:
+        """Give other rows the keys and values of the first `num_tokens` of a row."""
+
     def release(self, row: int) -> None:
         """The row's keys and values are not needed any more."""
 
@@ -104,6 +107,7 @@ class Executor(SteppedExecutor):
         batch = self._scheduler.schedule()
         try:
             logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
+            self._copy_prompts(batch)
             touched = self._advance(batch, logits)
         except Exception as error:
             if not _is_out_of_memory(error):
@@ -115,6 +119,12 @@ class Executor(SteppedExecutor):
             num_generation_tokens=len(batch.plan.decodes),
             num_preemptions=batch.num_preemptions,
         )
+
+    def _copy_prompts(self, batch: Batch) -> None:
+        for leader, followers in batch.followers.items():
+            rows = [one.row for one in followers if one.row is not None]
+            if leader.row is not None and rows:
+                self._runner.copy(leader.row, rows, leader.num_prefill)
 
     def _advance(self, batch: Batch, logits: Tensor) -> list[Sequence]:
         """Give each sequence what the step computed for it; returns those with a new token or an error.
@@ -128,13 +138,15 @@ class Executor(SteppedExecutor):
             if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, piece, logits[start:end]):
                 failed.append(sequence)
             elif piece.end == sequence.num_tokens:
-                sampled.append(sequence)
-                rows.append(end - 1)
-        if len(rows) < len(logits):
+                drawing = [sequence, *batch.followers.get(sequence, ())]
+                sampled += drawing
+                rows += [end - 1] * len(drawing)
+        if rows != list(range(len(logits))):
             logits = logits[rows]  # (num_sampled, vocab)
         draws = self._sampler.sample(logits, sampled) if sampled else []
         for piece, sequence in pairs:
-            sequence.num_computed = piece.end
+            for one in (sequence, *batch.followers.get(sequence, ())):
+                one.num_computed = piece.end
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
         for sequence, draw in zip(sampled, draws, strict=True):
@@ -233,6 +245,7 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
         device=runner.device,
         max_kv_cache_tokens=limits.num_cache_tokens,
         capabilities=Capabilities(
+            num_return_sequences=True,
             typical_p=True,
             embedding_bias=True,
             max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),

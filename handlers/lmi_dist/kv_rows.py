@@ -83,6 +83,12 @@ class KvRows:
         self._spans[span] = views
         return views
 
+    def copy(self, row: int, to_rows: list[int], length: int) -> None:
+        """The first `length` positions of a row, in every layer, to other rows. Needs no memory but theirs."""
+        source = self._storage[row, :, :, :length]
+        for to_row in to_rows:
+            self._storage[to_row, :, :, :length] = source
+
     @torch.inference_mode()
     def randomize(self, num_rows: int, length: int) -> None:
         """Random keys and values in the first rows, for measurements; `release` ends it."""

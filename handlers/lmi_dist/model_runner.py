@@ -92,6 +92,11 @@ class ModelRunner:
         num_wanted = sum(piece.num_logits for piece in plan.pieces)
         return self._model(self._prepare(plan))[:num_wanted]
 
+    @torch.inference_mode()
+    def copy(self, row: int, to_rows: list[int], num_tokens: int) -> None:
+        """Other rows get the keys and values of the first `num_tokens` of a row, bit by bit."""
+        self.kv.copy(row, to_rows, num_tokens)
+
     def release(self, row: int) -> None:
         """The row is free: its memory goes back to the system where that is possible."""
         self.kv.release(row)

@@ -3,6 +3,10 @@
 A step holds one token of every decoding sequence and, under a token budget, pieces of prompts. Prompts are cut at
 multiples of the piece length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
 rank by priority, then by age: the first in rank is admitted first, the last in rank is preempted first.
+
+The prompt of a request is computed once for those of its sequences that find room together: the first leads, the others
+hold a row and follow, and in the step that completes the prompt they get a copy. A sequence that finds no room then, or
+was preempted after its first token, computes for itself.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ PIECE_LENGTH = 128
 
 @dataclass(slots=True)
 class Batch:
-    """One step's plan and whose pieces they are: `sequences` is parallel to `plan.pieces`."""
+    """One step's plan and whose pieces they are: `sequences` is parallel to `plan.pieces`.
+
+    `followers` of a sequence whose prompt is complete in this step: they get a copy of it, and draw from its logits.
+    """
 
     plan: Plan
     sequences: list[Sequence]
+    followers: dict[Sequence, list[Sequence]]
     num_preemptions: int = 0
 
 
@@ -64,7 +72,9 @@ class Scheduler:
         decodes.sort(key=lambda pair: pair[1].row)
         prefills = list(self._prefills())
         plan = Plan([piece for _, piece in decodes], [piece for _, piece in prefills])
-        return Batch(plan, [sequence for sequence, _ in decodes + prefills], num_preemptions)
+        ended = [sequence for sequence, piece in prefills if piece.end == sequence.num_prefill]
+        followers = {sequence: _followers(sequence) for sequence in ended}
+        return Batch(plan, [sequence for sequence, _ in decodes + prefills], followers, num_preemptions)
 
     def _make_room(self) -> int:
         """Charge each decoding sequence for its next token; when blocks are short, preempt the last in rank."""
@@ -98,13 +108,26 @@ class Scheduler:
                 return
 
     def _prefilling(self) -> Iterator[Sequence]:
-        """Running sequences with prompt tokens left, then waiting ones, each admitted as it is asked for."""
-        yield from [sequence for sequence in self.running if sequence.is_prefilling]
+        """Running sequences with prompt tokens to compute, then waiting ones, each admitted as it is asked for.
+
+        Followers come in with their leader, whatever is left of the budget: they cost nothing of it.
+        """
+        self._admit_followers()
+        yield from [sequence for sequence in self.running if sequence.is_prefilling and not _follows(sequence)]
         while self.waiting and self._can_admit(self.waiting[0]):
-            sequence = self.waiting.pop(0)
-            sequence.row = self.cache.allocate(sequence.num_prefill)
-            insort(self.running, sequence, key=_rank)
+            sequence = self._admit_first()
+            self._admit_followers()
             yield sequence
+
+    def _admit_followers(self) -> None:
+        while self.waiting and _follows(self.waiting[0]) and self._can_admit(self.waiting[0]):
+            self._admit_first()
+
+    def _admit_first(self) -> Sequence:
+        sequence = self.waiting.pop(0)
+        sequence.row = self.cache.allocate(sequence.num_prefill)
+        insort(self.running, sequence, key=_rank)
+        return sequence
 
     def _can_admit(self, sequence: Sequence) -> bool:
         """One block is kept back for each running sequence, or admission would soon be followed by a preemption."""
@@ -119,8 +142,25 @@ class Scheduler:
         return Piece(sequence.row, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
 
 
-def _rank(sequence: Sequence) -> tuple[float, int]:
-    return (-sequence.request.priority, sequence.id)
+def _rank(sequence: Sequence) -> tuple[float, int, int]:
+    return (-sequence.request.priority, sequence.id, sequence.index)
+
+
+def _follows(sequence: Sequence) -> bool:
+    """Whether the bare prompt is all that it needs and one before it in the request is at it."""
+    return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.group.sequences[: sequence.index]))
+
+
+def _followers(sequence: Sequence) -> list[Sequence]:
+    """Those that took a row to copy this one's prompt."""
+    if not _is_at_prompt(sequence):
+        return []
+    return [sibling for sibling in sequence.group.sequences[sequence.index + 1 :] if _is_at_prompt(sibling)]
+
+
+def _is_at_prompt(sequence: Sequence) -> bool:
+    """Whether it runs without a token yet: its prompt is being computed, by itself or by its leader."""
+    return sequence.row is not None and sequence.num_generated == 0
 
 
 def _decode(sequence: Sequence) -> Piece:

@@ -354,6 +354,13 @@ def test_greedy_sequences_are_equal_copies(executor: Executor) -> None:
     assert [result.output_token_ids for result in copies] == [run(executor).output_token_ids] * 3
 
 
+def test_the_prompt_is_computed_once_for_all_sequences_of_a_request(executor: Executor) -> None:
+    if executor.info.name != "lmi-dist":
+        pytest.skip("this engine does not count its prompt tokens so")
+    several(executor, sampling_config=SamplingConfig(num_return_sequences=4, seed=5))
+    assert sum(one.num_context_tokens for one in executor.get_latest_iteration_stats()) == len(PROMPT)
+
+
 def test_a_request_of_several_sequences_is_cancelled_as_one(executor: Executor) -> None:
     if not executor.capabilities.num_return_sequences:
         pytest.skip("this engine gives one sequence a request")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from handlers.lmi_dist import Executor
@@ -98,6 +99,34 @@ def test_requests_that_come_go_and_are_cancelled_change_no_bit_of_the_others(fam
             assert request_id in doomed
             lone = (lone[0][: len(mine[0])], lone[1][: len(mine[1])], mine[2], mine[3])
         assert mine == lone if is_exact else mine[0] == lone[0]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "olmo2"])
+def test_each_sequence_of_a_request_is_bit_by_bit_what_its_own_seed_gives(family: str) -> None:
+    """The copy of a prompt's keys and values is as good as the original. The last family is the fallback's."""
+    choice = random.Random(3)
+    requests = [
+        Request(
+            input_token_ids=tuple(choice.choices(range(3, VOCAB_SIZE), k=num_prompt_tokens)),
+            max_tokens=choice.randint(5, 20),
+            sampling_config=SamplingConfig(seed=10, temperature=1.2, num_return_sequences=4),
+            output_config=OutputConfig(return_log_probs=True, num_top_log_probs=2),
+        )
+        for num_prompt_tokens in (1, 16, 128, 300)
+    ]
+    with Executor(tiny_model(family), EngineConfig(max_num_sequences=16)) as executor:
+        is_exact = executor.capabilities.log_probs_invariant
+        ids = executor.enqueue_requests(requests)
+        together = [executor.await_responses(one, TIMEOUT_S) for one in ids]
+        executor.get_latest_iteration_stats()
+        for request, so_far, request_id in zip(requests, together, ids, strict=True):
+            while not so_far[-1].is_final:
+                so_far += executor.await_responses(request_id, TIMEOUT_S)
+            seeds = [replace(request.sampling_config, seed=10 + i, num_return_sequences=1) for i in range(4)]
+            lone = alone(executor, [replace(request, sampling_config=one) for one in seeds])
+            for response in so_far:
+                mine, own = answer([response]), lone[response.result.sequence_index]
+                assert mine == own if is_exact else mine[0] == own[0]
 
 
 def test_a_preempted_request_has_the_ids_of_its_lone_run() -> None:

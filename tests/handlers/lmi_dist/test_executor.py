@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from handlers.lmi_dist.executor import Executor, Limits, choose_limits
@@ -156,6 +157,78 @@ def test_requests_that_come_and_go_leave_the_others_alone() -> None:
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
 
 
+def by_sequence(responses: list[Response], num_sequences: int) -> list[tuple[Any, ...]]:
+    parts: list[list[Response]] = [[] for _ in range(num_sequences)]
+    for response in responses:
+        assert response.result is not None, response.error_msg
+        parts[response.result.sequence_index].append(response)
+    return [joined(part) for part in parts]
+
+
+def with_sampling(request: Request, **fields: Any) -> Request:
+    return replace(request, sampling_config=replace(request.sampling_config, **fields))
+
+
+def alone_by_sequence(request: Request, runner: FakeRunner | None = None) -> list[tuple[Any, ...]]:
+    """Sequence i is the request with its seed + i; the log-probs of the prompt stand on the first alone."""
+    seed = request.sampling_config.seed
+    seeds = [None if seed is None else seed + index for index in range(request.sampling_config.num_return_sequences)]
+    lone = [alone(with_sampling(request, seed=one, num_return_sequences=1), runner) for one in seeds]
+    return [(*one[:2], None if index else one[2], one[3]) for index, one in enumerate(lone)]
+
+
+@pytest.mark.parametrize(("max_kv_cache_tokens", "max_prefill_tokens"), [(None, 256), (160, 1), (256, 256)])
+def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
+    max_kv_cache_tokens: int | None, max_prefill_tokens: int
+) -> None:
+    choice, runner = random.Random(8), FakeRunner()
+    config = EngineConfig(
+        max_num_sequences=10, max_kv_cache_tokens=max_kv_cache_tokens, max_prefill_tokens=max_prefill_tokens
+    )
+    requests = [
+        with_sampling(request, num_return_sequences=choice.choice([1, 2, 5]))
+        for request in mixed_requests(10, choice, max_prompt=60, max_tokens=80)
+    ]
+    with Executor(runner, config) as executor:
+        ids = executor.enqueue_requests(requests)
+        got = collect(executor, len(ids))
+        stats = drained(executor)
+    for request_id, request in zip(ids, requests, strict=True):
+        num_sequences = request.sampling_config.num_return_sequences
+        assert by_sequence(got[request_id], num_sequences) == alone_by_sequence(request)
+    assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+
+
+@pytest.mark.parametrize(("num_rows", "num_prompts"), [(16, 1), (8, 2), (1, 16)])
+def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(num_rows: int, num_prompts: int) -> None:
+    config = EngineConfig(max_num_sequences=num_rows, max_prefill_tokens=128)
+    request = ask(*[5] * 300, sampling_config=SamplingConfig(seed=1, num_return_sequences=16))
+    with Executor(FakeRunner(), config) as executor:
+        executor.enqueue_request(request)
+        [responses] = collect(executor, 1).values()
+        stats = drained(executor)
+    assert len({tuple(one[0]) for one in by_sequence(responses, 16)}) == 16
+    assert sum(one.num_context_tokens for one in stats) == 300 * num_prompts
+    assert sum(one.num_generation_tokens for one in stats) == 16 * 7
+
+
+def test_a_cancel_while_the_prompt_is_shared_frees_every_row() -> None:
+    runner = GatedRunner()
+    with Executor(runner, EngineConfig(max_num_sequences=4, max_prefill_tokens=1)) as executor:
+        first = executor.enqueue_request(ask(*[5] * 300, sampling_config=SamplingConfig(num_return_sequences=6)))
+        runner.wait_until_inside()
+        second = executor.enqueue_request(ask(sampling_config=SamplingConfig(num_return_sequences=2)))
+        executor.cancel_request(first)
+        runner.open()
+        got = collect(executor, 2)
+        stats = drained(executor)
+    assert [one[0] for one in by_sequence(got[first], 6)] == [[]] * 6
+    assert {one.result.finish_reasons[0] for one in got[first] if one.result} == {FinishReason.CANCELLED}
+    assert [len(one[0]) for one in by_sequence(got[second], 2)] == [8, 8]
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+
+
 def test_a_request_without_a_seed_is_answered_afresh_each_time() -> None:
     with Executor(FakeRunner()) as executor:
         answers = {tuple(one_result(executor, ask(max_tokens=20)).output_token_ids[0]) for _ in range(5)}
@@ -271,8 +344,8 @@ def test_logits_that_are_not_numbers_fail_their_request_alone(poison: float) -> 
 class BreakingRunner(FakeRunner):
     """Raises what `breaks` returns for a plan."""
 
-    def __init__(self, breaks: Callable[[Plan], Exception | None]) -> None:
-        super().__init__()
+    def __init__(self, breaks: Callable[[Plan], Exception | None], poison: dict[int, float] | None = None) -> None:
+        super().__init__(vocab_size=60 if poison else 50, poison=poison)
         self.breaks = breaks
 
     def forward(self, plan: Plan) -> Tensor:
@@ -308,6 +381,31 @@ def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
             assert response.error is not None and response.error.kind is ErrorKind.OUT_OF_MEMORY
         else:
             assert joined(got[request_id]) == alone(request)
+
+
+def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other() -> None:
+    """A prompt whose logits are no numbers, and one that has no room in memory."""
+    several = SamplingConfig(seed=1, num_return_sequences=4)
+    errors = [MemoryError("no memory")]
+    requests = [
+        ask(1, 55, sampling_config=several),
+        ask(*[2] * 300, sampling_config=several),
+        ask(sampling_config=several),
+    ]
+    runner = BreakingRunner(
+        lambda plan: errors[0] if any(piece.end == 300 for piece in plan.prefills) else None,
+        poison={55: math.nan},
+    )
+    with Executor(runner) as executor:
+        ids = executor.enqueue_requests(requests)
+        got = collect(executor, 3)
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+    for failed, kind in zip(ids, (ErrorKind.GENERATION, ErrorKind.OUT_OF_MEMORY), strict=False):
+        [response] = got[failed]
+        assert response.error is not None and response.error.kind is kind
+    assert by_sequence(got[ids[2]], 4) == alone_by_sequence(
+        requests[2], FakeRunner(vocab_size=60, poison=runner.poison)
+    )
 
 
 def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_engine() -> None:

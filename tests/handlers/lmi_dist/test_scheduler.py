@@ -11,26 +11,39 @@ from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
 from handlers.lmi_dist.plan import Piece
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.sequence import Sequence, new_sequences
-from lmi.executor import OutputConfig, Request
+from lmi.executor import OutputConfig, Request, SamplingConfig
 
 
 def scheduler(num_blocks: int = 1000, num_rows: int = 8, **options: Any) -> Scheduler:
     return Scheduler(KvCache(num_blocks, num_rows), **{"max_num_sequences": num_rows, "piece_length": 8, **options})
 
 
+def sequences(
+    number: int, num_sequences: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any
+) -> list[Sequence]:
+    """Those of one request."""
+    request = Request(
+        input_token_ids=(1,) * num_prompt_tokens,
+        max_tokens=max_tokens,
+        sampling_config=SamplingConfig(num_return_sequences=num_sequences),
+        **fields,
+    )
+    return new_sequences(number, request, 10_000)
+
+
 def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any) -> Sequence:
-    request = Request(input_token_ids=(1,) * num_prompt_tokens, max_tokens=max_tokens, **fields)
-    return new_sequences(number, request, 10_000)[0]
+    return sequences(number, 1, num_prompt_tokens, max_tokens, **fields)[0]
 
 
 def run(batch: Batch) -> list[Sequence]:
     """What an executor does with a batch, with 7 as every token; returns the sequences with a new one."""
     advanced = []
-    for piece, one in zip(batch.plan.pieces, batch.sequences, strict=True):
-        one.num_computed = piece.end
-        if piece.end == one.num_tokens:
-            one.append(7)
-            advanced.append(one)
+    for piece, owner in zip(batch.plan.pieces, batch.sequences, strict=True):
+        for one in (owner, *batch.followers.get(owner, ())):
+            one.num_computed = piece.end
+            if piece.end == one.num_tokens:
+                one.append(7)
+                advanced.append(one)
     return advanced
 
 
@@ -152,14 +165,96 @@ def test_removing_frees_blocks_and_row_wherever_the_sequence_stands() -> None:
     assert (one.cache.num_used_blocks, one.running, one.waiting) == (0, [], [])
 
 
+def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones_prompt() -> None:
+    one = scheduler(num_rows=5, max_prefill_tokens=8)
+    group = sequences(1, 3, num_prompt_tokens=20)
+    for sibling in group:
+        one.add(sibling)
+    one.add(sequence(2))
+    starts = []
+    for _ in range(2):
+        batch = step(one)
+        assert batch.sequences == group[:1] and batch.followers == {}
+        assert [sibling.row for sibling in group] == [0, 1, 2], "all have their rows from the first step"
+        starts += spans(batch.plan.prefills)
+    batch = step(one)
+    assert [*starts, *spans(batch.plan.prefills)] == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (3, 0, 4)]
+    assert batch.followers[group[0]] == group[1:]
+    assert [piece.row for piece in step(one).plan.decodes] == [0, 1, 2, 3]
+
+
+def test_followers_come_in_while_a_leader_eats_the_whole_budget() -> None:
+    """The row of the second is free just before the last piece of the first."""
+    one = scheduler(num_rows=2, max_prefill_tokens=8)
+    one.add(sequence(1, max_tokens=3))
+    step(one)
+    group = sequences(2, 3, num_prompt_tokens=24)
+    for sibling in group:
+        one.add(sibling)
+    for _ in range(2):
+        assert [done.id for done in step(one).sequences] == [1, 2] and one.waiting == group[1:]
+    assert step(one).followers == {group[0]: [group[1]]}
+    assert (one.running, one.waiting) == (group[:2], group[2:])
+
+
+def test_a_sequence_that_comes_too_late_to_follow_computes_for_itself() -> None:
+    one = scheduler(num_rows=2, max_prefill_tokens=8)
+    one.add(sequence(1, max_tokens=2))
+    step(one)
+    group = sequences(2, 2)
+    for sibling in group:
+        one.add(sibling)
+    step(one)
+    assert one.running == group[:1] and group[0].num_generated == 1
+    batch = step(one)
+    assert batch.sequences == group and batch.followers == {group[1]: []}
+
+
+def test_whoever_finds_no_room_leads_the_rest_later() -> None:
+    one = scheduler(num_rows=2)
+    group = sequences(1, 5, num_prompt_tokens=6, max_tokens=1)
+    for sibling in group:
+        one.add(sibling)
+    leads = []
+    while one.waiting or one.running:
+        leads += step(one).followers.items()
+    assert leads == [(group[0], [group[1]]), (group[2], [group[3]]), (group[4], [])]
+
+
+def test_a_preempted_sequence_with_tokens_neither_leads_nor_follows() -> None:
+    one = scheduler(num_blocks=6)
+    group = sequences(1, 3, num_prompt_tokens=16, max_tokens=40)
+    for sibling in group:
+        one.add(sibling)
+    batches = []
+    while one.waiting or one.running:
+        batches.append(step(one))
+    assert sum(batch.num_preemptions for batch in batches) > 0
+    assert [batch.followers for batch in batches if any(batch.followers.values())] == [{group[0]: group[1:]}]
+    assert all(sibling.num_generated == 40 for sibling in group) and one.cache.num_used_blocks == 0
+
+
+def test_a_preempted_follower_follows_again() -> None:
+    one = scheduler(max_prefill_tokens=8)
+    group = sequences(1, 2, num_prompt_tokens=24)
+    for sibling in group:
+        one.add(sibling)
+    step(one)
+    one._preempt(group[1])
+    assert one.waiting == group[1:] and group[1].row is None
+    assert (step(one).followers, one.running) == ({}, group)
+    assert step(one).followers == {group[0]: [group[1]]}
+
+
 @st.composite
-def loads(draw: st.DrawFn) -> list[tuple[int, Sequence, int | None]]:
-    """(step of arrival, sequence, steps until it is cancelled)."""
+def loads(draw: st.DrawFn) -> list[tuple[int, list[Sequence], int | None]]:
+    """(step of arrival, sequences of a request, steps until it is cancelled)."""
     return [
         (
             draw(st.integers(0, 12)),
-            sequence(
+            sequences(
                 number,
+                draw(st.sampled_from([1, 1, 2, 5])),
                 draw(st.integers(1, 60)),
                 draw(st.integers(1, 40)),
                 priority=draw(st.sampled_from([0.2, 0.5, 0.8])),
@@ -173,29 +268,31 @@ def loads(draw: st.DrawFn) -> list[tuple[int, Sequence, int | None]]:
 
 @given(loads(), st.integers(7, 14), st.integers(1, 4), st.integers(1, 40))
 def test_under_any_load_the_budget_holds_and_everyone_ends(
-    load: list[tuple[int, Sequence, int | None]], num_blocks: int, num_rows: int, max_prefill_tokens: int
+    load: list[tuple[int, list[Sequence], int | None]], num_blocks: int, num_rows: int, max_prefill_tokens: int
 ) -> None:
     """Blocks of 7 are the most that one sequence of these can need (60 + 40 - 1 tokens)."""
     one = scheduler(num_blocks, num_rows, max_prefill_tokens=max_prefill_tokens)
-    open_ids = {number for number, _ in enumerate(load)}
-    for now in range(2000):
-        for arrival, new, _ in load:
+    open_ones = {new for _, group, _ in load for new in group}
+    for now in range(5000):
+        for arrival, group, _ in load:
             if arrival == now:
-                one.add(new)
-        for arrival, doomed, patience in load:
-            if patience is not None and now == arrival + patience and doomed.id in open_ids:
-                one.remove(doomed)
-                open_ids.discard(doomed.id)
+                for new in group:
+                    one.add(new)
+        for arrival, group, patience in load:
+            if patience is not None and now == arrival + patience:
+                for doomed in open_ones.intersection(group):
+                    one.remove(doomed)
+                    open_ones.discard(doomed)
         batch = one.schedule()
         check(one, batch, max_prefill_tokens)
         for done in run(batch):
             if done.is_finished:
                 one.remove(done)
-                open_ids.discard(done.id)
+                open_ones.discard(done)
                 assert done.num_generated == done.max_tokens
-        if not open_ids:
+        if not open_ones:
             break
-    assert not open_ids, "someone waits for ever"
+    assert not open_ones, "someone waits for ever"
     assert one.cache.num_used_blocks == 0  # so no row is held: each has a block at least
 
 
@@ -211,5 +308,14 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
     for piece, owner in zip(batch.plan.pieces, batch.sequences, strict=True):
         assert piece.row == owner.row and piece.token_ids == owner.token_ids[piece.start : piece.end]
         assert piece.num_logits >= (piece.end == owner.num_tokens)
+    for leader, followers in batch.followers.items():
+        assert leader in batch.sequences and not leader.num_generated or not followers
+        for follower in followers:
+            assert follower in one.running and follower not in batch.sequences and follower.group is leader.group
+            assert follower.num_computed == follower.num_generated == 0
+    for leader in batch.sequences[len(batch.plan.decodes) :]:
+        if not leader.num_generated:
+            before = leader.group.sequences[: leader.index]
+            assert all(sibling.row is None or sibling.num_generated for sibling in before), "one prompt computed twice"
     for piece in batch.plan.prefills:
         assert piece.start % one.piece_length == 0 and len(piece.token_ids) <= one.piece_length
