@@ -5,6 +5,7 @@
      │   ├─ MalformedRequest      the body itself cannot be read: not JSON, wrong types, no inputs
      │   ├─ InvalidParameter      a named field breaks a rule
      │   └─ Unsupported           a named field needs what this engine lacks
+     ├─ UnknownModel              the model or version it names is not served here
      ├─ Overloaded                the queue is full; come back later
      ├─ Unavailable               no engine can take the request: loading, draining, restarting
      │   └─ EngineLost            the engine that worked on the request died
@@ -63,6 +64,13 @@ class Unsupported(InvalidRequest):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} is not supported here: {reason}")
         self.name = name
+
+
+class UnknownModel(LmiError):
+    """A request names a model or version that is not served here."""
+
+    status = 404
+    label = "unknown_model"
 
 
 class Overloaded(LmiError):

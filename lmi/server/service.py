@@ -9,20 +9,13 @@ from dataclasses import dataclass, field
 
 from lmi.config import Config
 from lmi.engine.client import Engines
-from lmi.errors import LmiError, Overloaded, Unavailable, shorten
+from lmi.errors import Overloaded, Unavailable, UnknownModel, shorten
 from lmi.pipeline import Pipeline
 from lmi.state import Block, FrontEndRecord, Phase
 
 log = logging.getLogger(__name__)
 
 MAX_REPORTED = 1000
-
-
-class UnknownModel(LmiError):
-    """A request names a model or version that is not served here."""
-
-    status = 404
-    label = "unknown_model"
 
 
 @dataclass(slots=True)
