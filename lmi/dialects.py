@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from lmi.config import ModelConfig
@@ -36,8 +37,9 @@ from lmi.formatters.base import ErrorFields, Formatter, plain_error
 from lmi.formatters.json_object import JsonObject
 from lmi.formatters.jsonlines import Jsonlines
 from lmi.formatters.sse import ServerSentEvents
+from lmi.formatters.tgi import TgiEvents, TgiObject
 from lmi.formatters.triton import Events, Generate, OneEvent
-from lmi.schemas import lmi, triton
+from lmi.schemas import lmi, tgi, triton
 from lmi.schemas.common import Message, Parsed
 from lmi.types import Frame, OutputFormat
 
@@ -141,6 +143,40 @@ def _render_triton_status(status: int, message: str, frame: Frame) -> Rendered:
     return Rendered(status, Generate.media_type, Generate.error(ErrorFields(message, status)))
 
 
+TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
+    (InvalidRequest, 422, "validation"),
+    (GenerationFailed, 424, "generation"),
+    (Overloaded, 429, "overloaded"),
+    (EngineLost, 500, "incomplete_generation"),
+    (Unavailable, 503, "overloaded"),
+)
+"""Status and error_type of TGI; the first row that fits counts."""
+
+
+def _tgi_formatter(parsed: Parsed) -> Formatter:
+    if parsed.request.is_streaming:
+        return TgiEvents(parsed.request)
+    return TgiObject(parsed.request, is_list=parsed.echo.is_list)
+
+
+def _render_tgi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+    rows = ((status, kind) for cause, status, kind in TGI_ERRORS if isinstance(error, cause))
+    status, kind = next(rows, (error.status, _tgi_status_type(error.status)))
+    formatter = TgiEvents if accepted else TgiObject
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    body = formatter.error(ErrorFields(_wire_message(error, tgi.WIRE_NAMES), status, kind))
+    return Rendered(status, formatter.media_type, body, headers)
+
+
+def _render_tgi_status(status: int, message: str, frame: Frame) -> Rendered:
+    body = TgiObject.error(ErrorFields(message, status, _tgi_status_type(status)))
+    return Rendered(status, TgiObject.media_type, body)
+
+
+def _tgi_status_type(status: int) -> str:
+    return "validation" if status < 500 else "overloaded" if status == 503 else "generation"
+
+
 LMI = Dialect(
     name="lmi",
     prefixes=("/",),
@@ -164,7 +200,23 @@ TRITON = Dialect(
 )
 TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=triton.reader(OutputFormat.SSE))
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (LMI, TRITON, TRITON_STREAM)}
+TGI = Dialect(
+    name="tgi",  # at "/", whose 404 and 405 are the LMI door's
+    prefixes=("/info", "/health"),
+    default_frame=tgi.default_frame,
+    read=tgi.read,
+    parse=tgi.parse,
+    formatter=_tgi_formatter,
+    render_error=_render_tgi_error,
+    render_status=_render_tgi_status,
+)
+TGI_GENERATE = replace(TGI, name="tgi_generate", prefixes=("/generate",), read=partial(tgi.read, stream=False))
+TGI_STREAM = replace(
+    TGI, name="tgi_generate_stream", prefixes=("/generate_stream",), read=partial(tgi.read, stream=True)
+)
+
+ROWS = (LMI, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM)
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in ROWS}
 
 
 def dialect_at(path: str) -> Dialect:

@@ -31,6 +31,11 @@ class Service:
     def is_draining(self) -> bool:
         return self.block.supervisor.phase == Phase.DRAINING
 
+    @property
+    def max_in_flight(self) -> int:
+        """Requests that wait or run, of all front ends together."""
+        return self.config.server.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+
     def check_model(self, name: str, version: str | None = None) -> None:
         """Raise UnknownModel for what is not served here. The name `model` always answers."""
         model = self.config.model
@@ -43,7 +48,7 @@ class Service:
         """Raise Unavailable while draining and Overloaded when the queue is full."""
         if self.is_draining:
             raise Unavailable("the server is shutting down and takes no new requests")
-        limit = self.config.server.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+        limit = self.max_in_flight
         if sum(frontend.num_in_flight for frontend in self.block.frontends) >= limit:
             raise Overloaded(f"{limit} requests are in flight already (job_queue_size and the running batch)")
 

@@ -1,0 +1,116 @@
+"""TGI's answers: an object or a list of one, or server-sent events with a token each.
+
+    {"generated_text":"...","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"prefill":[],"tokens":[...]}}
+    data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
+
+Keys, their order and the separators as Text Generation Inference 3.3 writes them: no space after the colon of `data:`,
+no `[DONE]`, events counted from 1, what was not asked for left out or null. `seed` is the client's own. Of several
+sequences the most probable is the answer, the others stand in its details.
+"""  # noqa: E501 (an answer is one line)
+
+from __future__ import annotations
+
+from typing import Any
+
+from orjson import dumps
+
+from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter
+from lmi.formatters.jsonlines import one_line
+from lmi.types import Answer, Answers, Delta, FinishReason, GenerationRequest, Token
+
+
+class TgiObject(Formatter):
+    """The whole answer."""
+
+    media_type = "application/json"
+    is_streaming = False
+
+    def __init__(self, request: GenerationRequest, *, is_list: bool) -> None:
+        super().__init__(request)
+        self._is_list = is_list
+        self._answers = Answers(request.num_sequences)
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        if not self._answers.add(delta):
+            return []
+        best, *others = self._answers.ranked()
+        whole: dict[str, Any] = {"generated_text": self._full_text(best.text)}
+        if self._request.details:
+            whole["details"] = self._sequence_details(best)
+            if others:
+                whole["details"]["best_of_sequences"] = [
+                    {"generated_text": self._full_text(other.text)} | self._sequence_details(other) for other in others
+                ]
+        return [dumps([whole] if self._is_list else whole)]
+
+    def _sequence_details(self, answer: Answer) -> dict[str, Any]:
+        details: dict[str, Any] = {
+            "finish_reason": answer.finish_reason,
+            "generated_tokens": len(answer.tokens),
+            "seed": self._request.sampling.seed,
+            "prefill": [_prompt_token(token) for token in self._answers.all[0].prefill or ()],
+            "tokens": [_token(token) for token in answer.tokens],
+        }
+        if self._request.num_top_log_probs:
+            details["top_tokens"] = [[_token(other) for other in token.top or ()] for token in answer.tokens]
+        return details
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
+        return dumps({"error": error.message.encode(errors="replace").decode(), "error_type": error.tgi_type})
+
+
+class TgiEvents(Formatter):
+    """The answer token by token."""
+
+    media_type = "text/event-stream"
+    is_streaming = True
+
+    def __init__(self, request: GenerationRequest) -> None:
+        super().__init__(request)
+        self._texts: list[str] = []
+        self._num_prompt_tokens = 0
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._num_prompt_tokens += delta.num_prompt_tokens
+        is_last = delta.finish_reason is not None
+        tokens = delta.tokens or ([NO_TOKEN] if is_last else [])
+        events = []
+        for token in tokens:
+            self._texts.append(token.text)
+            events.append(self._event(token, delta.finish_reason if token is tokens[-1] else None))
+        return events
+
+    def _event(self, token: Token, finish_reason: FinishReason | None) -> bytes:
+        event: dict[str, Any] = {"index": len(self._texts), "token": _token(token)}
+        if self._request.num_top_log_probs:
+            event["top_tokens"] = [_token(other) for other in token.top or ()]
+        is_last = finish_reason is not None
+        event["generated_text"] = self._full_text("".join(self._texts)) if is_last else None
+        event["details"] = self._stream_details(finish_reason, token) if is_last and self._request.details else None
+        return _data(dumps(event))
+
+    def _stream_details(self, finish_reason: FinishReason | None, last: Token) -> dict[str, Any]:
+        return {
+            "finish_reason": finish_reason,
+            "generated_tokens": len(self._texts) - (last is NO_TOKEN),
+            "seed": self._request.sampling.seed,
+            "input_length": self._num_prompt_tokens,
+        }
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        return _data(TgiObject.error(error))
+
+
+def _data(event: bytes) -> bytes:
+    return b"data:%b\n\n" % one_line(event)
+
+
+def _token(token: Token) -> dict[str, Any]:
+    return _prompt_token(token) | {"special": token.is_special}
+
+
+def _prompt_token(token: Token) -> dict[str, Any]:
+    return {"id": token.id, "text": token.text, "logprob": token.log_prob}

@@ -1,0 +1,213 @@
+"""TGI's schema: `{"inputs": "...", "parameters": {...}, "stream": false}` at `/`, `/generate` and `/generate_stream`.
+
+Names, rules and defaults are those of Text Generation Inference 3.3 (its router's request types and validation). What
+it ignores is tolerated here and comes back for the log; null always means "left out". Like there, a temperature, top_k,
+top_p or typical_p alone turns sampling on, and stop strings stay in the text. A temperature of 0 is greedy, where TGI
+refuses it, and requests without `parameters` are greedy too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lmi.config import ModelConfig
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.executor import (
+    MAX_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    REPETITION_PENALTIES,
+    GuidedDecodingParams,
+    GuideType,
+    SamplingConfig,
+)
+from lmi.schemas.common import (
+    MAX_STOP_SEQUENCES,
+    Message,
+    Parsed,
+    boolean,
+    check_values,
+    choice,
+    integer,
+    number,
+    read_object,
+    strings,
+    takes,
+    text,
+)
+from lmi.schemas.lmi import MAX_SEQUENCES, MAX_TOLERATED, MAX_TOP_N_TOKENS, Parameter, read_parameters
+from lmi.types import Frame, GenerationRequest, OutputFormat
+
+DEFAULT_MAX_NEW_TOKENS = 1024  # as TGI's own API description says; shortened to what the context has room for
+KNOWN_FIELDS = ("inputs", "parameters", "stream")
+SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them alone asks for sampling
+GRAMMARS = ("json", "json_object", "json_schema", "regex")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiFrame(Frame):
+    """`is_list`: a whole answer is a list of one, as at `/`."""
+
+    is_list: bool = False
+
+
+@takes({"type": "object", "required": ["type", "value"], "properties": {"type": {"enum": list(GRAMMARS)}}})
+def _grammar(name: str, value: object) -> GuidedDecodingParams:
+    """`{"type": "regex", "value": "..."}` and the like."""
+    if not isinstance(value, dict) or "value" not in value:
+        raise InvalidParameter(name, "an object with type and value", value)
+    kind, guide = choice(GRAMMARS)(f"{name}.type", value.get("type")), value["value"]
+    if kind == "regex":
+        return GuidedDecodingParams(GuideType.REGEX, text(f"{name}.value", guide))
+    if kind == "json_schema" and isinstance(guide, dict):
+        guide = guide.get("schema")
+    return GuidedDecodingParams(GuideType.JSON_SCHEMA, _json_schema(f"{name}.value", guide))
+
+
+def _json_schema(name: str, value: object) -> str:
+    """A JSON schema, given as an object or as the text of one."""
+    try:
+        schema = orjson.loads(value) if isinstance(value, str) else value
+        if isinstance(schema, dict):
+            return orjson.dumps(schema).decode()
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # no JSON; nested too deep
+        pass
+    raise InvalidParameter(name, "a JSON schema", value)
+
+
+PARAMETERS: dict[str, Parameter] = {
+    "do_sample": Parameter(boolean, (False,)),
+    "max_new_tokens": Parameter(integer(1)),
+    "temperature": Parameter(number(0, MAX_TEMPERATURE), (1,)),
+    "top_k": Parameter(integer(1)),
+    "top_p": Parameter(number(0, 1, low_open=True), (1,)),
+    "typical_p": Parameter(number(0, 1, low_open=True), (1,)),
+    "seed": Parameter(integer(0, MAX_SEED)),
+    "repetition_penalty": Parameter(number(*REPETITION_PENALTIES), (1,)),
+    "frequency_penalty": Parameter(number(-MAX_PENALTY, MAX_PENALTY), (0,)),
+    "stop": Parameter(strings(MAX_STOP_SEQUENCES), ((),)),
+    "truncate": Parameter(integer(1)),
+    "return_full_text": Parameter(boolean, (False,)),
+    "details": Parameter(boolean, (False,)),
+    "decoder_input_details": Parameter(boolean, (False,)),
+    "top_n_tokens": Parameter(integer(0, MAX_TOP_N_TOKENS), (0,)),
+    "best_of": Parameter(integer(1, MAX_SEQUENCES), (1,)),
+    "grammar": Parameter(_grammar),
+    "watermark": Parameter(boolean, (False,)),
+    "adapter_id": Parameter(text),
+}
+NOT_HERE = {"watermark": "no engine here marks its text", "adapter_id": "no adapter is loaded"}
+NOT_STREAMED = {
+    "best_of": "several sequences come only in an answer that is not streamed",
+    "decoder_input_details": "the prompt's tokens come only in an answer that is not streamed",
+}
+
+WIRE_NAMES = {
+    "input_token_ids": "inputs",
+    "max_tokens": "parameters.max_new_tokens",
+    "num_top_log_probs": "parameters.top_n_tokens",
+    "num_prompt_log_probs": "parameters.decoder_input_details",
+    "return_log_probs": "parameters.details",
+    "num_return_sequences": "parameters.best_of",
+    "guided_decoding_params": "parameters.grammar",
+} | {name: f"parameters.{name}" for name in ("typical_p", "seed", "temperature")}
+"""The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
+
+
+def default_frame(model: ModelConfig) -> TgiFrame:
+    """The form of an answer to a body that cannot be read."""
+    return TgiFrame()
+
+
+def read(body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None) -> Message:
+    """The body as a whole, of any content type. Raises MalformedRequest.
+
+    `stream` None: the body says whether it wants a stream, and a whole answer is a list.
+    """
+    check_values(body)
+    fields = read_object(body)
+    _check_fields(fields, has_stream=stream is None)
+    is_streaming = fields.get("stream") if stream is None else stream
+    output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
+    return Message(fields, TgiFrame(output_format=output_format, is_list=stream is None))
+
+
+def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
+    inputs, parameters = fields.get("inputs"), fields.get("parameters")
+    if not isinstance(inputs, str) or not inputs:
+        given = f", given {shorten(inputs)}" if "inputs" in fields else ""
+        raise MalformedRequest(f"inputs must be a non-empty string{given}")
+    if not isinstance(parameters, dict | None):
+        raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
+    if has_stream and not isinstance(fields.get("stream"), bool | None):
+        raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
+
+
+def parse(message: Message) -> Parsed:
+    """The request that the message asks for. Raises InvalidParameter or Unsupported."""
+    fields, frame = message.fields, message.frame
+    is_streaming = frame.output_format is OutputFormat.SSE
+    tolerated = [f"{shorten(name)}: unknown" for name in fields if name not in KNOWN_FIELDS]
+    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
+    is_greedy = given.get("temperature") == 0 or not given.keys() & {"do_sample", *SAMPLING}
+    _check_together(given, is_streaming=is_streaming, is_greedy=is_greedy)
+    for name, reason in _without_effect(given, is_streaming=is_streaming, is_greedy=is_greedy):
+        del given[name]
+        tolerated.append(f"parameters.{name}: no effect {reason}")
+    request = _request(fields["inputs"], given, frame.output_format, is_greedy=is_greedy)
+    return Parsed((request,), tuple(tolerated[:MAX_TOLERATED]), frame)
+
+
+def _check_together(given: dict[str, Any], *, is_streaming: bool, is_greedy: bool) -> None:
+    for name, reason in (NOT_HERE | (NOT_STREAMED if is_streaming else {})).items():
+        if name in given:
+            raise Unsupported(f"parameters.{name}", reason)
+    if "best_of" in given and is_greedy:
+        raise InvalidParameter("parameters.best_of", "1 without sampling", given["best_of"])
+    if "best_of" in given and "seed" in given:
+        raise InvalidParameter("parameters.seed", "left out with best_of", given["seed"])
+
+
+def _without_effect(given: dict[str, Any], *, is_streaming: bool, is_greedy: bool) -> list[tuple[str, str]]:
+    """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
+    reasons: dict[str, str] = {}
+    if is_greedy:
+        reasons |= dict.fromkeys(("seed", *SAMPLING), "in greedy decoding")
+    if not is_streaming and not given.keys() & {"details", "decoder_input_details"}:
+        reasons["top_n_tokens"] = "without details or a stream"
+    return [(name, reason) for name, reason in reasons.items() if name in given]
+
+
+def _request(prompt: str, given: dict[str, Any], output_format: OutputFormat, *, is_greedy: bool) -> GenerationRequest:
+    is_streaming = output_format is OutputFormat.SSE
+    has_details, has_prefill = "details" in given or "decoder_input_details" in given, "decoder_input_details" in given
+    num_sequences = given.get("best_of", 1)
+    return GenerationRequest(
+        prompt=prompt,
+        max_new_tokens=given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        sampling=SamplingConfig(
+            num_return_sequences=num_sequences,
+            temperature=0.0 if is_greedy else given.get("temperature"),
+            top_k=given.get("top_k"),
+            top_p=given.get("top_p"),
+            typical_p=given.get("typical_p"),
+            seed=given.get("seed"),
+            repetition_penalty=given.get("repetition_penalty"),
+            frequency_penalty=given.get("frequency_penalty"),
+        ),
+        is_streaming=is_streaming,
+        output_format=output_format,
+        stop_sequences=given.get("stop", ()),
+        include_stop_str_in_output=True,
+        truncate=given.get("truncate"),
+        return_full_text="return_full_text" in given,
+        details=has_details,
+        prefill_details=has_prefill,
+        num_prompt_log_probs=0 if has_prefill else None,
+        num_top_log_probs=given.get("top_n_tokens"),
+        needs_log_probs=has_details or is_streaming or num_sequences > 1,
+        guided_decoding=given.get("grammar"),
+    )

@@ -1,0 +1,67 @@
+"""The TGI door: `/`, `/generate`, `/generate_stream`, and what its clients ask before, `/info` and `/health`."""
+
+from __future__ import annotations
+
+import orjson
+
+from lmi import __version__
+from lmi.dialects import TGI, TGI_GENERATE, TGI_STREAM
+from lmi.schemas.common import MAX_STOP_SEQUENCES
+from lmi.schemas.lmi import MAX_SEQUENCES
+from lmi.server.exchange import Exchange
+from lmi.server.respond import answer
+from lmi.server.routes import health
+from lmi.server.service import Service
+
+
+async def compatible(exchange: Exchange, service: Service) -> None:
+    """`/`: a list, or a stream where the body asks for one."""
+    await answer(exchange, service, TGI)
+
+
+async def generate(exchange: Exchange, service: Service) -> None:
+    await answer(exchange, service, TGI_GENERATE)
+
+
+async def generate_stream(exchange: Exchange, service: Service) -> None:
+    await answer(exchange, service, TGI_STREAM)
+
+
+async def info(exchange: Exchange, service: Service) -> None:
+    """The names of TGI's own answer, with what is true here. 503 as long as no engine is ready."""
+    engine, config = await service.engines.ready(), service.config
+    fields = {
+        "model_id": config.model.name,
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": service.max_in_flight,
+        "max_best_of": MAX_SEQUENCES if engine.capabilities.num_return_sequences else 1,
+        "max_stop_sequences": MAX_STOP_SEQUENCES,
+        "max_input_tokens": engine.max_sequence_length - 1,
+        "max_total_tokens": engine.max_sequence_length,
+        "validation_workers": config.server.frontend_workers,
+        "max_client_batch_size": 1,
+        "router": "lmi",
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+    await exchange.answer(200, "application/json", orjson.dumps(fields))
+
+
+async def check_health(exchange: Exchange, service: Service) -> None:
+    """200 without a body when an engine can serve, else 503."""
+    status, _ = health.health(service)
+    if status < 300:
+        await exchange.answer(200, "text/plain", b"")
+    else:
+        await exchange.answer(503, "application/json", b'{"error":"unhealthy","error_type":"healthcheck"}')
+
+
+ROUTES = [
+    ("/", ["POST"], compatible),
+    ("/generate", ["POST"], generate),
+    ("/generate_stream", ["POST"], generate_stream),
+    ("/info", ["GET"], info),
+    ("/health", ["GET"], check_health),
+]
