@@ -1,0 +1,47 @@
+"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.1; a module for each door.
+
+The schemas of requests are made from the tables by which requests are read, so that the two cannot differ.
+tests/server/test_openapi.py holds the rest against the server: each route is here and nothing else, each example is
+answered, and schemathesis finds no answer that is not described.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from lmi.config import Config
+from lmi.server.openapi import lmi, plain, triton
+from lmi.server.openapi.parts import Door, Operation
+
+
+def document(config: Config) -> dict[str, Any]:
+    """The whole description, as JSON's objects."""
+    doors: list[Door] = [lmi.door(config), triton.door(config), plain.door(config)]
+    paths = {path: methods for door in doors for path, methods in door.paths.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"lmi: {config.model.name}",
+            "version": version("lmi"),
+            "description": "One model behind every contract that its clients speak. Tags are contracts.",
+        },
+        "tags": [{"name": door.name, "description": door.about} for door in doors],
+        "components": {
+            "schemas": {name: schema for door in doors for name, schema in door.schemas.items()},
+            "responses": _share_failures(paths),
+        },
+        "paths": paths,
+    }
+
+
+def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:
+    """Put a reference where an answer but 200 stands, and return what they lead to: a door has few different ones."""
+    shared: dict[str, Any] = {}
+    for operation in (operation for methods in paths.values() for operation in methods.values()):
+        responses = operation["responses"] = dict(operation["responses"])
+        for status, response in responses.items():
+            name = f"{operation['tags'][0]}{status}"
+            if status != "200" and shared.setdefault(name, response) == response:
+                responses[status] = {"$ref": f"#/components/responses/{name}"}
+    return shared

@@ -1,0 +1,130 @@
+"""The pieces that a description is made of: schemas from readers, answers, operations.
+
+Source of the format: the OpenAPI 3.1 specification, whose schemas are JSON Schema 2020-12. `x-record` is ours: the
+schema of one record of a stream, of which OpenAPI 3.1 can only say that it is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmi.config import ModelConfig
+from lmi.schemas.common import JSON_SCHEMAS, Reader
+
+Schema = dict[str, Any]
+Operation = dict[str, Any]
+
+JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+REASONS = {
+    400: "the request is wrong, and the error says where",
+    404: "no such path, or the path names a model or version that is not served here",
+    405: "not with this method",
+    408: "the request did not come in time",
+    413: "the body is over max_request_size",
+    415: "the body is compressed",
+    422: "the request is wrong, and the error says where",
+    424: "the request is wrong, or the engine failed on it; the error says which",
+    431: "the head of the request is too large",
+    500: "a fault of the server, or of the engine on this request",
+    503: "too many requests (Retry-After), loading, draining, or the engine was lost",
+    504: "longer than predict_timeout",
+    507: "out of the accelerator's memory",
+}
+OF_HTTP = (404, 405, 408, 413, 415, 431, 500, 503)
+OF_INFERENCE = (*OF_HTTP, 504, 507)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The part of the document that one contract is."""
+
+    name: str
+    about: str
+    paths: dict[str, dict[str, Operation]]
+    schemas: dict[str, Schema] = field(default_factory=dict)
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def or_null(schema: Schema) -> Schema:
+    """The same, or null, which means "as if left out"."""
+    if not schema:
+        return schema
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    if isinstance(schema.get("type"), str):
+        return {**schema, "type": [schema["type"], "null"]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def struct(properties: Mapping[str, Schema], *optional: str) -> Schema:
+    """An object of an answer: nothing but these, all of them but the optional ones."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": dict(properties), "required": required, "additionalProperties": False}
+
+
+def asked(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """An object of a request, of which more may come than is known."""
+    return {"type": "object", "properties": dict(properties), "required": list(required)}
+
+
+def taken(readers: Mapping[str, Reader]) -> dict[str, Schema]:
+    """What a table of readers takes, each or null."""
+    return {name: or_null(JSON_SCHEMAS.get(read, {})) for name, read in readers.items()}
+
+
+def stream(record: Schema) -> Schema:
+    return {"type": "string", "x-record": record}
+
+
+def content(schema: Schema, *media_types: str) -> dict[str, Schema]:
+    """The same schema as JSON, and as the record of every other media type."""
+    return {media: {"schema": schema if media == JSON else stream(schema)} for media in media_types or (JSON,)}
+
+
+def answers(ok: Mapping[str, Schema], error: Mapping[str, Schema], statuses: Iterable[int]) -> dict[str, Schema]:
+    """All that may come: `ok` for 200, `error` for each of the statuses."""
+    failed = {str(status): {"description": REASONS[status], "content": dict(error)} for status in sorted(statuses)}
+    return {"200": {"description": "the answer", "content": dict(ok)}, **failed}
+
+
+def operation(
+    door: str,
+    summary: str,
+    responses: Mapping[str, Schema],
+    body: Mapping[str, Schema] | None = None,
+    names: Iterable[Schema] = (),
+) -> Operation:
+    """`body`: schema by media type; `names`: the parameters in the path."""
+    described: Operation = {"tags": [door], "summary": summary, "responses": dict(responses)}
+    if body is not None:
+        described["requestBody"] = {"required": True, "content": dict(body)}
+    if names:
+        described["parameters"] = list(names)
+    return described
+
+
+def names(model: ModelConfig, path: str) -> list[Schema]:
+    """The parameters of a path, with all the values that are served here."""
+    values = {
+        "model": list(dict.fromkeys((model.name, "model", *model.aliases))),
+        "name": list(dict.fromkeys((model.name, "model", *model.aliases))),
+        "version": [model.version],
+    }
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": allowed}}
+        for name, allowed in values.items()
+        if f"{{{name}}}" in path
+    ]

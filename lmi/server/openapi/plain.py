@@ -1,0 +1,63 @@
+"""The routes that belong to no contract of inference: health, metrics, and this description itself."""
+
+from __future__ import annotations
+
+from lmi.config import Config
+from lmi.metrics import MEDIA_TYPE
+from lmi.server.openapi.parts import (
+    INTEGER,
+    JSON,
+    NUMBER,
+    OF_HTTP,
+    STRING,
+    Door,
+    Operation,
+    answers,
+    content,
+    operation,
+    ref,
+    struct,
+)
+
+NAME = "server"
+STATES = ["Healthy", "Draining", "Failed", "Loading", "Restarting", "Unresponsive"]
+HEALTH = struct(
+    {
+        "status": {"enum": STATES},
+        "reason": STRING,
+        "stage": STRING,
+        "progress": NUMBER,
+        "start": INTEGER,
+        "lost_for_s": NUMBER,
+        "silent_s": NUMBER,
+        "engines": INTEGER,
+        "engines_ready": INTEGER,
+    },
+    *("reason", "stage", "progress", "start", "lost_for_s", "silent_s", "engines", "engines_ready"),
+)
+
+
+def door(config: Config) -> Door:
+    paths = {
+        "/ping": {"get": _ping(), "post": _ping()},
+        "/metrics": {"get": _page("Metrics for Prometheus", MEDIA_TYPE)},
+        "/openapi.json": {"get": _page("This description", JSON)},
+        "/docs": {"get": _page("This description, to read", "text/html; charset=utf-8")},
+    }
+    return Door(NAME, "How the server is, and what it can be asked.", paths, {"Health": HEALTH})
+
+
+def _ping() -> Operation:
+    healthy = {"description": "requests are served", "content": content(ref("Health"))}
+    partly = {**healthy, "description": "some engines serve (allow_multi_status)"}
+    unready = {"description": "not now: the body says why", "content": content(ref("Health"))}
+    failed = {"description": "given up, or a fault of the server", "content": content(ref("Health"))}
+    described = answers({}, content(ref("Error")), set(OF_HTTP) - {500, 503})
+    return operation(
+        NAME, "Whether requests are served", described | {"200": healthy, "207": partly, "500": failed, "503": unready}
+    )
+
+
+def _page(summary: str, media_type: str) -> Operation:
+    schema = {"type": "object"} if media_type == JSON else STRING
+    return operation(NAME, summary, answers({media_type: {"schema": schema}}, content(ref("Error")), OF_HTTP))

@@ -1,0 +1,40 @@
+"""`/openapi.json` and `/docs`, the page that shows it: one file, nothing loaded from anywhere but this server."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+
+import orjson
+
+from lmi.server.exchange import Exchange
+from lmi.server.openapi import document
+from lmi.server.service import Service
+
+PAGE = Path(__file__).with_name("docs.html").read_bytes()
+
+
+def _policy(page: bytes) -> str:
+    """What the page may do: run its own script and style, and read from this server."""
+    blocks = {tag: re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), page, re.DOTALL) for tag in (b"script", b"style")}
+    script, style = (
+        " ".join(f"'sha256-{b64encode(sha256(block).digest()).decode()}'" for block in found)
+        for found in blocks.values()
+    )
+    return f"default-src 'none'; connect-src 'self'; script-src {script}; style-src {style}; base-uri 'none'"
+
+
+POLICY = _policy(PAGE)
+
+
+async def openapi(exchange: Exchange, service: Service) -> None:
+    await exchange.answer(200, "application/json", orjson.dumps(document(service.config)))
+
+
+async def docs(exchange: Exchange, service: Service) -> None:
+    await exchange.answer(200, "text/html; charset=utf-8", PAGE, [("content-security-policy", POLICY)])
+
+
+ROUTES = [("/openapi.json", ["GET"], openapi), ("/docs", ["GET"], docs)]
