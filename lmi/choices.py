@@ -143,6 +143,11 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
     return min(fit, high or fit)
 
 
+def num_ranks_here(num_ranks: int, nodes: str) -> int:
+    """Ranks of one engine on this machine, of those that it has on all; `nodes`: option.nnodes as it was given."""
+    return max(1, num_ranks // max(1, int(nodes) if nodes.isdecimal() else 1))
+
+
 def _folder_of(library: str) -> Path | None:
     """Where a top package lies, found without importing it; None where it is not installed."""
     try:

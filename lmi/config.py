@@ -239,12 +239,13 @@ class _Resolution:
             return
         low, high = self._given("minWorkers", None), self._given("maxWorkers", None)
         try:
-            num_engines = choices.num_engines(len(gpus), tensor * pipeline, low, high)
+            gpus_each = choices.num_ranks_here(tensor * pipeline, self._given("option.nnodes", ""))
+            num_engines = choices.num_engines(len(gpus), gpus_each, low, high)
         except BadConfiguration as error:
             sources = [self.picked[key].given.source for key in ("minWorkers", "maxWorkers") if key in self.picked]
             self.findings.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
             return
-        self.num_engines, self.device_ids = num_engines, gpus[: num_engines * tensor * pipeline]
+        self.num_engines, self.device_ids = num_engines, gpus[: num_engines * gpus_each]
 
     def choose_model(self, folder: Path | None, cwd: Path) -> None:
         try:

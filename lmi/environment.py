@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lmi import processes
+from lmi import choices, processes
 from lmi.choices import VLLM
 from lmi.config import Config, EngineConfig
 
@@ -87,9 +87,7 @@ def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
 
 
 def _num_local_ranks(engine: EngineConfig) -> int:
-    """Ranks of one engine on this machine; `option.nnodes` is how many machines it spans."""
-    nodes = engine.options.get("nnodes", "")
-    return max(1, engine.tensor_parallel_degree // max(1, int(nodes) if nodes.isdecimal() else 1))
+    return choices.num_ranks_here(engine.tensor_parallel_degree, engine.options.get("nnodes", ""))
 
 
 def _weight_bytes(model_path: str) -> int:

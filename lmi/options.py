@@ -313,6 +313,9 @@ OTHER_ENV = {
     "HF_TASK": "option.task",
     "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
     "ENABLE_CUDA_GRAPHS": "option.enforce_eager",
+    "LWS_GROUP_SIZE": "option.nnodes",  # these three are given to each pod of a Kubernetes LeaderWorkerSet
+    "LWS_WORKER_INDEX": "option.node_rank",
+    "LWS_LEADER_ADDRESS": "option.master_addr",
 }
 TRANSLATED: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": lambda text: str(not WORDS.get(text.lower(), True)).lower(),

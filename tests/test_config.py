@@ -170,6 +170,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("ENABLE_CUDA_GRAPHS", "false", "engine.options", {"enforce_eager": "true"}),
         ("CUDA_MEMORY_FRACTION", "0.5", "engine.options", {"gpu_memory_utilization": "0.5"}),
         ("HF_REVISION", "main", "engine.options", {"revision": "main"}),
+        ("LWS_WORKER_INDEX", "1", "engine.options", {"node_rank": "1"}),
         ("TENSOR_PARALLEL_DEGREE", "max", "engine.tensor_parallel_degree", 1),
         ("SM_NUM_GPUS", "1", "engine.tensor_parallel_degree", 1),
         ("SAGEMAKER_STARTUP_TIMEOUT", "600", "engine.model_loading_timeout_s", 600.0),
@@ -458,6 +459,7 @@ def test_what_vllm_does_not_have_is_told_with_its_closest_argument_and_stays_beh
         ("option.tensor_parallel_degree=2\nminWorkers=2", CPU, (2, 2)),
         ("option.tensor_parallel_degree=2", FOUR_GPUS, (2, 2)),
         ("option.tensor_parallel_degree=max", FOUR_GPUS, (1, 4)),
+        ("option.tensor_parallel_degree=8\noption.nnodes=2", FOUR_GPUS, (1, 8)),
     ],
 )
 def test_ranks_of_vllm_are_gpus_or_share_the_cores(folder: Path, text: str, machine: Machine, wanted: object) -> None:
