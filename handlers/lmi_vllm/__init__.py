@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handlers.lmi_vllm.executor import Executor
+    from handlers.lmi_vllm.multinode import Follower
     from lmi.config import EngineConfig
     from lmi.executor import Progress
 
 __all__ = ["Executor", "load"]
 
 
-def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor | Follower:
     """Entry point of the handler `vllm`."""
     from handlers.lmi_vllm import surroundings
 
@@ -29,6 +30,10 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
     from handlers.lmi_vllm.executor import Executor
 
     surroundings.calm_torch()
+    if int(config.options.get("node_rank") or 0) > 0:
+        from handlers.lmi_vllm.multinode import Follower
+
+        return Follower(model_path, config, progress)
     return Executor(model_path, config, progress)
 
 

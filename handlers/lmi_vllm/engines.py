@@ -27,6 +27,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from handlers.lmi_vllm import surroundings
+from handlers.lmi_vllm.link import Link
 from handlers.lmi_vllm.outputs import Output, of_core, of_request
 
 WAIT_S = 0.1  # for an output of another process, before deadlines are looked at
@@ -82,6 +83,10 @@ class Engine(Protocol):
         """Raises with the reason when it cannot be loaded; the engine is unharmed."""
 
     def remove_adapter(self, adapter_id: int) -> None: ...
+
+    @property
+    def is_alive(self) -> bool:
+        """False once a process of the engine or another of its nodes is gone, though nothing runs."""
 
     def close(self) -> None: ...
 
@@ -139,6 +144,10 @@ class Inside:
     def remove_adapter(self, adapter_id: int) -> None:
         self._engine.remove_lora(adapter_id)
 
+    @property
+    def is_alive(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._engine.engine_core.shutdown()
 
@@ -150,7 +159,7 @@ class Apart:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         self._stats = _Stats()
         self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda config, index=0: self._stats])
-        surroundings.track_shared_memory()
+        surroundings.unlink_shared_memory()
         self._ready: queue.SimpleQueue[list[Output | Failure]] = queue.SimpleQueue()
         self._batch: list[Output | Failure] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -158,6 +167,10 @@ class Apart:
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         self.config = self._llm.vllm_config
+        self._link: Link | None = None
+        if arguments.nnodes > 1 and arguments.distributed_executor_backend != "ray":
+            port = self.config.parallel_config.master_port
+            self._link = Link(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
 
     def add(self, work: Work) -> None:
         self._loop.call_soon_threadsafe(self._begin, work)
@@ -208,7 +221,7 @@ class Apart:
         for item in batch:
             if isinstance(item, Failure) and isinstance(item.error, EngineDeadError):
                 raise item.error
-        if self._llm.errored:
+        if not self.is_alive:
             raise EngineDeadError()
         return batch or None
 
@@ -224,7 +237,13 @@ class Apart:
     def remove_adapter(self, adapter_id: int) -> None:
         asyncio.run_coroutine_threadsafe(self._llm.remove_lora(adapter_id), self._loop).result()
 
+    @property
+    def is_alive(self) -> bool:
+        return not self._llm.errored and (self._link is None or self._link.is_whole)
+
     def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()  # the core's end is no error now
         self._llm.shutdown()
         del self._llm  # its finalizer calls names that the end of the interpreter has taken away

@@ -15,6 +15,7 @@ from collections.abc import Sequence as SequenceOf
 
 import msgspec
 import torch
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -54,7 +55,7 @@ class Executor(SteppedExecutor):
         super().__init__(max_queue_size=config.max_queue_size)
         progress("configuration", 0.0)
         self._engine = _start(os.fspath(model), config, is_apart, progress)
-        self._info = _describe(self._engine)
+        self._info = describe(self._engine.config)
         self._adapters = Adapters(self._engine)
         if self.capabilities.lora:
             self._adapters.add_all(os.fspath(model))
@@ -80,6 +81,9 @@ class Executor(SteppedExecutor):
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter; its files may go once the requests that use it have ended."""
         self._at_border(lambda: self._adapters.remove(name))
+
+    def can_enqueue_requests(self) -> bool:
+        return super().can_enqueue_requests() and self._engine.is_alive
 
     def _check(self, request: Request) -> None:
         super()._check(request)
@@ -184,7 +188,7 @@ class Executor(SteppedExecutor):
         return ErrorKind.INVALID if isinstance(error, ValueError | VLLMValidationError) else ErrorKind.GENERATION
 
     def _kv_cache_stats(self) -> KvCacheStats:
-        max_num_blocks = _num_blocks(self._engine)
+        max_num_blocks = _num_blocks(self._engine.config)
         num_used_blocks = round(self._load.used_share * max_num_blocks)
         return KvCacheStats(
             max_num_blocks=max_num_blocks,
@@ -209,9 +213,9 @@ def _typed(request: Request) -> Request:
         raise InvalidRequest(f"the request has a value of a wrong type: {error}") from None
 
 
-def _num_blocks(engine: Engine) -> int:
+def _num_blocks(config: VllmConfig) -> int:
     """Blocks of the KV cache that requests can have: vLLM keeps one for itself."""
-    return max(0, (engine.config.cache_config.num_gpu_blocks or 0) - 1)
+    return max(0, (config.cache_config.num_gpu_blocks or 0) - 1)
 
 
 def _start(model: str, config: EngineConfig, is_apart: bool | None, progress: Progress) -> Engine:
@@ -256,8 +260,7 @@ def _is_device_lost(error: Exception) -> bool:
     return isinstance(error, lost) or "CUDA error" in str(error)
 
 
-def _describe(engine: Engine) -> EngineInfo:
-    config = engine.config
+def describe(config: VllmConfig) -> EngineInfo:
     model = config.model_config
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
     return EngineInfo(
@@ -267,7 +270,7 @@ def _describe(engine: Engine) -> EngineInfo:
         max_num_sequences=config.scheduler_config.max_num_seqs,
         dtype=str(model.dtype).removeprefix("torch."),
         device=config.device_config.device_type,
-        max_kv_cache_tokens=_num_blocks(engine) * config.cache_config.block_size,
+        max_kv_cache_tokens=_num_blocks(config) * config.cache_config.block_size,
         capabilities=Capabilities(
             num_return_sequences=True,
             guided_decoding=tuple(GuideType),

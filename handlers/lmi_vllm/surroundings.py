@@ -109,14 +109,16 @@ def _start_tracker() -> None:
             os.setpgid(0, 0)
 
 
-def track_shared_memory() -> None:
-    """Tell the tracker what vLLM's C++ code shares between ranks, which nothing else removes when they are killed."""
-    me = os.getpgrp()
+def unlink_shared_memory() -> None:
+    """Remove the names of what vLLM's C++ code shares between ranks, once all of them have it.
+
+    Nothing would do so when they are killed; Python's tracker cannot, since it takes no colon in a name.
+    """
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            if entry.name.isdigit() and os.getpgid(int(entry.name)) == me:
-                for name in re.findall(r" /dev/shm/(vllm_\S+)$", (entry / "maps").read_text(), re.MULTILINE):
-                    resource_tracker.register(f"/{name}", "shared_memory")
+            if entry.name.isdigit() and os.getpgid(int(entry.name)) == os.getpgrp():
+                for path in re.findall(r" (/dev/shm/vllm_\S+)$", (entry / "maps").read_text(), re.MULTILINE):
+                    os.unlink(path)
 
 
 class _Stderr(io.TextIOBase):
