@@ -1,0 +1,91 @@
+"""A node of an engine that spans several machines, but for the first: vLLM's ranks here get their work from node 0.
+
+It takes no requests. The options are vLLM's own: nnodes, node_rank, master_addr, master_port. Everything that looks
+deeper into vLLM than its public classes is in this file. Written against vLLM 0.30 to 0.33.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from handlers.lmi_vllm import surroundings
+from handlers.lmi_vllm.arguments import engine_arguments
+from handlers.lmi_vllm.executor import describe
+from handlers.lmi_vllm.faults import explained
+from handlers.lmi_vllm.journal import Journal
+from handlers.lmi_vllm.link import Link
+from lmi.config import EngineConfig
+from lmi.errors import Unavailable
+from lmi.executor import EngineInfo, Executor, IterationStats, Progress, Request, RequestStatsPerIteration, Response
+
+
+class Follower(Executor):
+    """Loads this node's part of the model and waits with it until the group ends."""
+
+    def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
+        progress("configuration", 0.0)
+        journal = Journal.begin()
+        try:
+            arguments = AsyncEngineArgs(**engine_arguments(config, model))
+            with journal.told_to(progress), warnings.catch_warnings(action="ignore"):
+                settings = arguments.create_engine_config(headless=True)
+                self._ranks = MultiprocExecutor(settings, monitor_workers=False)
+        except Exception as error:
+            raise explained(error, model, config, journal.cause) from error
+        surroundings.unlink_shared_memory()
+        self._is_closing = threading.Event()
+        self._are_alive = True
+        self._ranks.register_failure_callback(self._note_death)
+        self._ranks.start_worker_monitor()
+        parallel = settings.parallel_config
+        self._refusal = (
+            f"this is node {arguments.node_rank} of {arguments.nnodes} and takes no requests; "
+            f"node 0, {arguments.master_addr}, does"
+        )
+        self._link = Link(arguments.master_addr, parallel.master_port, arguments.node_rank, arguments.nnodes)
+        self._info = describe(settings)
+
+    def _note_death(self) -> None:
+        self._are_alive = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def enqueue_request(self, request: Request) -> int:
+        raise Unavailable(self._refusal)
+
+    def await_responses(
+        self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        self._is_closing.wait(timeout_s)
+        return []
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        return 0
+
+    def cancel_request(self, request_id: int) -> None:
+        return None
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        return []
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        return []
+
+    def can_enqueue_requests(self) -> bool:
+        """Whether the group is whole; a request is refused all the same."""
+        return self._are_alive and self._link.is_whole
+
+    def shutdown(self) -> None:
+        """Of a broken group nobody waits for an end in order: its ranks die with this process."""
+        is_whole = self.can_enqueue_requests()
+        self._is_closing.set()
+        self._link.close()
+        if is_whole:
+            self._ranks.shutdown()
