@@ -11,13 +11,13 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.config import Config
-from lmi.server.openapi import lmi, plain, triton
+from lmi.server.openapi import lmi, plain, tgi, triton
 from lmi.server.openapi.parts import Door, Operation
 
 
 def document(config: Config) -> dict[str, Any]:
     """The whole description, as JSON's objects."""
-    doors: list[Door] = [lmi.door(config), triton.door(config), plain.door(config)]
+    doors: list[Door] = [lmi.door(config), triton.door(config), tgi.door(config), plain.door(config)]
     paths = {path: methods for door in doors for path, methods in door.paths.items()}
     return {
         "openapi": "3.1.0",
