@@ -26,20 +26,24 @@ from lmi.errors import (
     DeadlineExceeded,
     EngineLost,
     GenerationFailed,
+    InvalidParameter,
     InvalidRequest,
     LmiError,
     MalformedRequest,
     OutOfMemory,
     Overloaded,
     Unavailable,
+    UnknownModel,
 )
 from lmi.formatters.base import ErrorFields, Formatter, plain_error
 from lmi.formatters.json_object import JsonObject
 from lmi.formatters.jsonlines import Jsonlines
+from lmi.formatters.openai import DONE, Completion, CompletionStream, error_object, event
+from lmi.formatters.openai_chat import Chat, ChatStream
 from lmi.formatters.sse import ServerSentEvents
 from lmi.formatters.tgi import TgiEvents, TgiObject
 from lmi.formatters.triton import Events, Generate, OneEvent
-from lmi.schemas import lmi, tgi, triton
+from lmi.schemas import lmi, openai, openai_chat, tgi, triton
 from lmi.schemas.common import Message, Parsed
 from lmi.types import Frame, OutputFormat
 
@@ -177,6 +181,50 @@ def _tgi_status_type(status: int) -> str:
     return "validation" if status < 500 else "overloaded" if status == 503 else "generation"
 
 
+OPENAI_STATUS: dict[type[LmiError], int] = {Overloaded: 429, GenerationFailed: 500}
+"""Where OpenAI's clients expect another one."""
+
+
+def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError:
+    def render(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+        status = OPENAI_STATUS.get(type(error), error.status)
+        message, name = _wire_message(error, wire_names), getattr(error, "name", None)
+        body = error_object(
+            message,
+            status,
+            param="model" if isinstance(error, UnknownModel) else wire_names.get(name or "", name),
+            code=_openai_code(error),
+        )
+        headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+        if accepted:  # an event that the client raises, and the end that it waits for
+            return Rendered(status, ChatStream.media_type, event(body) + DONE, headers)
+        return Rendered(status, Chat.media_type, body, headers)
+
+    return render
+
+
+def _openai_code(error: LmiError) -> str:
+    """Those that clients look for have OpenAI's names, the others ours."""
+    if isinstance(error, UnknownModel):
+        return "model_not_found"
+    if isinstance(error, Overloaded):
+        return "rate_limit_exceeded"
+    is_too_long = isinstance(error, InvalidParameter) and error.name == "inputs"
+    return "context_length_exceeded" if is_too_long else error.label
+
+
+def _render_openai_status(status: int, message: str, frame: Frame) -> Rendered:
+    return Rendered(status, Chat.media_type, error_object(message, status))
+
+
+def _chat_formatter(parsed: Parsed) -> Formatter:
+    return ChatStream(parsed) if parsed.echo.is_streaming else Chat(parsed)
+
+
+def _completion_formatter(parsed: Parsed) -> Formatter:
+    return CompletionStream(parsed) if parsed.echo.is_streaming else Completion(parsed)
+
+
 LMI = Dialect(
     name="lmi",
     prefixes=("/",),
@@ -200,6 +248,26 @@ TRITON = Dialect(
 )
 TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=triton.reader(OutputFormat.SSE))
 
+OPENAI_CHAT = Dialect(
+    name="openai_chat",
+    prefixes=("/v1/",),
+    default_frame=openai.default_frame,
+    read=openai_chat.read,
+    parse=openai_chat.parse,
+    formatter=_chat_formatter,
+    render_error=_render_openai_error(openai_chat.WIRE_NAMES),
+    render_status=_render_openai_status,
+)
+OPENAI_COMPLETIONS = replace(
+    OPENAI_CHAT,
+    name="openai_completions",
+    prefixes=("/v1/completions",),
+    read=openai.read,
+    parse=openai.parse,
+    formatter=_completion_formatter,
+    render_error=_render_openai_error(openai.WIRE_NAMES),
+)
+
 TGI = Dialect(
     name="tgi",  # at "/", whose 404 and 405 are the LMI door's
     prefixes=("/info", "/health"),
@@ -215,7 +283,7 @@ TGI_STREAM = replace(
     TGI, name="tgi_generate_stream", prefixes=("/generate_stream",), read=partial(tgi.read, stream=True)
 )
 
-ROWS = (LMI, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM)
+ROWS = (LMI, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM, OPENAI_CHAT, OPENAI_COMPLETIONS)
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in ROWS}
 
 

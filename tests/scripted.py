@@ -49,7 +49,9 @@ from lmi.server.app import build_app
 from lmi.server.service import Service
 from lmi.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
+from lmi.text.chat_template import ChatTemplate
 
+CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
 END_ID = 256
 CONTEXT = 200
 STEP_S = 0.002
@@ -91,8 +93,7 @@ class Turn:
 class ScriptedExecutor(Executor):
     """One token for each request and step, by a thread, until its script says otherwise."""
 
-    def __init__(self) -> None:
-        capabilities = Capabilities(max_top_log_probs=5, typical_p=True)
+    def __init__(self, capabilities: Capabilities = CAPABILITIES) -> None:
         self._info = EngineInfo(
             name="scripted",
             vocab_size=257,
@@ -262,6 +263,7 @@ def host(
     *,
     server: dict[str, object] | None = None,
     model: dict[str, object] | None = None,
+    capabilities: Capabilities = CAPABILITIES,
 ) -> Iterator[Host]:
     """Serve a scripted engine on a free port of loopback."""
     write_byte_tokenizer(folder / "model")
@@ -270,7 +272,7 @@ def host(
         model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
         engine=EngineConfig(),
     )
-    executor = ScriptedExecutor()
+    executor = ScriptedExecutor(capabilities)
     block = Block.create(folder / "state", 1, 1)
     started: list[Host] = []
     stop = threading.Event()
@@ -300,7 +302,9 @@ async def _serve(
     block.engines[0].phase = Phase.READY
     pump = asyncio.create_task(_pump(executor, desk, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
-    pipeline = Pipeline(lmi_tokenizer.Tokenizer.load(config.model.path), engines)
+    tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
+    template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
+    pipeline = Pipeline(tokenizer, engines, template)
     app = build_app(Service(config, block, block.frontends[0], engines, pipeline))
     server = uvicorn.Server(
         uvicorn.Config(

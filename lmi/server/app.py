@@ -23,7 +23,7 @@ from lmi.errors import ClientGone, LmiError, shorten
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.exchange import Exchange
-from lmi.server.routes import docs, health, invocations, kserve, tgi, triton
+from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton
 from lmi.server.service import Service
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
@@ -35,7 +35,15 @@ access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
 PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither counted nor logged
-ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *invocations.ROUTES, *triton.ROUTES, *kserve.ROUTES, *tgi.ROUTES]
+ROUTES: list[Row] = [
+    *health.ROUTES,
+    *docs.ROUTES,
+    *invocations.ROUTES,
+    *triton.ROUTES,
+    *kserve.ROUTES,
+    *tgi.ROUTES,
+    *openai.ROUTES,
+]
 
 
 def create_app() -> ASGIApp:

@@ -1,0 +1,236 @@
+"""What the answers of OpenAI's two doors share, and those of completions.
+
+    {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
+     "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
+
+A stream has such objects as server-sent events, each with what is new of one choice, and ends with `data: [DONE]`.
+JSON without spaces, keys in a fixed order. Source: OpenAI's API reference; what its client reads.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from orjson import dumps
+
+from lmi.formatters.base import ErrorFields, Formatter
+from lmi.formatters.jsonlines import one_line
+from lmi.schemas.common import Parsed
+from lmi.schemas.openai import Echo
+from lmi.types import Answer, Answers, Delta, FinishReason, Token
+
+DONE = b"data: [DONE]\n\n"
+LEAST_LOG_PROB = -9999.0  # JSON has no infinity
+SYSTEM_FINGERPRINT = "lmi"
+REASONS = {
+    FinishReason.LENGTH: "length",
+    FinishReason.EOS_TOKEN: "stop",
+    FinishReason.STOP_SEQUENCE: "stop",
+}
+
+
+class OpenAIFormatter(Formatter):
+    """Counts tokens, and knows which choice of the answer each sequence is."""
+
+    kind: ClassVar[str]  # of the objects
+
+    def __init__(self, parsed: Parsed) -> None:
+        super().__init__(parsed.requests[0])
+        assert isinstance(parsed.echo, Echo)
+        self._echo = parsed.echo
+        self._num_sequences = sum(request.num_sequences for request in parsed.requests)
+        self._num_open = self._num_sequences
+        self._num_prompt_tokens = self._num_tokens = 0
+
+    def _count(self, delta: Delta) -> None:
+        self._num_prompt_tokens += delta.num_prompt_tokens
+        if self._echo.is_answer_wanted:
+            self._num_tokens += len(delta.tokens)
+        self._num_open -= delta.finish_reason is not None
+
+    def _usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_tokens,
+        }
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._echo.id,
+            "object": self.kind,
+            "created": self._echo.created,
+            "model": self._echo.model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "choices": choices,
+        }
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        return error_object(error.message, error.code)
+
+
+class Whole(OpenAIFormatter):
+    """The answer as one object."""
+
+    media_type = "application/json"
+    is_streaming = False
+
+    def __init__(self, parsed: Parsed) -> None:
+        super().__init__(parsed)
+        self._answers = Answers(self._num_sequences)
+        self._prompts: dict[int, str] = {}  # by index
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        self._prompts[delta.index] = delta.prompt
+        if not self._answers.add(delta):
+            return []
+        choices = [self._choice(n, index, answer) for n, (index, answer) in enumerate(self._chosen())]
+        return [dumps(self._object(choices) | {"usage": self._usage()})]
+
+    def _chosen(self) -> list[tuple[int, Answer]]:
+        """The answers that are wanted, by sequence: the first, or where more were made, the most probable."""
+        num_made, num_wanted = self._request.num_sequences, self._echo.num_choices
+        indexed = list(enumerate(self._answers.all))
+        chosen = []
+        for first in range(0, len(indexed), num_made):
+            made = indexed[first : first + num_made]
+            if num_made > num_wanted:
+                made.sort(key=lambda item: -item[1].cum_log_prob)
+            chosen += made[:num_wanted]
+        return chosen
+
+    @abstractmethod
+    def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]: ...
+
+
+class Stream(OpenAIFormatter):
+    """The answer as server-sent events."""
+
+    media_type = "text/event-stream"
+    is_streaming = True
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        self._count(delta)
+        records = [self._event([choice]) for choice in self._choices(delta)]
+        if self._num_open:
+            return records
+        if self._echo.has_usage:
+            records.append(event(dumps(self._object([]) | {"usage": self._usage()})))
+        return [*records, DONE]
+
+    def _event(self, choices: list[dict[str, Any]]) -> bytes:
+        chunk = self._object(choices)
+        return event(dumps(chunk | {"usage": None} if self._echo.has_usage else chunk))
+
+    @abstractmethod
+    def _choices(self, delta: Delta) -> list[dict[str, Any]]:
+        """What is new, one record each."""
+
+
+class Completion(Whole):
+    kind = "text_completion"
+
+    def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
+        text, log_probs = answer.text, LogProbs(self._echo)
+        if self._echo.has_log_probs and self._echo.echoes_prompt:
+            first = index - index % self._request.num_sequences  # where the request's prompt was told
+            log_probs.add(self._answers.all[first].prefill or [])
+        if self._echo.is_answer_wanted:
+            log_probs.add(shown_tokens(answer.tokens, answer.finish_reason))
+        if self._echo.echoes_prompt:
+            text = self._prompts[index] + (text if self._echo.is_answer_wanted else "")
+        assert answer.finish_reason is not None
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": log_probs.fields() if self._echo.has_log_probs else None,
+            "finish_reason": REASONS[answer.finish_reason] if self._echo.is_answer_wanted else "length",
+        }
+
+
+class CompletionStream(Stream):
+    kind = "text_completion"
+
+    def __init__(self, parsed: Parsed) -> None:
+        super().__init__(parsed)
+        self._begun: dict[int, int] = {}  # index -> characters so far
+
+    def _choices(self, delta: Delta) -> list[dict[str, Any]]:
+        is_first = delta.index not in self._begun
+        log_probs = LogProbs(self._echo, self._begun.get(delta.index, 0))
+        text = "".join(token.text for token in delta.tokens) if self._echo.is_answer_wanted else ""
+        if is_first and self._echo.echoes_prompt:
+            text = delta.prompt + text
+            if self._echo.has_log_probs:
+                log_probs.add(delta.prefill or [])
+        if self._echo.is_answer_wanted:
+            log_probs.add(shown_tokens(delta.tokens, delta.finish_reason))
+        self._begun[delta.index] = log_probs.offset
+        if not (text or delta.finish_reason or (self._echo.has_log_probs and delta.tokens)):
+            return []
+        return [
+            {
+                "index": delta.index,
+                "text": text,
+                "logprobs": log_probs.fields() if self._echo.has_log_probs else None,
+                "finish_reason": REASONS[delta.finish_reason] if delta.finish_reason else None,
+            }
+        ]
+
+
+class LogProbs:
+    """The four lists of a completion's log-probs. Offsets are those of the tokens' texts, laid side by side."""
+
+    def __init__(self, echo: Echo, offset: int = 0) -> None:
+        self._num_top = echo.num_top_log_probs
+        self.offset = offset
+        self._tokens: list[str] = []
+        self._log_probs: list[float | None] = []
+        self._top: list[dict[str, float | None] | None] = []
+        self._offsets: list[int] = []
+
+    def add(self, tokens: list[Token]) -> None:
+        for token in tokens:
+            self._tokens.append(token.text)
+            self._log_probs.append(log_prob(token))
+            self._offsets.append(self.offset)
+            self.offset += len(token.text)
+            known = token.log_prob is not None
+            best = {other.text: log_prob(other) for other in token.top or ()} if self._num_top and known else None
+            self._top.append(None if best is None else best | {token.text: log_prob(token)})
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "tokens": self._tokens,
+            "token_logprobs": self._log_probs,
+            "top_logprobs": self._top if self._num_top else None,
+            "text_offset": self._offsets,
+        }
+
+
+def shown_tokens(tokens: list[Token], finish_reason: FinishReason | None) -> list[Token]:
+    """The tokens that log-probs are told of: not the end token, which has no text."""
+    is_end = finish_reason is FinishReason.EOS_TOKEN and tokens and not tokens[-1].text
+    return tokens[:-1] if is_end else tokens
+
+
+def log_prob(token: Token) -> float | None:
+    """Finite; None for a first prompt token."""
+    if token.log_prob is None:
+        return None
+    return max(token.log_prob, LEAST_LOG_PROB) if math.isfinite(token.log_prob) else LEAST_LOG_PROB
+
+
+def event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % one_line(data)
+
+
+def error_object(message: str, status: int, *, param: str | None = None, code: str | None = None) -> bytes:
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
+    clean = message.encode(errors="replace").decode()
+    return dumps({"error": {"message": clean, "type": kind, "param": param, "code": code}})

@@ -1,0 +1,146 @@
+"""The answers of chat completions: what a model says, thinks and calls, each in its own field.
+
+    {"id": "chatcmpl-…", "object": "chat.completion", …, "choices": [{"index": 0, "message": {"role": "assistant",
+     "content": "Hi", "refusal": null}, "logprobs": null, "finish_reason": "stop"}], "usage": {…}}
+
+A stream tells the role first, then what is new, then the reason of the end in a delta of its own. Calls of tools and
+thoughts are found in the text (`text/tool_calls.py`, `text/reasoning.py`). Source: OpenAI's API reference;
+`reasoning_content` is DeepSeek's and vLLM's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from lmi.formatters.openai import REASONS, Stream, Whole, log_prob, shown_tokens
+from lmi.schemas.common import Parsed
+from lmi.schemas.openai import Echo
+from lmi.text.reasoning import Reasoning
+from lmi.text.tool_calls import PARSERS, Arguments, Call, Named, Part, Text, ToolCalls
+from lmi.types import Answer, Delta, FinishReason, Token
+
+
+class Voice:
+    """One sequence's text, parted into what is thought, said and called."""
+
+    def __init__(self, echo: Echo, prompt: str) -> None:
+        self._reasoning = Reasoning(prompt) if echo.reasoning else None
+        self._calls: ToolCalls | None = None
+        if echo.function is not None:
+            self._calls = Named(echo.function)
+        elif echo.tool_calls is not None:
+            self._calls = PARSERS[echo.tool_calls]()
+        self._num_calls = 0
+
+    def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
+        """What is new, as the fields of deltas: neighbours of one kind are one."""
+        thought, said = self._reasoning.feed(text) if self._reasoning else ("", text)
+        if is_last and self._reasoning:
+            more_thought, more_said = self._reasoning.flush()
+            thought, said = thought + more_thought, said + more_said
+        fields: list[dict[str, Any]] = [{"reasoning_content": thought}] if thought else []
+        return fields + self._said(said, is_last)
+
+    def _said(self, said: str, is_last: bool) -> list[dict[str, Any]]:
+        if self._calls is None:
+            return [{"content": said}] if said else []
+        parts = self._calls.feed(said)
+        if is_last:
+            parts += self._calls.flush()
+        return [self._fields(part) for part in parts]
+
+    def _fields(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, Text):
+            return {"content": part.text}
+        if isinstance(part, Arguments):
+            return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": part.text}}]}
+        self._num_calls += 1
+        return {"tool_calls": [call_fields(self._num_calls - 1, part)]}
+
+    def end(self, finish_reason: FinishReason) -> str:
+        reason = REASONS[finish_reason]
+        return "tool_calls" if self._num_calls and reason == "stop" else reason
+
+
+def call_fields(index: int, call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": ""}
+    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+class Chat(Whole):
+    kind = "chat.completion"
+
+    def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
+        voice = Voice(self._echo, self._prompts[index])
+        message = whole_message(voice.feed(answer.text, is_last=True))
+        assert answer.finish_reason is not None
+        log_probs = None
+        if self._echo.has_log_probs:
+            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason))
+        return {
+            "index": number,
+            "message": message,
+            "logprobs": log_probs,
+            "finish_reason": voice.end(answer.finish_reason),
+        }
+
+
+class ChatStream(Stream):
+    kind = "chat.completion.chunk"
+
+    def __init__(self, parsed: Parsed) -> None:
+        super().__init__(parsed)
+        self._voices: dict[int, Voice] = {}
+
+    def _choices(self, delta: Delta) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        if delta.index not in self._voices:
+            self._voices[delta.index] = Voice(self._echo, delta.prompt)
+            deltas.append({"role": "assistant", "content": ""})
+        voice, num_opening = self._voices[delta.index], len(deltas)
+        deltas += voice.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
+        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._echo.has_log_probs else []
+        if tokens and len(deltas) == num_opening:
+            deltas.append({"content": ""})  # text held back: its log-probs are not
+        choices = [choice(delta.index, fields) for fields in deltas]
+        if tokens:
+            choices[num_opening]["logprobs"] = log_prob_fields(tokens)
+        if delta.finish_reason is not None:
+            choices.append(choice(delta.index, {}, voice.end(delta.finish_reason)))
+        return choices
+
+
+def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
+
+
+def whole_message(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """A stream's deltas put together; content is null where there are calls or thoughts alone."""
+    texts: dict[str, str] = {}
+    calls: list[dict[str, Any]] = []
+    for fields in deltas:
+        for name in ("content", "reasoning_content"):
+            if name in fields:
+                texts[name] = texts.get(name, "") + fields[name]
+        for call in fields.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    nothing = None if calls or texts else ""
+    message: dict[str, Any] = {"role": "assistant", "content": texts.get("content", nothing), "refusal": None}
+    if "reasoning_content" in texts:
+        message["reasoning_content"] = texts["reasoning_content"]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def log_prob_fields(tokens: list[Token]) -> dict[str, Any]:
+    content = [
+        token_fields(token) | {"top_logprobs": [token_fields(other) for other in token.top or ()]} for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def token_fields(token: Token) -> dict[str, Any]:
+    return {"token": token.text, "logprob": log_prob(token), "bytes": list(token.text.encode())}

@@ -1,0 +1,403 @@
+"""What OpenAI's two schemas share, and the schema of completions: `{"model": "m", "prompt": "Once", "max_tokens": 16}`.
+
+Sampling is on unless `temperature` is 0. Names, defaults and bounds: OpenAI's API reference; beside them what vLLM's
+server takes too (`top_k`, `min_tokens`, `guided_json` …). Fields of theirs that ask for nothing here (`user`,
+`store` …) are taken without a word, unknown ones with a line in the log; what would change the answer and cannot be
+done is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from lmi.config import ModelConfig
+from lmi.errors import InvalidParameter, MalformedRequest, UnknownModel, Unsupported, shorten
+from lmi.executor import (
+    MAX_PENALTY,
+    MAX_SEED,
+    REPETITION_PENALTIES,
+    GuidedDecodingParams,
+    GuideType,
+    SamplingConfig,
+)
+from lmi.schemas.common import (
+    MAX_STOP_SEQUENCES,
+    MAX_WORDS,
+    Message,
+    Parsed,
+    Reader,
+    boolean,
+    check_values,
+    integer,
+    number,
+    read_object,
+    strings,
+    text,
+    token_ids,
+)
+from lmi.types import Frame, GenerationRequest
+
+DEFAULT_MAX_TOKENS = 16  # of completions
+MAX_SEQUENCES = 16  # of one prompt
+MAX_PROMPTS = 128
+MAX_PROMPT_IDS = 1 << 20
+MAX_TEMPERATURE = 2.0
+MAX_BIAS = 100.0
+MAX_LOG_PROBS = 20
+MAX_TOLERATED = 32  # lines for the log of one request
+GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
+SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIFrame(Frame):
+    """What the server's settings have to say of an answer."""
+
+    model: str
+    is_streaming: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """What an answer's writer must know beside the requests.
+
+    `num_choices` of each prompt's sequences are the answer. `function`: the one that a forced call calls, whose
+    arguments the whole text is; `tool_calls`: the form of other calls in the text, `reasoning` the form of thoughts.
+    """
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    is_streaming: bool
+    has_usage: bool = False  # a stream's last chunk tells it
+    has_log_probs: bool = False
+    num_top_log_probs: int = 0
+    num_choices: int = 1
+    echoes_prompt: bool = False
+    is_answer_wanted: bool = True  # False: the prompt alone, for its log-probs
+    function: str | None = None
+    tool_calls: str | None = None
+    reasoning: str | None = None
+
+
+def _stop(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return STOPS(name, [value]) if value else ()
+    return STOPS(name, value)  # type: ignore[no-any-return]
+
+
+def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict) or len(value) > MAX_WORDS:
+        raise InvalidParameter(name, f"an object of at most {MAX_WORDS} token ids and numbers", value)
+    biases = []
+    for token_id, bias in value.items():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise InvalidParameter(name, "an object whose keys are token ids", token_id)
+        biases.append((int(token_id), BIAS(f"{name}.{token_id}", bias)))
+    return tuple(biases)
+
+
+def an_object(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidParameter(name, "an object", value)
+    return value
+
+
+def _logprobs(name: str, value: object) -> int:
+    """A number in completions; some clients send true or false as for chat."""
+    return int(value) if isinstance(value, bool) else TOP(name, value)  # type: ignore[no-any-return]
+
+
+STOPS, BIAS = strings(MAX_STOP_SEQUENCES), number(-MAX_BIAS, MAX_BIAS)
+TOP = integer(0, MAX_LOG_PROBS)
+
+SHARED: dict[str, Reader] = {
+    "model": text,
+    "stream": boolean,
+    "stream_options": an_object,
+    "n": integer(1, MAX_SEQUENCES),
+    "stop": _stop,
+    "seed": integer(),
+    "temperature": number(0, MAX_TEMPERATURE),
+    "top_p": number(0, 1),
+    "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+    "logit_bias": _biases,
+    "response_format": an_object,
+    # vLLM's
+    "top_k": integer(-1),
+    "min_p": number(0, 1),
+    "repetition_penalty": number(*REPETITION_PENALTIES),
+    "ignore_eos": boolean,
+    "min_tokens": integer(0),
+    "stop_token_ids": token_ids(MAX_WORDS),
+    "bad_words": strings(MAX_WORDS),
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "include_stop_str_in_output": boolean,
+    "truncate_prompt_tokens": integer(1),
+    "structured_outputs": an_object,
+    "guided_json": lambda name, value: value,
+    "guided_regex": text,
+    "guided_choice": strings(MAX_WORDS),
+    "guided_grammar": text,
+}
+COMPLETION: dict[str, Reader] = SHARED | {
+    "prompt": lambda name, value: value,
+    "max_tokens": integer(0),
+    "best_of": integer(1, MAX_SEQUENCES),
+    "logprobs": _logprobs,
+    "echo": boolean,
+    "suffix": text,
+}
+# Fields of OpenAI's and vLLM's that change nothing in an answer from here.
+WITHOUT_EFFECT = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
+    "request_id cache_salt guided_decoding_backend guided_whitespace_pattern return_token_ids "
+    "include_reasoning separate_reasoning".split()
+)
+CANNOT: dict[str, str] = {
+    "use_beam_search": "no engine here searches with beams yet",
+    "length_penalty": "no engine here searches with beams yet",
+    "prompt_logprobs": "echo with logprobs gives those of the prompt",
+    "logits_processors": "engines take no code",
+    "allowed_token_ids": "engines take no such list",
+    "prompt_embeds": "engines take token ids",
+}
+OFF: tuple[object, ...] = (None, False, 1, 1.0, [], {})
+"""Values of what cannot be done that ask for nothing."""
+
+WIRE_NAMES = {
+    "input_token_ids": "prompt",
+    "inputs": "prompt",
+    "num_top_log_probs": "logprobs",
+    "num_prompt_log_probs": "logprobs",
+    "return_log_probs": "logprobs",
+    "guided_decoding_params": "response_format",
+    "embedding_bias": "logit_bias",
+    "stop_words": "stop_token_ids",
+    "num_return_sequences": "n",
+    "stop_sequences": "stop",
+    "lora_config": "model",
+}
+"""The contract's words for what a client of these doors calls otherwise."""
+
+
+def default_frame(model: ModelConfig) -> OpenAIFrame:
+    return OpenAIFrame(
+        model=model.name, tool_call_parser=model.tool_call_parser, reasoning_parser=model.reasoning_parser
+    )
+
+
+def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+    """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's."""
+    check_values(body)
+    return message(body, model)
+
+
+def message(body: bytes, model: ModelConfig) -> Message:
+    fields, frame = read_object(body), default_frame(model)
+    name, is_streaming = fields.get("model"), fields.get("stream")
+    if not isinstance(name, str | None):
+        raise MalformedRequest(f"model must be a string, given {shorten(name)}")
+    if name and name not in (model.name, "model", *model.aliases):
+        raise UnknownModel(f"the model {shorten(name)} does not exist, only {model.name!r} is served here")
+    if not isinstance(is_streaming, bool | None):
+        raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
+    return Message(fields, frame)
+
+
+def parse(message: Message) -> Parsed:
+    """The requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
+    given, tolerated = read_fields(message.fields, COMPLETION, CANNOT)
+    if given.get("suffix"):
+        raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
+    prompts = _prompts(given.get("prompt"))
+    num_choices, best_of = given.get("n", 1), given.get("best_of", given.get("n", 1))
+    if best_of < num_choices:
+        raise InvalidParameter("best_of", f"at least n ({num_choices})", best_of)
+    if best_of > num_choices and given.get("stream"):
+        raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
+    max_tokens, num_log_probs = given.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("logprobs")
+    if max_tokens == 0 and not given.get("echo"):
+        raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
+    shared = shared_fields(given, num_sequences=best_of)
+    shared |= {
+        "max_new_tokens": max(1, max_tokens),
+        "needs_log_probs": num_log_probs is not None or best_of > num_choices,
+        "num_top_log_probs": num_log_probs or None,
+        "return_full_text": given.get("echo", False),
+    }
+    if given.get("echo") and num_log_probs is not None:
+        shared |= {"prefill_details": True, "num_prompt_log_probs": num_log_probs}
+    echo = Echo(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=message.frame.model,  # type: ignore[attr-defined]
+        is_streaming=given.get("stream", False),
+        has_usage=wants_usage(given),
+        has_log_probs=num_log_probs is not None,
+        num_top_log_probs=num_log_probs or 0,
+        num_choices=num_choices,
+        echoes_prompt=given.get("echo", False),
+        is_answer_wanted=max_tokens > 0,
+    )
+    return Parsed(tuple(GenerationRequest(**prompt, **shared) for prompt in prompts), tolerated, echo)
+
+
+def _prompts(value: object) -> list[dict[str, Any]]:
+    """Each prompt's own fields of a request: a text, token ids, or a list of such."""
+    if isinstance(value, str) and value:
+        return [{"prompt": value}]
+    rule = "a non-empty string, a list of token ids, or a list of such"
+    if not isinstance(value, list) or not value:
+        raise InvalidParameter("prompt", rule, value)
+    if all(isinstance(item, int) for item in value):
+        return [{"prompt_token_ids": PROMPT_IDS("prompt", value)}]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidParameter("prompt", f"a list of at most {MAX_PROMPTS} prompts", value)
+    prompts: list[dict[str, Any]] = []
+    for n, item in enumerate(value):
+        if isinstance(item, str) and item:
+            prompts.append({"prompt": item})
+        elif isinstance(item, list) and item:
+            prompts.append({"prompt_token_ids": PROMPT_IDS(f"prompt[{n}]", item)})
+        else:
+            raise InvalidParameter(f"prompt[{n}]", "a non-empty string or list of token ids", item)
+    return prompts
+
+
+PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
+
+
+def read_fields(
+    fields: Mapping[str, Any], known: Mapping[str, Reader], cannot: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The given fields, checked, and a line on each that nobody knows. null is as if left out."""
+    given: dict[str, Any] = {}
+    tolerated: list[str] = []
+    for name, value in fields.items():
+        if name in known:
+            if value is not None:
+                given[name] = known[name](name, value)
+        elif name in cannot:
+            if value is True or value not in OFF:  # True equals 1
+                raise Unsupported(name, cannot[name])
+        elif name not in WITHOUT_EFFECT:
+            tolerated.append(f"{shorten(name)}: unknown")
+    return given, tuple(tolerated[:MAX_TOLERATED])
+
+
+def wants_usage(given: Mapping[str, Any]) -> bool:
+    options = given.get("stream_options", {})
+    return boolean("stream_options.include_usage", options.get("include_usage") or False)
+
+
+def shared_fields(given: Mapping[str, Any], *, num_sequences: int) -> dict[str, Any]:
+    """The fields of a request that both schemas make in the same way."""
+    max_tokens = given.get("max_tokens")
+    if max_tokens is not None and given.get("min_tokens", 0) > max_tokens:
+        raise InvalidParameter("min_tokens", f"at most max_tokens ({max_tokens})", given["min_tokens"])
+    return {
+        "sampling": _sampling(given, num_sequences),
+        "is_streaming": given.get("stream", False),
+        "stop_sequences": given.get("stop", ()),
+        "bad_sequences": given.get("bad_words", ()),
+        "stop_token_ids": given.get("stop_token_ids", ()),
+        "ignore_eos": given.get("ignore_eos", False),
+        "truncate": given.get("truncate_prompt_tokens"),
+        "include_stop_str_in_output": given.get("include_stop_str_in_output", False),
+        "skip_special_tokens": given.get("skip_special_tokens", True),
+        "spaces_between_special_tokens": given.get("spaces_between_special_tokens", True),
+        "token_biases": given.get("logit_bias", ()),
+        "guided_decoding": guide(given),
+    }
+
+
+def _sampling(given: Mapping[str, Any], num_sequences: int) -> SamplingConfig:
+    """What is off becomes None; what greedy decoding cannot use is forgotten, so that no engine refuses it."""
+    is_greedy = given.get("temperature") == 0 or given.get("top_p") == 0
+    used = {name: value for name, value in given.items() if not (is_greedy and name in GREEDY_HAS_NO)}
+    top_k, top_p, seed = used.get("top_k", 0), used.get("top_p", 1), used.get("seed")
+    repetition_penalty = used.get("repetition_penalty", 1)
+    return SamplingConfig(
+        num_return_sequences=num_sequences,
+        temperature=0.0 if is_greedy else _unless(used.get("temperature"), 1),
+        top_k=top_k if top_k > 0 else None,
+        top_p=None if top_p == 1 else top_p,
+        min_p=used.get("min_p") or None,
+        seed=None if seed is None else seed & MAX_SEED,
+        min_tokens=used.get("min_tokens") or None,
+        repetition_penalty=None if repetition_penalty == 1 else repetition_penalty,
+        presence_penalty=used.get("presence_penalty") or None,
+        frequency_penalty=used.get("frequency_penalty") or None,
+    )
+
+
+def _unless(value: float | None, off: float) -> float | None:
+    return None if value == off else value
+
+
+def guide(given: Mapping[str, Any]) -> GuidedDecodingParams | None:
+    """The structure that the answer must have, by whichever of its names it was asked for."""
+    structured = given.get("structured_outputs", {})
+    asked = {
+        name: structured.get(name) if structured.get(name) not in (None, False) else given.get(f"guided_{name}")
+        for name in ("json", "regex", "choice", "grammar", "json_object")
+    }
+    guides = [_guide(name, value) for name, value in asked.items() if value is not None]
+    if (of_format := _format_guide(given.get("response_format", {}))) is not None:
+        guides.append(of_format)
+    if len(guides) > 1:
+        raise InvalidParameter("structured_outputs", "asked for once", f"{len(guides)} structures")
+    return guides[0] if guides else None
+
+
+def _guide(name: str, value: Any) -> GuidedDecodingParams:
+    field = f"structured_outputs.{name}"
+    if name == "json_object":
+        return GuidedDecodingParams(GuideType.JSON)
+    if name == "json":
+        return schema_guide(field, value)
+    if name == "choice":
+        choices = strings(MAX_WORDS)(field, value)
+        if not choices:
+            raise InvalidParameter(field, "a list of at least one string", value)
+        return GuidedDecodingParams(GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", choice) for choice in choices))
+    return GuidedDecodingParams(GuideType.REGEX if name == "regex" else GuideType.EBNF_GRAMMAR, text(field, value))
+
+
+def _format_guide(wanted: Mapping[str, Any]) -> GuidedDecodingParams | None:
+    kind = wanted.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GuidedDecodingParams(GuideType.JSON)
+    if kind != "json_schema":
+        raise InvalidParameter("response_format.type", "one of text, json_object, json_schema", kind)
+    named = an_object("response_format.json_schema", wanted.get("json_schema"))
+    return schema_guide("response_format.json_schema.schema", named.get("schema", {}))
+
+
+def schema_guide(name: str, schema: Any) -> GuidedDecodingParams:
+    """A JSON schema, given as an object or as the text of one."""
+    if isinstance(schema, str):
+        try:
+            schema = orjson.loads(schema)
+        except orjson.JSONDecodeError:
+            raise InvalidParameter(name, "a JSON schema", schema) from None
+    if not isinstance(schema, dict):
+        raise InvalidParameter(name, "a JSON schema", schema)
+    try:
+        return GuidedDecodingParams(GuideType.JSON_SCHEMA, orjson.dumps(schema).decode())
+    except orjson.JSONEncodeError:  # of more than 254 levels
+        raise InvalidParameter(name, "a JSON schema of fewer levels", schema) from None

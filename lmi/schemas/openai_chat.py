@@ -1,0 +1,308 @@
+"""The schema of chat completions: `{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}`.
+
+Messages go to the model's chat template as templates know them: text as one string, `developer` as `system`, the
+arguments of earlier calls as objects. A forced call of tools is a JSON schema that the answer must fit; a free one is
+found in the text later. What both schemas share, and where it comes from: `schemas/openai.py`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from lmi.config import ModelConfig
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.executor import GuidedDecodingParams
+from lmi.schemas.common import MAX_VALUES_BYTES, Message, Parsed, Reader, boolean, integer, text
+from lmi.schemas.openai import (
+    CANNOT,
+    MAX_LOG_PROBS,
+    SHARED,
+    Echo,
+    OpenAIFrame,
+    an_object,
+    message,
+    read_fields,
+    schema_guide,
+    shared_fields,
+    wants_usage,
+)
+from lmi.schemas.openai import WIRE_NAMES as SHARED_NAMES
+from lmi.types import Chat, GenerationRequest
+
+MAX_TOOLS = 128
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")  # that templates know as they are
+CHAT: dict[str, Reader] = SHARED | {
+    "messages": lambda name, value: value,
+    "max_tokens": integer(1),
+    "max_completion_tokens": integer(1),
+    "logprobs": boolean,
+    "top_logprobs": integer(0, MAX_LOG_PROBS),
+    "tools": lambda name, value: value,
+    "tool_choice": lambda name, value: value,
+    "parallel_tool_calls": boolean,
+    "reasoning_effort": text,
+    "modalities": lambda name, value: value,
+    # vLLM's
+    "add_generation_prompt": boolean,
+    "chat_template_kwargs": an_object,
+}
+CANNOT_CHAT = CANNOT | {
+    "functions": "it is called tools now",
+    "function_call": "it is called tool_choice now",
+    "audio": "models here write text",
+    "web_search_options": "nothing here searches",
+    "continue_final_message": "an answer begins a message of its own",
+    "add_special_tokens": "the chat template writes them",
+    "echo": "an answer is a message of its own",
+    "chat_template": "the server has its own (option.chat_template)",
+    "documents": "templates are given messages and tools alone",
+    "best_of": "chat has n alone",
+}
+WIRE_NAMES = SHARED_NAMES | {
+    "input_token_ids": "messages",
+    "inputs": "messages",
+    "num_top_log_probs": "top_logprobs",
+}
+
+
+class _Part(msgspec.Struct):
+    text: msgspec.Raw = msgspec.Raw()
+
+
+class _Said(msgspec.Struct):
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class _Outline(msgspec.Struct):
+    """A body that is only looked over."""
+
+    messages: list[_Said] = []
+
+
+def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+    """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's."""
+    if len(body) > MAX_VALUES_BYTES:
+        _check_values(body)
+    return message(body, model)
+
+
+def _check_values(body: bytes) -> None:
+    """Raise MalformedRequest for a large body that holds more than large texts (`schemas/common.py: check_values`)."""
+    try:
+        num_bytes = len(body) - sum(_num_text_bytes(bytes(said.content)) for said in _decode(body).messages)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"the body is not the JSON of a chat: {error}") from None
+    if num_bytes > MAX_VALUES_BYTES:
+        raise MalformedRequest(f"all but the texts must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
+
+
+def _decode(body: bytes) -> _Outline:
+    return msgspec.json.decode(body, type=_Outline)
+
+
+def _num_text_bytes(content: bytes) -> int:
+    if content[:1] != b"[":
+        return len(content) if content[:1] == b'"' else 0
+    parts = msgspec.json.decode(content, type=list[_Part])
+    return sum(len(bytes(part.text)) for part in parts if bytes(part.text)[:1] == b'"')
+
+
+def parse(message: Message) -> Parsed:
+    """The request of a chat. Raises InvalidParameter or Unsupported."""
+    frame = message.frame
+    assert isinstance(frame, OpenAIFrame)
+    given, tolerated = read_fields(message.fields, CHAT, CANNOT_CHAT)
+    if given.get("modalities", ["text"]) != ["text"]:
+        raise Unsupported("modalities", "models here write text alone")
+    if given.get("top_logprobs") and not given.get("logprobs"):
+        raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
+    max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
+    tools = _tools(given.get("tools") or [])
+    choice = _tool_choice(given.get("tool_choice"), tools)
+    is_forced = choice in tools or choice == "required"
+    num_choices, num_top = given.get("n", 1), given.get("top_logprobs", 0)
+    shared = shared_fields(given | {"max_tokens": max_tokens}, num_sequences=num_choices)
+    echo = Echo(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=frame.model,
+        is_streaming=given.get("stream", False),
+        has_usage=wants_usage(given),
+        has_log_probs=given.get("logprobs", False),
+        num_top_log_probs=num_top,
+        num_choices=num_choices,
+        function=choice if choice in tools else None,
+        tool_calls=_tool_call_form(choice, tools, frame),
+        reasoning=None if is_forced else frame.reasoning_parser,
+    )
+    if is_forced:
+        shared["guided_decoding"] = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
+    elif "skip_special_tokens" not in given and (echo.tool_calls or echo.reasoning):
+        shared["skip_special_tokens"] = False  # some models have the marks as special tokens
+    request = GenerationRequest(
+        chat=_chat(given, list(tools.values()) if choice != "none" else []),
+        max_new_tokens=max_tokens,
+        needs_log_probs=echo.has_log_probs,
+        num_top_log_probs=num_top or None,
+        **shared,
+    )
+    return Parsed((request,), tolerated, echo)
+
+
+def _chat(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Chat:
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidParameter("messages", "a non-empty list of messages", messages)
+    variables = dict(given.get("chat_template_kwargs", {}))
+    if "reasoning_effort" in given:
+        variables.setdefault("reasoning_effort", given["reasoning_effort"])
+    return Chat(
+        messages=[_message(f"messages[{n}]", value) for n, value in enumerate(messages)],
+        tools=tools or None,
+        variables=variables,
+        add_generation_prompt=given.get("add_generation_prompt", True),
+    )
+
+
+def _message(name: str, value: object) -> dict[str, Any]:
+    fields = an_object(name, value)
+    role = fields.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidParameter(f"{name}.role", "one of " + ", ".join(ROLES), role)
+    known: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(f"{name}.content", fields.get("content"), is_needed=role != "assistant"),
+    }
+    for key in MESSAGE_FIELDS:
+        if fields.get(key) is not None:
+            known[key] = text(f"{name}.{key}", fields[key])
+    if fields.get("tool_calls") is not None:
+        known["tool_calls"] = _past_calls(f"{name}.tool_calls", fields["tool_calls"])
+    return known
+
+
+def _content(name: str, value: object, *, is_needed: bool) -> str:
+    """Text, or the texts of a list of parts, one a line."""
+    if isinstance(value, str):
+        return value
+    if value is None and not is_needed:
+        return ""
+    if not isinstance(value, list):
+        raise InvalidParameter(name, "a string or a list of text parts", value)
+    return "\n".join(_part(f"{name}[{n}]", part) for n, part in enumerate(value))
+
+
+def _part(name: str, value: object) -> str:
+    part = an_object(name, value)
+    kind = part.get("type")
+    if kind in ("text", "refusal"):
+        said: str = text(f"{name}.{kind}", part.get(str(kind)))
+        return said
+    raise Unsupported(name, f"messages are text alone, given a part of type {shorten(kind)}")
+
+
+def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
+    """The calls of an earlier answer; templates write their arguments as objects, the wire has them as text."""
+    if not isinstance(value, list):
+        raise InvalidParameter(name, "a list of calls", value)
+    calls = []
+    for n, item in enumerate(value):
+        call = an_object(f"{name}[{n}]", item)
+        function = an_object(f"{name}[{n}].function", call.get("function"))
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = _parsed(arguments)
+        calls.append(call | {"function": function | {"arguments": arguments}})
+    return calls
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _tools(value: object) -> dict[str, dict[str, Any]]:
+    """The tools by the names of their functions."""
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise InvalidParameter("tools", f"a list of at most {MAX_TOOLS} tools", value)
+    tools: dict[str, dict[str, Any]] = {}
+    for n, item in enumerate(value):
+        tool = an_object(f"tools[{n}]", item)
+        if tool.get("type", "function") != "function":
+            raise Unsupported(f"tools[{n}].type", "functions are the only tools")
+        function = an_object(f"tools[{n}].function", tool.get("function"))
+        name = text(f"tools[{n}].function.name", function.get("name"))
+        if not name or name in tools:
+            raise InvalidParameter(f"tools[{n}].function.name", "a name of its own", name)
+        if function.get("parameters") is not None:
+            an_object(f"tools[{n}].function.parameters", function["parameters"])
+        tools[name] = tool
+    return tools
+
+
+def _tool_choice(value: object, tools: Mapping[str, Any]) -> str:
+    """auto, none, required, or the name of the function that must be called."""
+    if value is None:
+        return "auto" if tools else "none"
+    if isinstance(value, str):
+        if value not in ("auto", "none", "required"):
+            raise InvalidParameter("tool_choice", "auto, none, required or a named function", value)
+        if value == "required" and not tools:
+            raise InvalidParameter("tool_choice", "given together with tools", value)
+        return value if tools else "none"
+    function = an_object("tool_choice.function", an_object("tool_choice", value).get("function"))
+    name = text("tool_choice.function.name", function.get("name"))
+    if name not in tools:
+        raise InvalidParameter("tool_choice.function.name", "the name of one of tools", name)
+    return str(name)
+
+
+def _tool_call_form(choice: str, tools: Mapping[str, Any], frame: OpenAIFrame) -> str | None:
+    if choice == "none" or choice in tools:
+        return None
+    if choice == "required":
+        return "json"
+    if frame.tool_call_parser is None:
+        raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
+    return frame.tool_call_parser
+
+
+def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
+    """Of a named function the arguments alone, of any the list of calls, which has one where they are not parallel."""
+    if choice in tools:
+        return schema_guide("tools", _parameters(tools[choice]) or {"type": "object"})
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not is_parallel:
+        schema["maxItems"] = 1
+    return schema_guide("tools", schema | ({"$defs": definitions} if definitions else {}))
+
+
+def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one function's call. Its definitions move to the root, where its references look for them."""
+    parameters = dict(_parameters(tool) or {"type": "object"})
+    for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
+        if definitions.setdefault(key, definition) != definition:
+            raise InvalidParameter("tools", "without two definitions of one name", key)
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [name]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _parameters(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    parameters: dict[str, Any] | None = tool["function"].get("parameters")
+    return parameters

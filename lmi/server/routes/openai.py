@@ -1,0 +1,55 @@
+"""The OpenAI door: `/v1/chat/completions`, `/v1/completions`, and the list of the one model behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lmi.config import ModelConfig
+from lmi.dialects import OPENAI_CHAT, OPENAI_COMPLETIONS
+from lmi.errors import UnknownModel
+from lmi.server.exchange import Exchange
+from lmi.server.respond import answer
+from lmi.server.service import Service
+
+
+async def chat(exchange: Exchange, service: Service) -> None:
+    await answer(exchange, service, OPENAI_CHAT)
+
+
+async def completions(exchange: Exchange, service: Service) -> None:
+    await answer(exchange, service, OPENAI_COMPLETIONS)
+
+
+async def models(exchange: Exchange, service: Service) -> None:
+    model = service.config.model
+    cards = [card(model, name) for name in (model.name, *model.aliases)]
+    await exchange.answer(200, "application/json", orjson.dumps({"object": "list", "data": cards}))
+
+
+async def model(exchange: Exchange, service: Service) -> None:
+    name = exchange.scope["path_params"]["model"]
+    try:
+        service.check_model(name)
+    except UnknownModel as error:
+        exchange.error_label = error.label
+        frame = OPENAI_CHAT.default_frame(service.config.model)
+        rendered = OPENAI_CHAT.render_error(error, frame, accepted=False)
+        await exchange.answer(rendered.status, rendered.media_type, rendered.body)
+        return
+    await exchange.answer(200, "application/json", orjson.dumps(card(service.config.model, name)))
+
+
+def card(model: ModelConfig, name: str) -> dict[str, Any]:
+    """`created`: when the model's folder was last changed."""
+    return {"id": name, "object": "model", "created": int(Path(model.path).stat().st_mtime), "owned_by": "lmi"}
+
+
+ROUTES = [
+    ("/v1/chat/completions", ["POST"], chat),
+    ("/v1/completions", ["POST"], completions),
+    ("/v1/models", ["GET"], models),
+    ("/v1/models/{model:path}", ["GET"], model),
+]
