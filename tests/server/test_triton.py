@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -261,15 +261,19 @@ def test_statistics_count_what_ended_and_how(tmp_path: Path) -> None:
     with host(tmp_path) as served:
         for prompt in ("say a", "say b", "fail"):
             served.post({"text_input": prompt}, GENERATE)
-        served.send("GET", "/v2/health/ready")
+        for _ in range(20):
+            served.send("GET", "/v2/health/ready")
         [counts] = json.loads(served.send("GET", "/v2/models/model/stats")[1])["model_stats"]
         assert (counts["name"], counts["version"], counts["inference_count"]) == ("model", "1", 2)
+        assert json.loads(served.send("GET", "/v2/models/stats")[1]) == {
+            "model_stats": [{**counts, "name": "scripted"}]
+        }
         assert counts["inference_stats"] == {
             "success": {"count": 2},
             "fail": {"count": 1},
             "cancel": {"count": 0},
         }
-        assert dict(served.block.frontends[0].num_requests.items())["200"] == 2 + 1  # the health check is none
+        assert dict(served.block.frontends[0].num_requests.items())["200"] < 10  # a health check is none
 
 
 def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
@@ -293,19 +297,15 @@ def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
 
 
 def test_a_client_may_stay_for_its_next_request_after_every_kind_of_answer(lmi: Host) -> None:
-    from http.client import HTTPConnection
-
     connection = HTTPConnection("127.0.0.1", lmi.port, timeout=10)
     try:
         for prompt, path in (("say a", GENERATE), ("say a", STREAM), ("fail a", STREAM), ("", GENERATE)) * 2:
             connection.request("POST", path, json.dumps({"text_input": prompt}))
             connection.getresponse().read()
-            assert connection.sock is not None
+            assert connection.sock is not None  # http.client drops it where the server said that it closes
     finally:
         connection.close()
 
 
 def test_thirty_tokens_are_the_answer_when_none_are_named(lmi: Host) -> None:
-    started_s = time.monotonic()
     assert len(json.loads(lmi.post({"text_input": "run a"}, GENERATE)[1])["text_output"]) == 30
-    assert time.monotonic() - started_s < 10

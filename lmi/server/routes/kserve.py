@@ -68,8 +68,9 @@ def _tensor(name: str, entry: Input) -> dict[str, object]:
 
 
 async def stats(exchange: Exchange, service: Service) -> None:
-    """Counts of this model's generations at every door since the start."""
-    named, ends = named_model(exchange, service), dict[str, int]()
+    """Counts of the model's generations at every door since the start."""
+    named = named_model(exchange, service) if exchange.scope["path_params"] else service.config.model
+    ends = dict[str, int]()
     for frontend in service.block.frontends:
         for reason, count in frontend.num_finished.items():
             ends[reason] = ends.get(reason, 0) + count
@@ -112,6 +113,7 @@ ROUTES = [
     ("/v2/health/live", ["GET"], live),
     ("/v2/health/ready", ["GET"], ready),
     ("/v2/repository/index", ["POST"], index),
+    ("/v2/models/stats", ["GET"], stats),
     *(
         (f"/v2/models/{{model}}{version}{name}", methods, handler)
         for version in ("", "/versions/{version}")
