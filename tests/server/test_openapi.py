@@ -13,10 +13,12 @@ from lmi.server.app import ROUTES
 from lmi.server.routes.docs import PAGE
 from tests.scripted import Host, host
 
+CHAT_TEMPLATE = "{{ messages[0]['content'] }}"
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    with host(tmp_path_factory.mktemp("described")) as running:
+    with host(tmp_path_factory.mktemp("described"), model={"chat_template": CHAT_TEMPLATE}) as running:
         yield running
 
 
@@ -29,7 +31,9 @@ def document(server: Host) -> dict[str, Any]:
 
 def test_every_route_is_described_and_nothing_else(document: dict[str, Any]) -> None:
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
-    served = {(path, method) for path, methods, _ in ROUTES for method in methods if method != "HEAD"}
+    served = {
+        (path.replace(":path}", "}"), method) for path, methods, _ in ROUTES for method in methods if method != "HEAD"
+    }
     assert described == served
 
 
@@ -39,7 +43,7 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 
 def test_the_description_can_be_read(document: dict[str, Any]) -> None:
-    assert len(json.dumps(document)) < 100_000
+    assert len(json.dumps(document)) < 120_000
 
 
 def test_every_example_is_answered_as_described(document: dict[str, Any], server: Host) -> None:
@@ -56,9 +60,9 @@ def test_every_example_is_answered_as_described(document: dict[str, Any], server
             response, answer = server.post(said, path.format(**places))
             described = operation["responses"][str(response.status)]["content"]
             assert response.status == 200, (method, path, answer)
-            schema = described[response.getheader("content-type")]["schema"]
-            if "json" in str(response.getheader("content-type")):
-                jsonschema.validate(json.loads(answer), schema | {"components": document["components"]})
+            medium = described[response.getheader("content-type")]
+            if "schema" in medium:
+                jsonschema.validate(json.loads(answer), medium["schema"] | {"components": document["components"]})
             num_examples += 1
     assert num_examples >= 4
 

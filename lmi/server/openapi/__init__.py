@@ -1,4 +1,4 @@
-"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.1; a module for each door.
+"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.2; a module for each door.
 
 The schemas of requests are made from the tables by which requests are read, so that the two cannot differ.
 tests/server/test_openapi.py holds the rest against the server: each route is here and nothing else, each example is
@@ -11,16 +11,22 @@ from importlib.metadata import version
 from typing import Any
 
 from lmi.config import Config
-from lmi.server.openapi import lmi, plain, tgi, triton
+from lmi.server.openapi import lmi, openai, plain, tgi, triton
 from lmi.server.openapi.parts import Door, Operation
 
 
 def document(config: Config) -> dict[str, Any]:
     """The whole description, as JSON's objects."""
-    doors: list[Door] = [lmi.door(config), triton.door(config), tgi.door(config), plain.door(config)]
+    doors: list[Door] = [
+        lmi.door(config),
+        triton.door(config),
+        tgi.door(config),
+        openai.door(config),
+        plain.door(config),
+    ]
     paths = {path: methods for door in doors for path, methods in door.paths.items()}
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {
             "title": f"lmi: {config.model.name}",
             "version": version("lmi"),

@@ -1,7 +1,7 @@
 """The pieces that a description is made of: schemas from readers, answers, operations.
 
-Source of the format: the OpenAPI 3.1 specification, whose schemas are JSON Schema 2020-12. `x-record` is ours: the
-schema of one record of a stream, of which OpenAPI 3.1 can only say that it is text.
+Source of the format: the OpenAPI 3.2 specification, whose schemas are JSON Schema 2020-12. `itemSchema` is that of one
+record of a stream; a server-sent event is an object there, with the text of its `data`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ REASONS = {
     413: "the body is over max_request_size",
     415: "the body is compressed",
     422: "the request is wrong, and the error says where",
+    429: "too many requests (Retry-After)",
     424: "the request is wrong, or the engine failed on it; the error says which",
     431: "the head of the request is too large",
     500: "a fault of the server, or of the engine on this request",
@@ -85,13 +86,20 @@ def taken(readers: Mapping[str, Reader]) -> dict[str, Schema]:
     return {name: or_null(JSON_SCHEMAS.get(read, {})) for name, read in readers.items()}
 
 
-def stream(record: Schema) -> Schema:
-    return {"type": "string", "x-record": record}
+def content(schema: Schema, *media_types: str, end: str = "") -> dict[str, Schema]:
+    """By media type: the schema as JSON, and as a record of every other. `end`: an event that is no JSON."""
+    return {media: _medium(schema, media, end) for media in media_types or (JSON,)}
 
 
-def content(schema: Schema, *media_types: str) -> dict[str, Schema]:
-    """The same schema as JSON, and as the record of every other media type."""
-    return {media: {"schema": schema if media == JSON else stream(schema)} for media in media_types or (JSON,)}
+def _medium(schema: Schema, media_type: str, end: str) -> Schema:
+    if media_type == JSON:
+        return {"schema": schema}
+    if not media_type.startswith(SSE):
+        return {"itemSchema": schema}
+    data: Schema = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
+    if end:
+        data = {"anyOf": [{"const": end}, data]}
+    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
 def answers(ok: Mapping[str, Schema], error: Mapping[str, Schema], statuses: Iterable[int]) -> dict[str, Schema]:

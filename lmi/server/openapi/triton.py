@@ -46,19 +46,19 @@ def _input(entry: Input) -> Schema:
 
 
 FIELDS = {name: _input(entry) for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)}
-REQUEST = {
+REQUEST: Schema = {
+    "allOf": [ref("TritonInputs")],
     **asked(
         {
             "id": {"type": "string", "maxLength": MAX_ID_BYTES},
-            **FIELDS,
-            "text_input": {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 1},
             PACKED: {"type": "string", "description": "JSON of an object with more of these names"},
-            "parameters": asked({name: schema for name, schema in FIELDS.items() if name != "text_input"}),
+            "parameters": ref("TritonInputs"),
         }
     ),
     "description": "Each name once, at the top or in parameters; text_input is required.",
     "examples": [EXAMPLE],
 }
+PROMPT: Schema = {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 1}
 
 
 def door(config: Config) -> Door:
@@ -87,6 +87,7 @@ def door(config: Config) -> Door:
         for path, method in ((f"{model}/infer", "post"), (f"{model}/config", "get")):
             add(path, method, "Not served: always 404", text)
             del paths[path][method]["responses"]["200"]
+    add("/v2/models/stats", "get", "The same of every model, of which there is one", content(ref("TritonStats")))
     for path in ("/v2", "/v2/"):
         add(path, "get", "Who answers", content(ref("TritonServer")))
     add("/v2/health/live", "get", "Whether the server lives", nothing)
@@ -112,6 +113,7 @@ GIVEN = {
 TENSOR = struct({"name": STRING, "datatype": STRING, "shape": array(INTEGER)})
 COUNT = struct({"count": INTEGER})
 SCHEMAS: dict[str, Schema] = {
+    "TritonInputs": asked(FIELDS | {"text_input": PROMPT}),
     "TritonRequest": REQUEST,
     "TritonAnswer": struct(GIVEN, "id", *OUTPUTS),
     "TritonEvent": struct(GIVEN | {"error": STRING}, *GIVEN, "error"),
