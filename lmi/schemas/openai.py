@@ -148,7 +148,7 @@ SHARED: dict[str, Reader] = {
     "structured_outputs": an_object,
     "guided_json": lambda name, value: value,
     "guided_regex": text,
-    "guided_choice": strings(MAX_WORDS),
+    "guided_choice": lambda name, value: value,
     "guided_grammar": text,
 }
 COMPLETION: dict[str, Reader] = SHARED | {
@@ -163,17 +163,16 @@ COMPLETION: dict[str, Reader] = SHARED | {
 WITHOUT_EFFECT = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
     "request_id cache_salt guided_decoding_backend guided_whitespace_pattern return_token_ids "
-    "include_reasoning separate_reasoning".split()
+    "include_reasoning separate_reasoning length_penalty".split()
 )
 CANNOT: dict[str, str] = {
     "use_beam_search": "no engine here searches with beams yet",
-    "length_penalty": "no engine here searches with beams yet",
     "prompt_logprobs": "echo with logprobs gives those of the prompt",
     "logits_processors": "engines take no code",
     "allowed_token_ids": "engines take no such list",
     "prompt_embeds": "engines take token ids",
 }
-OFF: tuple[object, ...] = (None, False, 1, 1.0, [], {})
+OFF: tuple[object, ...] = (None, False, [], {})
 """Values of what cannot be done that ask for nothing."""
 
 WIRE_NAMES = {
@@ -290,7 +289,7 @@ def read_fields(
             if value is not None:
                 given[name] = known[name](name, value)
         elif name in cannot:
-            if value is True or value not in OFF:  # True equals 1
+            if value not in OFF:
                 raise Unsupported(name, cannot[name])
         elif name not in WITHOUT_EFFECT:
             tolerated.append(f"{shorten(name)}: unknown")
@@ -365,6 +364,7 @@ def guide(given: Mapping[str, Any]) -> GuidedDecodingParams | None:
 def _guide(name: str, value: Any) -> GuidedDecodingParams:
     field = f"structured_outputs.{name}"
     if name == "json_object":
+        boolean(field, value)
         return GuidedDecodingParams(GuideType.JSON)
     if name == "json":
         return schema_guide(field, value)

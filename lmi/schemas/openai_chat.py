@@ -63,7 +63,6 @@ CANNOT_CHAT = CANNOT | {
     "echo": "an answer is a message of its own",
     "chat_template": "the server has its own (option.chat_template)",
     "documents": "templates are given messages and tools alone",
-    "best_of": "chat has n alone",
 }
 WIRE_NAMES = SHARED_NAMES | {
     "input_token_ids": "messages",
