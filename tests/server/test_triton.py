@@ -309,3 +309,18 @@ def test_a_client_may_stay_for_its_next_request_after_every_kind_of_answer(lmi: 
 
 def test_thirty_tokens_are_the_answer_when_none_are_named(lmi: Host) -> None:
     assert len(json.loads(lmi.post({"text_input": "run a"}, GENERATE)[1])["text_output"]) == 30
+
+
+def test_the_engine_is_asked_the_same_as_by_the_lmi_door(lmi: Host) -> None:
+    sampled = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "seed": 7, "repetition_penalty": 1.5}
+    for triton, own in (
+        ({}, {}),
+        ({"max_tokens": 7, "stop_words": "x", "bad_words": ["y"]}, {"stop": ["x"], "bad_sequences": ["y"]}),
+        ({"max_tokens": 7, **sampled}, {"do_sample": True, **sampled}),
+    ):
+        limit = {"max_new_tokens": 7} if "max_tokens" in triton else {}
+        first = lmi.post({"text_input": "say hello", **triton}, GENERATE)[1]
+        second = lmi.post({"inputs": "say hello", "parameters": {**limit, **own}})[1]
+        asked, asked_by_lmi = lmi.executor.requests[-2:]
+        assert asked == asked_by_lmi
+        assert json.loads(first)["text_output"] == json.loads(second)["generated_text"]
