@@ -21,6 +21,8 @@ PLATFORM_FOLDER = Path("/opt/ml/model")
 DEMO = "demo"
 EMBEDDED = "lmi-dist"
 VLLM = "vllm"
+NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
+CUSTOM = "python"  # the model is code of its own
 LIBRARIES = {VLLM: "vllm", "trtllm": "tensorrt_llm"}  # what the handlers of this package need beside it
 
 
@@ -68,6 +70,21 @@ def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Pa
     return path, name
 
 
+def find_custom_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
+    """The same for a model that is code of its own: it may have no file beside that, or load it from anywhere."""
+    path = code_folders(model_id, folder, cwd)[0]
+    return path, model_name(Path(model_id).name if model_id else path.name)
+
+
+def code_folders(model_id: str | None, folder: Path | None, cwd: Path) -> list[Path]:
+    """Where code of the model's own may lie: beside the model, beside serving.properties."""
+    try:
+        path = _model_path(model_id, folder, cwd)
+    except ModelUnusable:
+        path = folder or cwd
+    return [path] if folder is None or folder == path else [path, folder]
+
+
 def model_name(text: str) -> str:
     """`text` with everything replaced that a URL's path segment or a log line would trip over."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
@@ -84,7 +101,7 @@ def choose_handler(asked: str, machine: Machine, installed: frozenset[str] | Non
     """The handler and the reason for it. Raises BadConfiguration with what is allowed."""
     installed = installed_handlers() if installed is None else installed
     word = asked.lower()
-    if word == "auto":
+    if word in ("auto", NO_ROLLING_BATCH):
         if not machine.gpus:
             return EMBEDDED, "no GPU is visible"
         if VLLM not in installed:
@@ -94,10 +111,9 @@ def choose_handler(asked: str, machine: Machine, installed: frozenset[str] | Non
         return EMBEDDED, "scheduler is served by lmi-dist"
     if word in installed:
         return word, "asked for"
-    missing = {"disable": "dynamic batching is not built yet"}
-    missing |= {name: f"the library {library} is not installed" for name, library in LIBRARIES.items()}
+    missing = {name: f"the library {library} is not installed" for name, library in LIBRARIES.items()}
     reason = f" ({word}: {missing[word]})" if word in missing else ""
-    raise BadConfiguration(", ".join(["auto", "scheduler", *sorted(installed)]) + reason)
+    raise BadConfiguration(", ".join(["auto", NO_ROLLING_BATCH, "scheduler", *sorted(installed)]) + reason)
 
 
 def installed_handlers() -> frozenset[str]:

@@ -15,12 +15,14 @@ from typing import Any
 
 import msgspec
 
-from lmi import choices
+from lmi import choices, model_code
 from lmi.choices import Machine
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.options import (
     ADDRESS,
     ENGINE_KEYS,
+    ENTRY_POINT,
+    FORMATTER_WORDS,
     OF_ONE_ENGINE,
     OPTIONS,
     TRANSLATED_FOR_VLLM,
@@ -63,6 +65,8 @@ class ModelConfig:
     version: str = "1"
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False
+    dynamic_batch: bool = False  # option.rolling_batch=disable
+    enable_streaming: bool = False  # of the dynamic-batch schema
     chat_template: str | None = None
     tool_call_parser: str | None = None  # hermes, json; None: what the model says is text
     reasoning_parser: str | None = None  # think
@@ -101,10 +105,37 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeConfig:
+    """A file of the model's own code. With a `handler` it is the model; else formatters around a model.
+
+    A formatter that is None is the function with djl_python's mark, if the file has one.
+    """
+
+    path: str
+    handler: str | None = None
+    output_formatter: str | None = None
+    input_formatter: str | None = None
+    has_output_formatter: bool = False
+    has_input_formatter: bool = False
+    properties: dict[str, str] = field(default_factory=dict)  # what the handler's first call is given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     server: ServerConfig
     model: ModelConfig
     engine: EngineConfig
+    code: CodeConfig | None = None
+
+    @property
+    def is_custom(self) -> bool:
+        """The model is code of its own, and each engine a process that runs it."""
+        return self.code is not None and self.code.handler is not None
+
+    @property
+    def num_formatters(self) -> int:
+        """Processes that run custom formatters."""
+        return 0 if self.code is None or self.is_custom else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +193,7 @@ def resolve(
     machine = machine or Machine.here(environ)
     findings = Findings(warnings=list(properties.warnings))
     resolution = _Resolution(pick(_expand(collect(properties, environ, flags), machine), findings), findings)
+    resolution.choose_code(folder, cwd)
     resolution.choose_engine(machine)
     resolution.choose_replicas(machine)
     resolution.warn_of_what_one_engine_uses()
@@ -199,19 +231,78 @@ class _Resolution:
         self.picked = picked
         self.findings = findings
         self.chosen: dict[str, tuple[Any, str]] = {}  # key of an option -> value, why
+        self.has_dynamic_batch = False
+        self.code: CodeConfig | None = None
+        self.unusable: ModelUnusable | None = None  # the code, told after every fault of an option
 
     def choose(self, key: str, value: Any, reason: str) -> None:
         """Set what nobody gave."""
         if key not in self.picked:
             self.chosen[key] = value, reason
 
+    def choose_code(self, folder: Path | None, cwd: Path) -> None:
+        """Which code of the model's own is run, by what its file holds."""
+        entry: str | None = self._given("option.entryPoint", None)
+        is_builtin = entry is not None and entry.startswith("djl_python.")
+        places = choices.code_folders(self._given("option.model_id", None), folder, cwd)
+        name = "model.py" if entry is None or is_builtin else entry
+        path = next((place / name for place in places if (place / name).is_file()), None)
+        if path is None:
+            if name == entry:
+                self._refuse("option.entryPoint", ENTRY_POINT.allowed)
+            self._check_formatter_names(frozenset())
+            return
+        try:
+            outline = model_code.outline(path)
+        except ModelUnusable as error:
+            self.unusable = error
+            return
+        handler = self._given("option.handler", model_code.HANDLER)
+        if is_builtin or handler not in outline.names:
+            if "option.handler" in self.picked and not is_builtin:
+                self._refuse("option.handler", f"a function of {path}")
+            handler = None
+        named = self._check_formatter_names(outline.names)
+        kinds = outline.marks | named.keys()
+        if handler is None and not kinds:
+            if name == entry:
+                self._refuse("option.entryPoint", f"a file with a function {model_code.HANDLER} or a formatter")
+            said = f"{path}: has neither a function {model_code.HANDLER} nor a formatter, so it is not run"
+            self.findings.warnings.append(said)
+            return
+        self.code = CodeConfig(
+            path=str(path.resolve()),
+            handler=handler,
+            output_formatter=named.get("output_formatter"),
+            input_formatter=named.get("input_formatter"),
+            has_output_formatter="output_formatter" in kinds,
+            has_input_formatter="input_formatter" in kinds,
+        )
+
+    def _check_formatter_names(self, names: frozenset[str]) -> dict[str, str]:
+        """The functions that options name as formatters, each of which must be among `names`."""
+        named = {}
+        for kind in model_code.MARKS:
+            wanted = self._given(f"option.{kind}", None)
+            if wanted is None or wanted in FORMATTER_WORDS:
+                continue
+            named[kind] = wanted
+            if wanted not in names:
+                words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
+                self._refuse(f"option.{kind}", f"{words}a function of the model's own model.py")
+        return named
+
     def choose_engine(self, machine: Machine) -> None:
+        if self.code is not None and self.code.handler is not None:
+            self._settle("option.rolling_batch", choices.CUSTOM, f"{self.code.path} has a function {self.code.handler}")
+            return
         asked = self._given("option.rolling_batch", "auto")
         try:
             handler, reason = choices.choose_handler(asked, machine)
         except BadConfiguration as error:
             self._refuse("option.rolling_batch", str(error))
             return
+        self.has_dynamic_batch = asked.lower() == choices.NO_ROLLING_BATCH
         if asked != handler:
             self.findings.notes.append(f"option.rolling_batch={asked}: the engine is {handler}, because {reason}")
         self._settle("option.rolling_batch", handler, reason)
@@ -220,6 +311,19 @@ class _Resolution:
         if handler == choices.EMBEDDED:
             self.choose("option.max_rolling_batch_size", MAX_NUM_SEQUENCES, f"default of {handler}")
             self.choose("option.max_rolling_batch_prefill_tokens", MAX_PREFILL_TOKENS, f"default of {handler}")
+        self.choose_dynamic_batch()
+
+    def choose_dynamic_batch(self) -> None:
+        """`batch_size` bounds the running sequences, and nothing waits to be put together."""
+        if self.has_dynamic_batch and "batch_size" in self.picked:
+            self.choose("option.max_rolling_batch_size", self.picked["batch_size"].value, "batch_size")
+        alone = "has an effect with option.rolling_batch=disable alone"
+        reasons = {} if self.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
+        reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
+        for key, reason in reasons.items():
+            if key in self.picked:
+                given = self.picked[key].given
+                self.findings.notes.append(f"{given.written} ({given.source}): {reason}")
 
     def choose_replicas(self, machine: Machine) -> None:
         gpus = self._gpus(machine)
@@ -248,18 +352,21 @@ class _Resolution:
         self.num_engines, self.device_ids = num_engines, gpus[: num_engines * gpus_each]
 
     def choose_model(self, folder: Path | None, cwd: Path) -> None:
+        if self.unusable is not None:
+            raise self.unusable
+        is_custom = self.code is not None and self.code.handler is not None
+        find = choices.find_custom_model if is_custom else choices.find_model
         try:
-            path, name = choices.find_model(self._given("option.model_id", None), folder, cwd)
+            path, name = find(self._given("option.model_id", None), folder, cwd)
         except ModelUnusable as error:
             source = (
                 self._setting("option.model_id").source if "option.model_id" in self.picked else "no option.model_id"
             )
             raise ModelUnusable(f"{error} ({source})") from None
         self.model_path = path.resolve()
+        self.is_model_apart = path != folder  # a local folder that option.model_id names
         self.choose("option.model_id", str(self.model_path), "the folder" if folder else "the built-in demo")
         self.choose("option.model_name", name, "the model's last name")
-        if (path / "model.py").exists():
-            self.findings.warnings.append(f"{path / 'model.py'}: code of your own is not run yet")
 
     def warn_of_what_one_engine_uses(self) -> None:
         for key, (handler, instead) in OF_ONE_ENGINE.items():
@@ -289,6 +396,8 @@ class _Resolution:
     def _tell_of_other(self, given: Given, handler: str, of_engine: frozenset[str] | None) -> None:
         said = f"{given.written} ({given.source})"
         is_strict = self._given("option.strict", False)
+        if handler == choices.CUSTOM and given.key.startswith("option."):
+            return  # the code is given every option
         if given.key in WITHOUT_EFFECT:
             self.findings.notes.append(f"{said}: has no effect here")
         elif given.key in (of_engine or ()):
@@ -309,10 +418,15 @@ class _Resolution:
             if option.field and (option.key in self.picked or option.key in self.chosen):
                 part, _, name = option.field.partition(".")
                 values[part][name] = self._final(option.key)
+        if values["model"].get("output_formatter") not in FORMATTER_WORDS:
+            values["model"].pop("output_formatter", None)
         return Config(
             server=ServerConfig(**values["server"]),
             model=ModelConfig(
-                path=str(self.model_path), is_demo=self.model_path == choices.demo_folder(), **values["model"]
+                path=str(self.model_path),
+                is_demo=self.model_path == choices.demo_folder(),
+                dynamic_batch=self.has_dynamic_batch,
+                **values["model"],
             ),
             engine=EngineConfig(
                 num_engines=self.num_engines,
@@ -321,7 +435,17 @@ class _Resolution:
                 option_sources=self._option_sources(),
                 **values["engine"],
             ),
+            code=self.code and replace(self.code, properties=self._code_properties()),
         )
+
+    def _code_properties(self) -> dict[str, str]:
+        """What a handler's first call is given: every option but secrets, as written, and where the model lies."""
+        given = [picked.given for picked in self.picked.values() if picked.given.key.startswith("option.")]
+        options = {row.key.removeprefix("option."): row.text for row in given if row.shown != "***"}
+        options.setdefault("tensor_parallel_degree", str(self._final("option.tensor_parallel_degree")))
+        if self.is_model_apart or "model_id" not in options:
+            options["model_id"] = str(self.model_path)
+        return options | {"model_dir": str(self.model_path), "device_id": "0" if self.device_ids else "-1"}
 
     def _option_sources(self) -> dict[str, str]:
         """Where each option.* was given."""

@@ -27,7 +27,7 @@ from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartEr
 from lmi.listener import bind
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.state import Block, EngineRecord, Phase
-from lmi.supervision import DRAIN_CUT_S, DRAIN_END_S, RestartTable, drain_notice_s, hang
+from lmi.supervision import DRAIN_CUT_S, DRAIN_END_S, RestartTable, code_hang, drain_notice_s, hang
 
 APP = "lmi.server.app:create_app()"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
@@ -51,7 +51,7 @@ class Resolved(Protocol):
 
 @dataclass
 class Engine:
-    """One engine slot and the process in it, if there is one."""
+    """One engine slot and the process in it, if there is one. `is_code`: it runs code of the model's own."""
 
     slot: int
     record: EngineRecord
@@ -61,6 +61,11 @@ class Engine:
     start_s: float = 0.0  # when to start the next process
     kill_s: float | None = None  # when to kill a hung one
     hung: str | None = None
+    is_code: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{'code worker' if self.is_code else 'engine'} {self.slot}"
 
 
 @dataclass
@@ -108,8 +113,9 @@ class Supervisor:
         engine = self._config.engine
         self._front_end = FrontEnd()
         self._engines = [
-            Engine(slot, record, RestartTable(engine.retry_threshold, engine.retry_window_s))
-            for slot, record in enumerate(block.engines)
+            Engine(slot, record, RestartTable(engine.retry_threshold, engine.retry_window_s), is_code=is_code)
+            for records, is_code in ((block.engines, self._config.is_custom), (block.formatters, True))
+            for slot, record in enumerate(records)
         ]
 
     def _turn(self) -> None:
@@ -159,23 +165,33 @@ class Supervisor:
         elif engine.kill_s is not None:
             if now >= engine.kill_s:
                 processes.send(engine.pid, signal.SIGKILL, to_group=True)
-        elif why := hang(engine.record, self._config.engine, engine.spawned_s, now):
-            log.error("engine %d %s; its stacks follow, then it is killed", engine.slot, why)
+        elif why := self._hang(engine, now):
+            log.error("%s %s; its stacks follow, then it is killed", engine.name, why)
             self._lose(engine, why, now)
             engine.hung, engine.kill_s = why, now + STACKS_S
             processes.send(engine.pid, signal.SIGUSR2)
+
+    def _hang(self, engine: Engine, now: float) -> str | None:
+        if engine.is_code:
+            return code_hang(engine.record, self._config, engine.spawned_s, now)
+        return hang(engine.record, self._config.engine, engine.spawned_s, now)
 
     def _start_engine(self, engine: Engine, now: float) -> None:
         engine.record.num_starts += 1
         engine.record.phase = Phase.STARTING
         engine.spawned_s, engine.kill_s, engine.hung = now, None, None
+        own = self._environment()
+        if engine.is_code:
+            module, environ = "lmi.custom.worker", environment.of_code(self._config, own, engine.slot)
+        else:
+            module, environ = "lmi.engine.worker", own | environment.of_engine(self._config, os.environ, engine.slot)
         engine.pid = processes.spawn(
-            [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", str(engine.slot)],
-            self._environment() | environment.of_engine(self._config, os.environ, engine.slot),
+            [sys.executable, "-P", "-m", module, "--slot", str(engine.slot)],
+            environ,
             death_signal=signal.SIGKILL,  # an engine without its supervisor is of no use to anyone
             oom_score=ENGINE_OOM_SCORE,
         )
-        log.info("engine %d starts as process %d", engine.slot, engine.pid)
+        log.info("%s starts as process %d", engine.name, engine.pid)
 
     def _lose(self, engine: Engine, why: str, now: float) -> None:
         engine.record.phase = Phase.LOST
@@ -200,12 +216,12 @@ class Supervisor:
         delay_s = engine.table.delay_s(engine.spawned_s, now)
         if delay_s is None:
             engine.record.phase = Phase.FAILED
-            message = f"engine {engine.slot} died {engine.table.num_deaths} times, the last time it {why}"
+            message = f"{engine.name} died {engine.table.num_deaths} times, the last time it {why}"
             self._fail(Failure(code=1, cause="engine_lost", stage=stage, message=message), notice_s=FAILED_NOTICE_S)
             return
         self._block.supervisor.num_engine_restarts += 1
         engine.start_s = now + delay_s
-        log.error("engine %d lost: %s; next start in %g s", engine.slot, why, delay_s)
+        log.error("%s lost: %s; next start in %g s", engine.name, why, delay_s)
 
     def _mind_front_end(self, now: float) -> None:
         front_end = self._front_end
@@ -313,6 +329,8 @@ class Supervisor:
     def _announce(self) -> None:
         """Once, when the first answer can be given."""
         if self._is_announced or not any(record.beat_s for record in self._block.frontends):
+            return
+        if not all(record.phase == Phase.READY for record in self._block.formatters):
             return
         for engine in self._engines:
             if engine.record.phase == Phase.READY and self._listener is not None:

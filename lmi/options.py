@@ -62,6 +62,10 @@ def _boolean(text: str) -> bool:
     return WORDS[text.lower()]
 
 
+def _streaming(text: str) -> bool:
+    return text.lower() == "huggingface" or _boolean(text)  # the reference's own streamer, or transformers'
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not (0 < value <= 1e7 and math.isfinite(value)):
@@ -119,6 +123,16 @@ SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
 DEGREE = Kind("a whole number of at least 1, or max", _degree)
 ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+ENTRY_POINT = matching("a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.]+|[^\0]+\.py")
+FORMATTER_WORDS = ("json", "jsonlines", "sse")
+
+
+def _formatter(text: str) -> str:
+    return text.lower() if text.lower() in FORMATTER_WORDS else str(FUNCTION.parse(text))
+
+
+FORMATTER = Kind("json, jsonlines, sse, or a function in the model's own model.py", _formatter)
 DTYPE = choice(
     "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"
 )
@@ -205,10 +219,19 @@ OPTIONS = (
         Kind(f"names with ; between, each {NAME.allowed}", _names),
         "further names of the model in URLs",
     ),
-    Option("option.output_formatter", "model.output_formatter", choice("json", "jsonlines", "sse"), "form of answers"),
+    Option("option.output_formatter", "model.output_formatter", FORMATTER, "form of answers, or a function for it"),
+    Option("option.input_formatter", "", FUNCTION, "function of model.py that reads requests"),
     Option("option.tgi_compat", "model.tgi_compat", BOOLEAN, "answers in the shape of TGI"),
+    Option(
+        "option.enable_streaming",
+        "model.enable_streaming",
+        Kind("true, false", _streaming),
+        "answers of option.rolling_batch=disable as they come, as jsonlines",
+    ),
     Option("option.chat_template", "model.chat_template", TEXT, "chat template: a file, or the text itself"),
-    Option("option.tool_call_parser", "model.tool_call_parser", choice("hermes", "json"), "form of tool calls in a text"),
+    Option(
+        "option.tool_call_parser", "model.tool_call_parser", choice("hermes", "json"), "form of a model's tool calls"
+    ),
     Option("option.reasoning_parser", "model.reasoning_parser", choice("think"), "marks around a model's thoughts"),
     Option(
         "option.trust_remote_code",
@@ -245,6 +268,14 @@ OPTIONS = (
         aliases=("option.max_num_batched_tokens",),
         env=("MAX_BATCH_PREFILL_TOKENS",),
     ),
+    Option(
+        "batch_size",
+        "",
+        integer(1, 65536),
+        "sequences that run at once with option.rolling_batch=disable",
+        aliases=("max_dynamic_batch_size",),
+    ),
+    Option("max_batch_delay", "", integer(0), "milliseconds to wait for a batch; accepted, nothing waits"),
     Option("option.max_kv_cache_tokens", "engine.max_kv_cache_tokens", integer(1), "size of the KV cache in tokens"),
     Option("option.max_model_len", "engine.max_sequence_length", integer(1), "longest prompt and answer together"),
     Option("option.batch_invariant", "engine.batch_invariant", BOOLEAN, "neighbours change no bit of an answer"),
@@ -300,11 +331,11 @@ OPTIONS = (
     Option(
         "option.entryPoint",
         "",
-        matching("djl_python.… (code of your own is not run yet)", r"djl_python\.[A-Za-z0-9_.]+"),
-        "accepted, means nothing",
+        ENTRY_POINT,
+        "Python file whose function handle is the model; djl_python.… means nothing",
         env=("DJL_ENTRY_POINT",),
-        has_flag=False,
     ),
+    Option("option.handler", "", FUNCTION, "the function of entryPoint, instead of handle"),
 )
 
 # Environment names of options that have no row here, and names whose values are written in another way.
@@ -324,10 +355,10 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
 
 # Keys of the reference that ask for nothing here: processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
-    "batch_size max_dynamic_batch_size max_batch_delay max_idle_time log_request_metric metrics_aggregation "
+    "max_idle_time log_request_metric metrics_aggregation "
     "required_memory_mb reserved_memory_mb translatorFactory load_models model_store download_dir features "
     "option.mpi_mode option.async_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
-    "option.handler option.task option.pythonExecutable option.enable_venv option.max_output_size "
+    "option.task option.pythonExecutable option.enable_venv option.max_output_size "
     "option.log_request_metric option.bedrock_compat".split()
 )
 
@@ -342,7 +373,7 @@ ENGINE_KEYS = frozenset(
     "option.speculative_length option.draft_model_tp_size option.swap_space option.cpu_offload_gb "
     "option.limit_mm_per_prompt option.tokenizer option.tokenizer_mode option.max_input_len option.max_output_len "
     "option.max_num_tokens option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "
-    "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block option.enable_streaming".split()
+    "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block".split()
 )
 
 _BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}

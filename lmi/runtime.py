@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lmi.config import Config, dump, load
 from lmi.errors import StartError
-from lmi.state import Block
+from lmi.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
 
@@ -34,7 +34,7 @@ class Runtime:
             raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
         try:
             (runtime.path / "config.json").write_bytes(dump(config))
-            Block.create(runtime.path / "state", config.engine.num_engines, runtime.num_front_end_slots)
+            Block.create(runtime.path / "state", *runtime._num_records())
         except OSError as error:
             runtime.remove()
             raise StartError(f"{runtime.path} (TMPDIR chooses another place): {error.strerror}") from error
@@ -47,7 +47,17 @@ class Runtime:
 
     def attach(self) -> Block:
         """Map the shared block into this process."""
-        return Block.attach(self.path / "state", self.config.engine.num_engines, self.num_front_end_slots)
+        return Block.attach(self.path / "state", *self._num_records())
+
+    def _num_records(self) -> tuple[int, int, int]:
+        return self.config.engine.num_engines, self.num_front_end_slots, self.config.num_formatters
+
+    def code_records(self, block: Block) -> list[EngineRecord]:
+        """Of the processes that run the model's own code: the engines themselves where it is the model."""
+        return block.engines if self.config.is_custom else block.formatters
+
+    def code_socket(self, slot: int) -> str:
+        return str(self.path / f"code-{slot}.sock")
 
     @property
     def num_front_end_slots(self) -> int:

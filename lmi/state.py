@@ -244,7 +244,7 @@ class FrontEndRecord(Record):
 class Block:
     """The mapped file and its records."""
 
-    def __init__(self, memory: mmap.mmap, num_engines: int, num_frontends: int) -> None:
+    def __init__(self, memory: mmap.mmap, num_engines: int, num_frontends: int, num_formatters: int = 0) -> None:
         self.memory = memory
         self.raw = memoryview(memory)
         self.ints = self.raw.cast("q")
@@ -254,27 +254,30 @@ class Block:
         self.engines = [EngineRecord(self, base + i * EngineRecord.num_words) for i in range(num_engines)]
         base += num_engines * EngineRecord.num_words
         self.frontends = [FrontEndRecord(self, base + i * FrontEndRecord.num_words) for i in range(num_frontends)]
+        base += num_frontends * FrontEndRecord.num_words
+        self.formatters = [EngineRecord(self, base + i * EngineRecord.num_words) for i in range(num_formatters)]
 
     @classmethod
-    def create(cls, path: Path, num_engines: int, num_frontends: int) -> Block:
+    def create(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:
         """Make the file, all zero, readable by this user alone.
 
         Its room on the disk is taken now: a write to a mapped page that finds the disk full would kill the writer.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(fd, 0, cls.size(num_engines, num_frontends))
+            os.posix_fallocate(fd, 0, cls.size(num_engines, num_frontends, num_formatters))
         finally:
             os.close(fd)
-        return cls.attach(path, num_engines, num_frontends)
+        return cls.attach(path, num_engines, num_frontends, num_formatters)
 
     @classmethod
-    def attach(cls, path: Path, num_engines: int, num_frontends: int) -> Block:
+    def attach(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:
+        size = cls.size(num_engines, num_frontends, num_formatters)
         with open(path, "r+b") as file:
-            return cls(mmap.mmap(file.fileno(), cls.size(num_engines, num_frontends)), num_engines, num_frontends)
+            return cls(mmap.mmap(file.fileno(), size), num_engines, num_frontends, num_formatters)
 
     @staticmethod
-    def size(num_engines: int, num_frontends: int) -> int:
+    def size(num_engines: int, num_frontends: int, num_formatters: int = 0) -> int:
         words = SupervisorRecord.num_words
-        words += num_engines * EngineRecord.num_words + num_frontends * FrontEndRecord.num_words
+        words += (num_engines + num_formatters) * EngineRecord.num_words + num_frontends * FrontEndRecord.num_words
         return words * WORD

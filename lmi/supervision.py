@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from lmi.config import EngineConfig
+from lmi.config import Config, EngineConfig
 from lmi.state import EngineRecord, Phase
 
 FIRST_DELAY_S = 0.2
@@ -67,6 +67,19 @@ def hang(record: EngineRecord, config: EngineConfig, spawned_s: float, now: floa
         limit_s = config.step_timeout_s if record.step else config.first_step_timeout_s
         return _late("made no step though work waits", now - record.step_s, limit_s)
     return _late("gave no sign of life", now - record.beat_s, IDLE_BEAT_S)
+
+
+def code_hang(record: EngineRecord, config: Config, spawned_s: float, now: float) -> str | None:
+    """The same for a process that runs code of the model's own. A handler has `predict_timeout` for one request, or as
+    long as it likes where there is none; a formatter has `step_timeout` for one piece of an answer."""
+    if record.phase in (Phase.STARTING, Phase.LOADING):
+        return _late("did not finish loading", now - spawned_s, config.engine.model_loading_timeout_s)
+    if record.phase != Phase.READY:
+        return None
+    if not record.num_running:
+        return _late("gave no sign of life", now - record.beat_s, IDLE_BEAT_S)
+    limit_s = config.server.predict_timeout_s if config.is_custom else config.engine.step_timeout_s
+    return None if limit_s is None else _late("worked on one request", now - record.step_s, limit_s)
 
 
 def _late(what: str, waited_s: float, limit_s: float) -> str | None:

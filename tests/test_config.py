@@ -135,7 +135,10 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "load_on_devices": "*",
         "engine": "MPI",
         "option.entryPoint": "djl_python.huggingface",
+        "option.handler": "handle",
+        "option.input_formatter": "read",
     }
+    (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...")
     for option in OPTIONS:
         text = samples.get(option.key, "1")
         prefix = "OPTION_" if option.key.startswith("option.") else "SERVING_"
@@ -214,7 +217,9 @@ BAD_LINES = {
     "log_level=loud": "DEBUG, INFO, WARNING, ERROR",
     "option.dtype=fp8": "auto, fp32, bf16, fp16",
     "option.tgi_compat=maybe": "true or false",
-    "option.output_formatter=xml": "json, jsonlines, sse",
+    "option.output_formatter=xml": "json, jsonlines, sse or a function of the model's own model.py",
+    "option.output_formatter=a-b": "json, jsonlines, sse, or a function in the model's own model.py",
+    "option.input_formatter=read": "a function of the model's own model.py",
     "option.tensor_parallel_degree=all": "a whole number of at least 1, or max",
     "option.tensor_parallel_degree=2": "1 on lmi-dist, which runs on one device",
     "option.pipeline_parallel_degree=2": "1 on lmi-dist, which runs on one device",
@@ -222,7 +227,8 @@ BAD_LINES = {
     "option.model_alias=a,b c": "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first",
     "option.quantize=awq": "int8 on lmi-dist",
     "option.device=cuda": "auto or cpu, since no GPU is visible",
-    "option.entryPoint=model.py": "djl_python.… (code of your own is not run yet)",
+    "option.entryPoint=model.py": "a Python file in the model's folder, or djl_python.…",
+    "option.entryPoint=my.module": "a Python file in the model's folder, or djl_python.…",
     "engine=PyTorch": "Python, MPI",
     "load_on_devices=0": "*, since no GPU is used",
     "load_on_devices=a": "* or GPU numbers with ; between",
@@ -357,10 +363,10 @@ def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, val
 
 
 def test_what_the_reference_needs_and_we_do_not_is_only_noted(folder: Path) -> None:
-    resolved = settle(folder, "option.mpi_mode=true\nbatch_size=4\nengine=MPI\n", {"SERVING_FEATURES": "vllm"})
+    resolved = settle(folder, "option.mpi_mode=true\nmax_idle_time=4\nengine=MPI\n", {"SERVING_FEATURES": "vllm"})
     assert resolved.warnings == () and resolved.config.engine.options == {}
     assert {note for note in resolved.notes if note.endswith("has no effect here")} == {
-        "batch_size (serving.properties:2): has no effect here",
+        "max_idle_time (serving.properties:2): has no effect here",
         "features (SERVING_FEATURES): has no effect here",
         "option.mpi_mode (serving.properties:1): has no effect here",
     }
@@ -509,10 +515,34 @@ def test_an_announced_engine_without_its_library_is_refused_by_name(
     assert "lmi-dist" in fault and fault.endswith("(vllm: the library vllm is not installed)")
 
 
-@pytest.mark.parametrize("word", ["disable", "trtllm", "nonsense"])
+def test_without_a_rolling_batch_the_engine_is_the_one_of_auto(folder: Path) -> None:
+    resolved = settle(
+        folder, "option.rolling_batch=Disable\nbatch_size=4\nmax_batch_delay=50\noption.enable_streaming=true"
+    )
+    model, engine = resolved.config.model, resolved.config.engine
+    assert (model.dynamic_batch, model.enable_streaming) == (True, True)
+    assert (engine.handler, engine.max_num_sequences, resolved.warnings) == ("lmi-dist", 4, ())
+    assert (
+        "max_batch_delay (serving.properties:3): unneeded, a request joins the running batch at once" in resolved.notes
+    )
+    assert choices.choose_handler("disable", FOUR_GPUS) == choices.choose_handler("auto", FOUR_GPUS)
+    both = settle(folder, "option.rolling_batch=disable\nbatch_size=4\noption.max_rolling_batch_size=7")
+    assert both.config.engine.max_num_sequences == 7
+
+
+def test_what_only_a_dynamic_batch_has_is_noted_with_a_rolling_one(folder: Path) -> None:
+    resolved = settle(folder, "max_dynamic_batch_size=4\noption.enable_streaming=huggingface")
+    assert (resolved.config.model.dynamic_batch, resolved.config.engine.max_num_sequences) == (False, 64)
+    alone = "has an effect with option.rolling_batch=disable alone"
+    assert len([note for note in resolved.notes if note.endswith(alone)]) == 2
+
+
+@pytest.mark.parametrize("word", ["trtllm", "nonsense"])
 def test_an_engine_that_is_not_there_is_refused_with_those_that_are(folder: Path, word: str) -> None:
     (fault,) = faults(folder, f"option.rolling_batch={word}")
-    assert fault.startswith(f"option.rolling_batch='{word}' (serving.properties:1): allowed is auto, scheduler, ")
+    assert fault.startswith(
+        f"option.rolling_batch='{word}' (serving.properties:1): allowed is auto, disable, scheduler, "
+    )
     assert "lmi-dist" in fault
 
 
@@ -596,10 +626,67 @@ def test_the_machine_has_cores_and_obeys_the_list_of_visible_gpus() -> None:
     assert Machine.here({"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
 
 
-def test_a_model_that_brings_its_own_code_is_told_that_it_does_not_run(folder: Path) -> None:
-    (folder / "model.py").write_text("")
-    (warning,) = settle(folder).warnings
-    assert warning == f"{folder / 'model.py'}: code of your own is not run yet"
+def test_code_that_holds_nothing_to_run_is_told(folder: Path) -> None:
+    (folder / "model.py").write_text("x = 1")
+    resolved = settle(folder)
+    (warning,) = resolved.warnings
+    assert warning == f"{folder / 'model.py'}: has neither a function handle nor a formatter, so it is not run"
+    assert resolved.config.code is None
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "found"),
+    [
+        ("def handle(inputs): ...", "", {"handler": "handle"}),
+        ("async def handle(inputs): ...", "option.entryPoint=model.py", {"handler": "handle"}),
+        ("from service import handle", "", {"handler": "handle"}),
+        ("def other(inputs): ...", "option.handler=other", {"handler": "other"}),
+        ("handle = other = print", "option.handler=other", {"handler": "other"}),
+        ("@output_formatter\ndef f(o): ...", "", {"has_output_formatter": True}),
+        ("@djl_python.input_parser.input_formatter\ndef f(o): ...", "", {"has_input_formatter": True}),
+        (
+            "def f(o): ...",
+            "option.output_formatter=f",
+            {"output_formatter": "f", "has_output_formatter": True},
+        ),
+        (
+            "@output_formatter\ndef f(o): ...\ndef handle(inputs): ...",
+            "option.entryPoint=djl_python.huggingface",
+            {"has_output_formatter": True},
+        ),
+    ],
+)
+def test_what_a_models_code_is_for_is_read_from_its_text(
+    folder: Path, source: str, text: str, found: dict[str, object]
+) -> None:
+    (folder / "model.py").write_text(source)
+    config = settle(folder, text).config
+    assert config.code is not None and {name: getattr(config.code, name) for name in found} == found
+    assert config.is_custom == ("handler" in found)
+    assert config.model.output_formatter is None
+    assert config.engine.handler == ("python" if config.is_custom else "lmi-dist")
+    assert load(dump(config)) == config
+
+
+def test_a_handler_is_given_every_option_and_needs_no_model_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def handle(inputs): ...")
+    resolved = settle(tmp_path, "option.model_id=org/name\noption.task=fill\noption.mine=1\noption.hf_token=x")
+    assert resolved.warnings == ()
+    assert resolved.config.code is not None
+    assert resolved.config.code.properties == {
+        "model_id": "org/name",
+        "task": "fill",
+        "mine": "1",
+        "tensor_parallel_degree": "1",
+        "model_dir": str(tmp_path),
+        "device_id": "-1",
+    }
+
+
+def test_code_that_is_not_python_makes_the_model_unusable(folder: Path) -> None:
+    (folder / "model.py").write_text("\n\ndef handle(:")
+    with pytest.raises(ModelUnusable, match=r"model.py: line 3: SyntaxError"):
+        settle(folder)
 
 
 @pytest.mark.parametrize("text", ["option.x=\\ud800", "option.dtype=\\udfff"])

@@ -171,7 +171,12 @@ class Connection(asyncio.Protocol):
 
 
 async def listen(desk: Desk, path: str) -> asyncio.Server:
-    """Accept front ends of this user alone at `path`; what a dead predecessor left there goes."""
+    """Accept front ends of this user alone at `path`."""
+    return await asyncio.get_running_loop().create_unix_server(lambda: Connection(desk), sock=bind(path))
+
+
+def bind(path: str) -> socket.socket:
+    """A socket at `path` for this user alone; what a dead predecessor left there goes."""
     if os.path.exists(path):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -180,7 +185,7 @@ async def listen(desk: Desk, path: str) -> asyncio.Server:
         listener.bind(path)
     finally:
         os.umask(previous)
-    return await asyncio.get_running_loop().create_unix_server(lambda: Connection(desk), sock=listener)
+    return listener
 
 
 def _peer_uid(peer: socket.socket) -> int:

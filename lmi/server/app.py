@@ -17,14 +17,16 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lmi.custom.client import CodeWorkers
 from lmi.dialects import dialect_at
 from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
-from lmi.pipeline import Pipeline
+from lmi.pipeline import NoPipeline, Pipeline
 from lmi.runtime import Runtime
 from lmi.server.exchange import Exchange
-from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton
+from lmi.server.routes import custom, docs, health, invocations, kserve, openai, tgi, triton
 from lmi.server.service import Service
+from lmi.state import Block
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
 
@@ -44,6 +46,7 @@ ROUTES: list[Row] = [
     *tgi.ROUTES,
     *openai.ROUTES,
 ]
+CUSTOM_ROUTES: list[Row] = [*health.ROUTES, *custom.ROUTES]  # of a model that is code of its own
 
 
 def create_app() -> ASGIApp:
@@ -52,23 +55,36 @@ def create_app() -> ASGIApp:
     block = runtime.attach()
     engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     config = runtime.config
+    record = block.frontends[int(os.environ["LMI_SLOT"])]
+    code = code_workers(runtime, block) if config.code is not None else None
+    if config.is_custom:
+        return build_app(Service(config, block, record, Engines([], []), NoPipeline(), code))
     tokenizer = Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    record = block.frontends[int(os.environ["LMI_SLOT"])]
-    return build_app(Service(config, block, record, engines, pipeline))
+    return build_app(Service(config, block, record, engines, pipeline, code))
+
+
+def code_workers(runtime: Runtime, block: Block) -> CodeWorkers:
+    records = runtime.code_records(block)
+    return CodeWorkers([runtime.code_socket(slot) for slot in range(len(records))], records)
 
 
 def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
         await service.engines.start()
+        if service.code is not None:
+            await service.code.start()
         gc.freeze()  # what is loaded by now stays; without this each full collection would walk through it
         yield
         await service.engines.close()
+        if service.code is not None:
+            await service.code.close()
 
+    routes = CUSTOM_ROUTES if service.config.is_custom else ROUTES
     router = Router(
-        [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in ROUTES],
+        [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in routes],
         lifespan=lifespan,
         redirect_slashes=False,
     )

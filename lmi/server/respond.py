@@ -8,35 +8,58 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from lmi.config import ModelConfig
-from lmi.dialects import Dialect
+from lmi.dialects import LMI, Dialect
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError
 from lmi.formatters.base import Formatter
 from lmi.schemas.common import Parsed
+from lmi.server.custom import CustomFormatter, has_output_formatter, read_input
 from lmi.server.exchange import Exchange
 from lmi.server.service import Service
 from lmi.state import FrontEndRecord
 from lmi.types import Delta, Frame
 
 
-async def answer(exchange: Exchange, service: Service, dialect: Dialect, model: ModelConfig | None = None) -> None:
-    """Read one inference request and answer it, by whatever end it comes to. `model`: as the path names it."""
+async def answer(
+    exchange: Exchange,
+    service: Service,
+    dialect: Dialect,
+    model: ModelConfig | None = None,
+    choose: Callable[[bytes], Dialect] | None = None,
+) -> None:
+    """Read one inference request and answer it, by whatever end it comes to.
+
+    `model`: as the path names it. `choose`: the door by what its body holds, where a path belongs to several; until
+    that is read it is `dialect`.
+    """
     model = model or service.config.model
     frame = dialect.default_frame(model)
     try:
         service.check_room()  # before the body: a full server reads nothing
         body = await exchange.body(service.config.server.max_request_size)
-        message = dialect.read(body, exchange.headers.get("content-type"), model)
+        content_type = exchange.headers.get("content-type")
+        if dialect.name == LMI.name and service.code is not None:
+            async with deadline(service.config.server.predict_timeout_s, exchange.started_s):
+                body, content_type = await read_input(exchange, service, body)
+        if choose is not None:
+            dialect = choose(body)
+            frame = dialect.default_frame(model)
+        message = dialect.read(body, content_type, model)
         frame = message.frame
         parsed = dialect.parse(message)
         service.report_tolerated(parsed.tolerated, exchange.request_id)
         with service.admitted():
-            await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame))
+            formatter: Formatter | CustomFormatter = dialect.formatter(parsed)
+            if dialect.name == LMI.name and has_output_formatter(service.config, message):
+                formatter = CustomFormatter(service, parsed, message.fields.get("parameters") or {})
+                parsed = replace(parsed, requests=formatter.requests)
+            await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
     except ClientGone:
         raise
     except LmiError as error:
@@ -45,9 +68,15 @@ async def answer(exchange: Exchange, service: Service, dialect: Dialect, model: 
         await exchange.answer(rendered.status, rendered.media_type, rendered.body, rendered.headers.items())
 
 
-async def respond(exchange: Exchange, service: Service, dialect: Dialect, parsed: Parsed, frame: Frame) -> None:
+async def respond(
+    exchange: Exchange,
+    service: Service,
+    dialect: Dialect,
+    parsed: Parsed,
+    frame: Frame,
+    formatter: Formatter | CustomFormatter,
+) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
-    formatter = dialect.formatter(parsed)
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
         with meter:
@@ -55,7 +84,10 @@ async def respond(exchange: Exchange, service: Service, dialect: Dialect, parsed
                 deadline(service.config.server.predict_timeout_s, exchange.started_s),
                 aclosing(service.pipeline.generate(parsed.requests)) as deltas,
             ):
-                body = await write(exchange, formatter, deltas, meter)
+                if isinstance(formatter, CustomFormatter):
+                    body = await write_custom(exchange, formatter, deltas, meter)
+                else:
+                    body = await write(exchange, formatter, deltas, meter)
     except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
         if not exchange.status:
             raise
@@ -78,6 +110,26 @@ async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[
                     await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
                 await exchange.write(record)
     return record
+
+
+async def write_custom(
+    exchange: Exchange, formatter: CustomFormatter, deltas: AsyncIterator[Delta], meter: Meter
+) -> bytes:
+    """The same through the model's own formatter: what it writes for each Delta as it comes, or all of it at the end.
+
+    An answer that it writes nothing of still begins, so that its status is told.
+    """
+    written = []
+    async with aclosing(formatter.records(deltas, meter.count)) as records:
+        async for record in records:
+            if not formatter.is_streaming:
+                written.append(record)
+                continue
+            if not exchange.status:
+                await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
+            if record:
+                await exchange.write(record)
+    return b"".join(written)
 
 
 class Meter:

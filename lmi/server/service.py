@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from lmi.config import Config
+from lmi.custom.client import CodeWorkers
 from lmi.engine.client import Engines
 from lmi.errors import Overloaded, Unavailable, UnknownModel, shorten
 from lmi.pipeline import Pipeline
@@ -25,6 +26,7 @@ class Service:
     record: FrontEndRecord  # this worker's own
     engines: Engines
     pipeline: Pipeline
+    code: CodeWorkers | None = None  # where the model comes with code of its own
     _reported: set[str] = field(default_factory=set)
 
     @property

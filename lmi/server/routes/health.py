@@ -24,7 +24,7 @@ async def scrape(exchange: Exchange, service: Service) -> None:
 
 def health(service: Service) -> tuple[int, dict[str, object]]:
     supervisor, engines = service.block.supervisor, service.block.engines
-    num_alive = sum(engine.is_alive for engine in engines)
+    num_alive = sum(engine.is_alive for engine in engines) if has_formatters(service) else 0
     if supervisor.phase == Phase.FAILED:
         return 500, {"status": "Failed", "reason": supervisor.reason}
     if supervisor.phase == Phase.DRAINING:
@@ -37,9 +37,16 @@ def health(service: Service) -> tuple[int, dict[str, object]]:
     return 503, unready(service)
 
 
+def has_formatters(service: Service) -> bool:
+    """Whether a process of custom formatters is there, if the model has any."""
+    formatters = service.block.formatters
+    return not formatters or any(formatter.is_alive for formatter in formatters)
+
+
 def unready(service: Service) -> dict[str, object]:
     """Why no engine can serve: the one that is furthest on speaks for all."""
-    engine = max(service.block.engines, key=lambda engine: (engine.phase != Phase.LOST, engine.progress))
+    records = service.block.engines if has_formatters(service) else service.block.formatters
+    engine = max(records, key=lambda engine: (engine.phase != Phase.LOST, engine.progress))
     if engine.phase == Phase.READY:
         return {"status": "Unresponsive", "silent_s": round(time.monotonic() - engine.beat_s, 1)}
     loading: dict[str, object] = {"stage": engine.stage or "start", "progress": round(engine.progress, 3)}

@@ -1,0 +1,103 @@
+"""What `handle` returns: a status, properties (headers of the answer) and content, whole or as a stream."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from djl_python.pair_list import PairList
+
+JSON = "application/json"
+
+
+def _default_stream_output_formatter(item: Any) -> bytes:
+    """One line for each item of a stream."""
+    return (json.dumps({"outputs": item}) + "\n").encode()
+
+
+class Output:
+    def __init__(self, code: int = 200, message: str = "OK") -> None:
+        self.code = code
+        self.message = message
+        self.properties: dict[str, str] = {}
+        self.content = PairList()
+        self.stream_content: Iterable[Any] | None = None
+        self.stream_formatter: Callable[[Any], bytes | str] | None = None
+        self.finalizer: Callable[[], Any] | None = None
+        self.media_type: str | None = None  # of the first thing added, where no property says it
+
+    def set_code(self, code: int) -> Output:
+        self.code = code
+        return self
+
+    def set_message(self, message: str) -> Output:
+        self.message = message
+        return self
+
+    def get_properties(self) -> dict[str, str]:
+        return self.properties
+
+    def add_property(self, key: str, value: Any) -> Output:
+        self.properties[key] = value
+        return self
+
+    def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Output:
+        """Make this the answer to a request that failed."""
+        self.code, self.message = code, message
+        self.content = PairList()
+        return self.add_as_json({"code": code, "message": message, "error": error})
+
+    def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        """Bytes as they are, a text in UTF-8, anything else as JSON."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            return self._add(bytes(value), key, None)
+        if isinstance(value, str):
+            return self._add(value.encode(), key, "text/plain; charset=utf-8")
+        return self.add_as_json(value, key)
+
+    def add_as_json(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self._add(json.dumps(value, ensure_ascii=False).encode(), key, JSON)
+
+    def add_as_string(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self._add(str(value).encode(), key, "text/plain; charset=utf-8")
+
+    def add_as_numpy(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        """An array, or the first of a list of them, as npy."""
+        import numpy
+
+        buffer = io.BytesIO()
+        numpy.save(buffer, value[0] if isinstance(value, list) else value, allow_pickle=False)
+        return self._add(buffer.getvalue(), key, "tensor/npy")
+
+    def add_as_npz(self, value: list[Any], key: str | None = None, batch_index: int | None = None) -> Output:
+        import numpy
+
+        buffer = io.BytesIO()
+        numpy.savez(buffer, *value)
+        return self._add(buffer.getvalue(), key, "tensor/npz")
+
+    def add_stream_content(
+        self, stream_content: Iterable[Any], output_formatter: Any = _default_stream_output_formatter
+    ) -> Output:
+        """Send what the iterable yields as it comes. `output_formatter` makes bytes or a text of each item."""
+        self.stream_content = stream_content
+        self.stream_formatter = output_formatter if callable(output_formatter) else None
+        if self.stream_formatter is _default_stream_output_formatter:
+            self.media_type = "application/jsonlines"
+        return self
+
+    def finalize(self, function: Callable[..., Any], *args: Any) -> Output:
+        """Call it when the answer has been handed over."""
+        self.finalizer = lambda: function(*args)
+        return self
+
+    def _add(self, data: bytes, key: str | None, media_type: str | None) -> Output:
+        if self.content.is_empty():
+            self.media_type = media_type
+        self.content.add(data, key)
+        return self
+
+    def __str__(self) -> str:
+        return f"Output(code={self.code}, message={self.message}, keys={self.content.keys()})"

@@ -1,0 +1,347 @@
+"""The process that runs a model's own code: `handle`, or its formatters. Nothing else of ours does.
+
+`python -m lmi.custom.worker --slot N` imports the file, lets `handle` load, then serves front ends on a unix socket.
+The main thread reads sockets, one more thread runs the code, one call after the other. The process has no secrets of
+ours in its environment and no engine beside it; what the code prints becomes lines of our log. Code that never returns
+is seen by the supervisor in the record (`lmi/supervision.py`), which ends the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import importlib
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from typing import Any, cast
+
+import msgspec
+
+import lmi.log
+from lmi import processes
+from lmi.config import CodeConfig
+from lmi.custom.messages import (
+    MAX_PIECE_BYTES,
+    WINDOW,
+    Drop,
+    End,
+    Failed,
+    Feed,
+    Handle,
+    Head,
+    Open,
+    Piece,
+    ReadInput,
+    Taken,
+    ToFrontEnd,
+    ToWorker,
+    decode_to_worker,
+    encode,
+)
+from lmi.engine.frames import FrameReader, FrameTooLarge, frame
+from lmi.engine.server import bind
+from lmi.errors import ModelUnusable
+from lmi.executor import EngineInfo
+from lmi.runtime import Runtime
+from lmi.state import EngineRecord, Phase
+
+BEAT_S = 0.2
+PRINTED_S = 0.5  # for the last lines that the code printed; a child of its own may hold their pipe open
+FINISH_S = 2.0  # for calls that are still open when the worker is told to stop
+
+log = logging.getLogger("lmi.custom.worker")  # this module is __main__ where it runs
+printed = logging.getLogger("model.py")
+
+
+class Job:
+    """One call as the worker keeps it. `room` counts the pieces that may still be sent."""
+
+    def __init__(self, connection: Connection, message: Handle | ReadInput | Open) -> None:
+        self.connection = connection
+        self.first = message
+        self.answer: Any = None  # of Open: the formatter's state
+        self.is_dropped = threading.Event()
+        self.room = threading.Semaphore(WINDOW)
+
+    @property
+    def id(self) -> int:
+        return self.first.call_id
+
+    def drop(self) -> None:
+        self.is_dropped.set()
+        self.room.release()  # whoever waits for room looks up
+
+
+class Bench:
+    """Runs the code in a thread of its own and keeps the record."""
+
+    def __init__(self, model: Any, record: EngineRecord) -> None:
+        self._model = model
+        self._record = record
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[tuple[Job, Handle | ReadInput | Open | Feed]] = queue.SimpleQueue()
+        self._is_busy = False
+        record.max_num_sequences = 1
+        record.step_s = time.monotonic()
+        threading.Thread(target=self._run, name="code", daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_busy and self._jobs.empty()
+
+    def put(self, job: Job, message: Handle | ReadInput | Open | Feed) -> None:
+        self._jobs.put((job, message))
+
+    def beat(self) -> None:
+        self._record.beat_s = time.monotonic()
+        self._record.num_waiting = self._jobs.qsize()
+
+    def _run(self) -> None:
+        while True:
+            job, message = self._jobs.get()
+            self._is_busy = True
+            self._record.step_s = time.monotonic()
+            self._record.num_running = 1
+            if not job.is_dropped.is_set():
+                self._work(job, message)
+            self._record.step += 1
+            self._record.num_running = 0
+            self._is_busy = False
+
+    def _work(self, job: Job, message: Handle | ReadInput | Open | Feed) -> None:
+        try:
+            if isinstance(message, Handle):
+                self._handle(job, message)
+            elif isinstance(message, ReadInput):
+                self._send(job, Head(job.id, 200, "", {}, False))
+                self._send_all(job, [self._model.read_input(message.properties, message.body)])
+            elif isinstance(message, Open):
+                job.answer = self._model.answer(job.id, message.prompt, message.parameters)
+                return
+            else:
+                self._send(job, Piece(job.id, job.answer.feed(message.tokens, message.finish_reason)))
+                if message.finish_reason is None:
+                    return
+            self._send(job, End(job.id))
+        except Exception as error:  # whatever the code raises is this call's alone
+            log.error("the model's code failed", exc_info=error)
+            self._send(job, Failed(job.id, describe(error)))
+        except SystemExit as error:
+            log.error("the model's code called exit()", exc_info=error)
+            self._send(job, Failed(job.id, describe(error)))
+
+    def _handle(self, job: Job, message: Handle) -> None:
+        with closing(self._model.handle(message.properties, message.query, message.body)) as answer:
+            head = next(answer)
+            self._send(job, Head(job.id, int(head.status), head.media_type, head.headers, head.is_streaming))
+            self._send_all(job, answer)
+
+    def _send_all(self, job: Job, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            for part in _cut(piece):
+                job.room.acquire()
+                if job.is_dropped.is_set():
+                    return
+                self._send(job, Piece(job.id, part))
+
+    def _send(self, job: Job, message: ToFrontEnd) -> None:
+        with suppress(RuntimeError):  # the loop is closed: we are stopping
+            self._loop.call_soon_threadsafe(job.connection.send, message)
+
+
+class Connection(asyncio.Protocol):
+    """One front end."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._jobs: dict[int, Job] = {}
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                self._take(decode_to_worker(payload))
+        except (FrameTooLarge, msgspec.MsgspecError) as error:
+            log.error("a front end sent something that is no message of ours, closing: %s", error)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _take(self, message: ToWorker) -> None:
+        if isinstance(message, Handle | ReadInput | Open):
+            job = self._jobs[message.call_id] = Job(self, message)
+            self._bench.put(job, message)
+        elif (known := self._jobs.get(message.call_id)) is None:
+            return
+        elif isinstance(message, Feed):
+            self._bench.put(known, message)
+        elif isinstance(message, Taken):
+            known.room.release()
+        elif isinstance(message, Drop):
+            self._jobs.pop(message.call_id).drop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        for job in self._jobs.values():
+            job.drop()
+
+    def send(self, message: ToFrontEnd) -> None:
+        if isinstance(message, End | Failed):
+            self._jobs.pop(message.call_id, None)
+        if self._transport is None:
+            return
+        try:
+            self._transport.write(frame(encode(message)))
+        except FrameTooLarge as error:
+            self.send(Failed(message.call_id, str(error)))
+
+
+async def serve(model: Any, record: EngineRecord, socket_path: str) -> None:
+    """Serve until SIGTERM."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    bench = Bench(model, record)
+    server = await loop.create_unix_server(lambda: Connection(bench), sock=bind(socket_path))
+    beat = asyncio.create_task(_beat(bench))
+    record.phase = Phase.READY
+    await stop.wait()
+    record.phase = Phase.DRAINING
+    server.close()
+    deadline_s = time.monotonic() + FINISH_S
+    while not bench.is_idle and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.02)
+    beat.cancel()
+
+
+async def _beat(bench: Bench) -> None:
+    while True:
+        bench.beat()
+        await asyncio.sleep(BEAT_S)
+
+
+def load(code: CodeConfig, folder: str, record: EngineRecord) -> Any:
+    """The model's functions, ready. Raises ModelUnusable with what the file raised."""
+    python_model = importlib.import_module("handlers.python_model")
+    record.stage = "import"
+    try:
+        functions = python_model.Functions(code.handler, code.output_formatter, code.input_formatter)
+        model = python_model.load(code.path, functions, folder)
+        record.stage = "initialise"
+        model.begin(code.properties)
+    except (Exception, SystemExit) as error:
+        log.error("%s cannot be used", code.path, exc_info=error)
+        raise ModelUnusable(f"{code.path}: {_place(error, code.path)}{describe(error)}") from error
+    return model
+
+
+def run(slot: int) -> int:
+    """Load, serve, stop; returns the exit code."""
+    runtime = Runtime.from_environ()
+    config, code = runtime.config, runtime.config.code
+    assert code is not None
+    record = runtime.code_records(runtime.attach())[slot]
+    record.claim()
+    record.phase = Phase.LOADING
+    processes.set_title(f"lmi-code-{slot}")
+    lmi.log.setup(f"code {slot}", config.server.log_level, config.server.log_format)
+    finish_printing = log_what_is_printed()
+    try:
+        started_s = time.monotonic()
+        model = load(code, config.model.path, record)
+        if code.handler is not None:
+            _report(runtime, slot, time.monotonic() - started_s)
+        record.stage = ""
+        asyncio.run(serve(model, record, runtime.code_socket(slot)))
+    except ModelUnusable as error:
+        record.reason = str(error)
+        return error.exit_code
+    except Exception as error:
+        record.reason = describe(error)
+        log.exception("the process of the model's code failed")
+        return 1
+    finally:
+        finish_printing()
+    return 0
+
+
+def describe(error: BaseException) -> str:
+    """The last line of a traceback."""
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _place(error: BaseException, path: str) -> str:
+    """Where in the file it was, as far as the traceback tells."""
+    lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == path]
+    number = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    return f"line {number}: " if number else ""
+
+
+def _report(runtime: Runtime, slot: int, seconds: float) -> None:
+    """What the supervisor tells people. A handler has no context length that we could know."""
+    from lmi.engine.worker import LoadReport, write_report
+
+    info = EngineInfo(name="model.py", vocab_size=1, max_sequence_length=1, max_num_sequences=1)
+    write_report(runtime, slot, LoadReport(info, {"load": seconds}))
+
+
+def _cut(piece: bytes) -> Iterator[bytes]:
+    for start in range(0, len(piece) or 1, MAX_PIECE_BYTES):
+        yield piece[start : start + MAX_PIECE_BYTES]
+
+
+def log_what_is_printed() -> Callable[[], None]:
+    """Make every line that is written to stdout or stderr, by Python or by C, a line of our log.
+
+    Call what is returned at the end, so that the last lines are not lost.
+    """
+    own_stderr = os.dup(lmi.log.STDERR)
+    reader, writer = os.pipe()
+    for fd in (1, 2):
+        os.dup2(writer, fd)
+    os.close(writer)
+    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, lmi.log.LineHandler):
+            handler.fd = own_stderr
+    faulthandler.register(signal.SIGUSR2, file=own_stderr, all_threads=True)
+    copier = threading.Thread(target=_copy_lines, args=(reader,), name="printed", daemon=True)
+    copier.start()
+
+    def finish() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for fd in (1, 2):
+            os.dup2(own_stderr, fd)
+        copier.join(PRINTED_S)
+
+    return finish
+
+
+def _copy_lines(reader: int) -> None:
+    with open(reader, encoding="utf-8", errors="backslashreplace") as lines:
+        for line in lines:
+            printed.info("%s", line.rstrip("\n"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="lmi.custom.worker", description=__doc__)
+    parser.add_argument("--slot", type=int, required=True)
+    code = run(parser.parse_args().slot)
+    os._exit(code)  # threads of the code must not hold up the end
+
+
+if __name__ == "__main__":
+    main()

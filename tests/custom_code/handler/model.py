@@ -1,0 +1,93 @@
+"""A handler as the reference's pages describe one: it loads at the first, empty call and answers with an Output.
+
+Nothing here knows lmi. The request chooses what the handler does, so that tests can meet every end of it.
+"""
+
+import logging
+import os
+import time
+
+from djl_python import Input, Output
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    def __init__(self):
+        self.initialized = False
+        self.num_calls = 0
+
+    def initialize(self, properties):
+        self.greeting = properties.get("greeting", "hello")
+        self.model_dir = properties["model_dir"]
+        self.initialized = True
+
+    def inference(self, inputs):
+        self.num_calls += 1
+        if inputs.get_property("content-type") == "text/plain":
+            return Output().add(inputs.get_as_string().upper())
+        data = inputs.get_as_json()
+        act = data.get("act", "greet")
+        return getattr(self, act)(data, inputs)
+
+    def greet(self, data, inputs):
+        print("greeting", data["name"], flush=True)
+        return Output().add_as_json({"answer": f"{self.greeting} {data['name']}", "calls": self.num_calls})
+
+    def whoami(self, data, inputs):
+        return Output().add({"pid": os.getpid(), "dir": self.model_dir, "cwd": os.getcwd(), "env": dict(os.environ)})
+
+    def properties(self, data, inputs):
+        names = ("X-Amzn-SageMaker-Custom-Attributes", "tenant", "accept")
+        return Output().add_as_json({name: inputs.get_property(name) for name in names})
+
+    def teapot(self, data, inputs):
+        output = Output(code=418, message="short and stout")
+        output.add_property("Content-Type", "application/x-tea")
+        output.add_property("x-pot", "blue")
+        return output.add(b"\x00\x01tea", key="data")
+
+    def stream(self, data, inputs):
+        def words():
+            for number in range(data["num_words"]):
+                yield f"word{number} "
+                time.sleep(data.get("pause_s", 0))
+                if number == data.get("fail_at"):
+                    raise RuntimeError("the words ran out")
+
+        output = Output()
+        output.add_property("Content-Type", "text/plain")
+        return output.add_stream_content(words(), output_formatter=lambda word: word)
+
+    def lines(self, data, inputs):
+        return Output().add_stream_content([token] for token in ("a", "b"))
+
+    def fail(self, data, inputs):
+        raise ValueError("no such\nluck")
+
+    def refuse(self, data, inputs):
+        return Output().error("the handler refused", code=424)
+
+    def nothing(self, data, inputs):
+        return None
+
+    def wrong(self, data, inputs):
+        return {"not": "an Output"}
+
+    def sleep(self, data, inputs):
+        time.sleep(data["s"])
+        return Output().add("slept")
+
+    def die(self, data, inputs):
+        os._exit(7)
+
+
+_service = Service()
+
+
+def handle(inputs: Input) -> Output | None:
+    if not _service.initialized:
+        _service.initialize(inputs.get_properties())
+    if inputs.is_empty():
+        return None
+    return _service.inference(inputs)
