@@ -1,8 +1,8 @@
 """The executor over vLLM: what waits, runs and ends is told between vLLM's steps, in our words.
 
 Everything around the step (queue, cancel, deadlines, answers, statistics) is `SteppedExecutor`; what a sequence is and
-why it ends is `handlers/sequence.py`, as for the embedded executor. A step that raises leaves vLLM's books in doubt: what
-ran ends with an error, what waited is given to it again.
+why it ends is `handlers/sequence.py`, as for the embedded executor. A step that raises leaves vLLM's books in doubt:
+what ran ends with an error, what waited is given to it again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections import deque
 from collections.abc import Sequence as SequenceOf
 
 import msgspec
@@ -64,7 +63,10 @@ class Executor(SteppedExecutor):
         self._load = Load()
         self._num_preemptions = 0
         progress("warm-up", 0.0)
-        _warm_up(self._engine)
+        try:
+            _warm_up(self._engine)
+        except Exception as error:  # kernels that cannot do what the model needs, which only a step shows
+            raise explained(error, os.fspath(model), config) from error
         self._start()
 
     @property
@@ -237,7 +239,7 @@ def _start(model: str, config: EngineConfig, is_apart: bool | None, progress: Pr
 def _warm_up(engine: Engine) -> None:
     """The first steps set up kernels, which takes the time of many."""
     prompt = [0] * 8
-    kinds = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "seed": 0, "logprobs": 0}]
+    kinds = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "seed": 0, "logprobs": 0, "flat_logprobs": True}]
     for number, kind in enumerate(kinds):
         params = SamplingParams(
             max_tokens=NUM_WARM_UP_TOKENS,
