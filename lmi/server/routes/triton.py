@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from lmi.config import ModelConfig
 from lmi.dialects import TRITON, TRITON_STREAM
+from lmi.errors import UnknownModel
 from lmi.server.exchange import Exchange
 from lmi.server.respond import answer
-from lmi.server.service import Service, UnknownModel
+from lmi.server.service import Service
 
 
 def named_model(exchange: Exchange, service: Service) -> ModelConfig:
