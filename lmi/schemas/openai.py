@@ -52,6 +52,7 @@ MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
 MAX_TOLERATED = 32  # lines for the log of one request
+UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where the URL alone names the model
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 
@@ -208,7 +209,7 @@ def message(body: bytes, model: ModelConfig) -> Message:
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
-    if name and name not in (model.name, "model", *model.aliases):
+    if name and name not in (model.name, "model", *UNNAMED, *model.aliases):
         raise UnknownModel(f"the model {shorten(name)} does not exist, only {model.name!r} is served here")
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
