@@ -55,6 +55,7 @@ REQUEST: Schema = {
             "parameters": ref("TritonInputs"),
         }
     ),
+    "anyOf": [asked({}, "text_input"), asked({"parameters": asked({}, "text_input")}, "parameters")],
     "description": "Each name once, at the top or in parameters; text_input is required.",
     "examples": [EXAMPLE],
 }

@@ -1,0 +1,31 @@
+"""litellm at three doors: litellm_client.py BASE_URL MODEL."""
+
+import json
+import sys
+
+import litellm
+
+base_url, model = sys.argv[1:]
+litellm.suppress_debug_info = True
+MESSAGES = [{"role": "user", "content": "The quick brown"}]
+PLACES = {
+    "triton": {"model": f"triton/{model}", "api_base": f"{base_url}/v2/models/{model}/generate"},
+    "openai": {"model": f"openai/{model}", "api_base": f"{base_url}/v1", "api_key": "none"},
+    "sagemaker": {"model": "sagemaker/it", "sagemaker_base_url": f"{base_url}/invocations"},
+}
+
+
+def ask(place: str, **more: object):
+    if place == "openai":
+        more["temperature"] = 0  # what the other doors do when nothing is said
+    return litellm.completion(messages=MESSAGES, max_tokens=8, num_retries=0, **PLACES[place], **more)
+
+
+def streamed(place: str) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in ask(place, stream=True))
+
+
+found = {place: {"plain": ask(place).choices[0].message.content} for place in PLACES}
+for place in ("triton", "openai"):  # SageMaker's streams are its own framing
+    found[place]["streamed"] = streamed(place)
+print(json.dumps(found))

@@ -1,0 +1,90 @@
+"""The clients that people use, each as it comes from its makers, at the doors of a whole server with a real model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.clients.venvs import run
+from tests.served import Server
+
+pytestmark = pytest.mark.timeout(400)  # with the installation of a venv
+PROMPT = "The quick brown"
+NUM_TOKENS = 8
+
+
+@pytest.fixture(scope="package")
+def said(demo: Server) -> str:
+    """How the model goes on, greedily, as a bare HTTP client hears it."""
+    body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}
+    answer = demo.post(body)
+    assert answer.status == 200
+    text = json.loads(answer.body)["generated_text"]
+    assert text
+    return str(text)
+
+
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+def test_huggingface_hub(demo: Server, said: str) -> None:
+    found = run("current", "hub.py", url(demo))
+    assert found["plain"] == said
+    assert "".join(found["streamed"]) == said and len(found["streamed"]) > 1
+    details = found["details"]["details"]
+    assert found["details"]["generated_text"] == said
+    assert details["generated_tokens"] == len(details["tokens"]) == NUM_TOKENS
+    assert "".join(token["text"] for token in details["tokens"]) == said
+    assert details["finish_reason"] == "length" and details["prefill"]
+    last = found["last_event"]
+    assert last["generated_text"] == said and last["details"]["generated_tokens"] == NUM_TOKENS
+    assert "temperature" in found["refusal"]
+    chat = found["chat"]
+    assert chat["whole"] and chat["whole"] == chat["streamed"]
+    assert chat["num_tokens"] <= NUM_TOKENS and chat["finish_reason"] in ("stop", "length")
+
+
+def test_text_generation(demo: Server, said: str) -> None:
+    found = run("text-generation", "tgi.py", url(demo))
+    assert found["plain"] == found["streamed"] == found["last_text"] == said
+    assert found["num_tokens"] == NUM_TOKENS and found["num_prompt_tokens"] > 0
+    assert found["finish_reason"] == "length"
+    assert "best_of" in found["refusal"]
+
+
+def test_openai(demo: Server, said: str) -> None:
+    found = run("current", "openai_client.py", url(demo), "demo")
+    assert found["models"] == ["demo"]
+    completions = found["completions"]
+    assert completions["whole"] == completions["streamed"] == "".join(completions["tokens"]) == said
+    assert completions["num_tokens"] == len(completions["log_probs"]) == NUM_TOKENS
+    assert completions["indexes"] == [0, 1, 2, 3]
+    chat = found["chat"]
+    assert chat["whole"] and chat["whole"] == chat["streamed"]
+    assert chat["finish_reason"] in ("stop", "length") and 0 < chat["usage"] <= NUM_TOKENS
+    refused, unknown = found["refusals"]
+    assert "max_tokens" in refused and "nobody" in unknown
+
+
+def test_langchain_openai(demo: Server, said: str) -> None:
+    found = run("current", "langchain.py", url(demo), "demo")
+    assert found["text"] == found["text_streamed"] == said
+    assert found["chat"] and found["chat"] == found["chat_streamed"]
+
+
+def test_boto3_and_langchain_aws_behind_sagemakers_front_end(demo: Server, said: str) -> None:
+    found = run("current", "sagemaker.py", url(demo))
+    assert found["plain"] == found["langchain"] == said
+    assert found["content_type"] == "application/json" and found["custom_attributes"] == "trace=1"
+    assert json.loads(found["lines"][-1])["generated_text"] == said
+    assert len(found["lines"]) == NUM_TOKENS
+    assert found["refusal"] == 424
+
+
+def test_litellm(demo: Server, said: str) -> None:
+    found = run("litellm", "litellm_client.py", url(demo), "demo")
+    assert found["triton"] == {"plain": said, "streamed": said}
+    assert found["sagemaker"] == {"plain": said}
+    assert found["openai"]["plain"] and found["openai"]["plain"] == found["openai"]["streamed"]

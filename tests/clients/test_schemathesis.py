@@ -1,0 +1,57 @@
+"""schemathesis, a fuzzer of APIs, with /openapi.json against a whole server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.venvs import python_of
+from tests.system.container import Container, write_model
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "unsupported_method",
+)
+CONTEXT = 128  # tokens, so that no answer is long
+NUM_EXAMPLES = 6  # of each operation
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[Container]:
+    folder = write_model(tmp_path / "model", **{"option.echo_step_ms": 0, "frontend_workers": 1})
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "max_position_embeddings": CONTEXT}))
+    server = Container(folder, tmp_path / "log")
+    try:
+        yield server.start_and_wait()
+    finally:
+        server.kill()
+
+
+@pytest.mark.timeout(300)  # with the installation
+def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_not_described(
+    echo: Container, tmp_path: Path
+) -> None:
+    program = python_of("schemathesis").with_name("schemathesis")
+    options = {
+        "checks": ",".join(CHECKS),
+        "phases": "examples,coverage,fuzzing",
+        "max-examples": NUM_EXAMPLES,
+        "seed": 1,
+        "mode": "all",
+        "request-timeout": 10,
+        "max-time": 45,
+        "generation-database": "none",
+    }
+    command = [str(program), "run", f"http://127.0.0.1:{echo.port}/openapi.json", "--no-color"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert echo.ping() == 200

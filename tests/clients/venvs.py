@@ -1,0 +1,56 @@
+"""The client libraries, each set in a venv of its own: their pins exclude each other's and ours.
+
+A venv is made when a test first asks for it, from its lock of `scripts/locks/clients`, and again when that changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ROOT / "scripts" / "locks" / "clients"
+VENVS = ROOT / ".venv-clients"
+INSTALL_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 90
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of a venv, which is there and up to date afterwards."""
+    venv, lock = VENVS / name, LOCKS / f"{name}.txt"
+    python, stamp = venv / "bin" / "python", venv / "lmi-stamp"
+    made_from = hashlib.sha256(lock.read_bytes() + sys.version.encode() + str(ROOT).encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == made_from:
+        return python
+    shutil.rmtree(venv, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-qq"]
+    # --no-compile: of the largest clients a small part is ever imported.
+    exact = ["--no-compile", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
+    subprocess.run([*pip, *exact], check=True, timeout=INSTALL_TIMEOUT_S)
+    stamp.write_text(made_from)
+    return python
+
+
+def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
+    """What a script of this folder prints: JSON. It runs as a user's program would, with nothing of ours to import."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
+    quiet = {
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "LANGSMITH_TRACING": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for a price list
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    command = [str(python_of(venv)), "-I", str(Path(__file__).parent / "scripts" / script), base_url, *arguments]
+    done = subprocess.run(command, env=kept | quiet, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    assert done.returncode == 0, f"{script}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout)
