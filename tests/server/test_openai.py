@@ -1,0 +1,279 @@
+"""The OpenAI door over real sockets: streams, calls, structures, errors before and in a stream, clients that leave."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from lmi.executor import GuideType
+from lmi.state import Phase
+from tests.scripted import CAPABILITIES, Host, host, wait_until
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LAST_SAID = "{{ messages[-1].content }}"
+ABLE = msgspec.structs.replace(CAPABILITIES, guided_decoding=tuple(GuideType), embedding_bias=True)
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = 'say I look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """An engine that can guide, behind a template that is the last message."""
+    settings: dict[str, object] = {
+        "chat_template": LAST_SAID,
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "think",
+        "aliases": ("gpt-x",),
+    }
+    with host(tmp_path_factory.mktemp("able"), model=settings, capabilities=ABLE) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """An engine that cannot, and a model without a template."""
+    with host(tmp_path_factory.mktemp("plain")) as served:
+        yield served
+
+
+def chat(server: Host, said: str, **fields: Any) -> tuple[int, Any]:
+    response, body = server.post({"messages": [{"role": "user", "content": said}], **fields}, CHAT)
+    return response.status, events(body) if fields.get("stream") and response.status == 200 else json.loads(body)
+
+
+def complete(server: Host, prompt: Any, **fields: Any) -> tuple[int, Any]:
+    response, body = server.post({"prompt": prompt, **fields}, COMPLETIONS)
+    return response.status, events(body) if fields.get("stream") and response.status == 200 else json.loads(body)
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    """The objects of a stream that has come to its mark of the end."""
+    *records, rest = body.split(b"\n\n")
+    assert rest == b"" and records.pop() == b"data: [DONE]"
+    assert all(record.startswith(b"data: ") for record in records)
+    return [json.loads(record.removeprefix(b"data: ")) for record in records]
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+
+
+def last_request(server: Host) -> Any:
+    return server.executor.requests[-1]
+
+
+@pytest.mark.parametrize("said", ["Hello", "two\nlines \u2028 and ½ 🦙", ""])
+def test_a_stream_says_what_the_whole_answer_says(able: Host, said: str) -> None:
+    _, whole = chat(able, f"say {said}")
+    _, chunks = chat(able, f"say {said}", stream=True)
+    assert whole["choices"][0]["message"]["content"] == said == text_of(chunks)
+    _, whole = complete(able, f"say {said}", max_tokens=50)
+    _, chunks = complete(able, f"say {said}", max_tokens=50, stream=True)
+    assert whole["choices"][0]["text"] == said == text_of(chunks)
+
+
+def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able: Host) -> None:
+    response, body = able.post(
+        {
+            "messages": [{"role": "user", "content": "say ab"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+        CHAT,
+    )
+    assert response.getheader("content-type") == "text/event-stream"
+    role, *said, end, usage = events(body)
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert text_of(said) == "ab" and all(chunk["usage"] is None for chunk in (role, *said, end))
+    assert end["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    assert (usage["choices"], usage["usage"]["prompt_tokens"]) == ([], 6)
+    assert usage["usage"]["completion_tokens"] == 3 and len({chunk["id"] for chunk in (role, end, usage)}) == 1
+
+
+def test_a_chat_without_a_limit_may_fill_the_context(able: Host) -> None:
+    _, answer = chat(able, "run abc")
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == able.executor.info.max_sequence_length
+
+
+def test_a_completion_has_sixteen_tokens_and_is_cut_at_a_stop_string(able: Host) -> None:
+    _, answer = complete(able, "run abc")
+    assert answer["usage"]["completion_tokens"] == 16
+    _, answer = complete(able, "run abc", stop="ca", max_tokens=50)
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab", "stop")
+
+
+def test_prompts_are_answered_together_whatever_their_form(able: Host) -> None:
+    prompts = ["say one", list(b"say two"), "say three"]
+    _, answer = complete(able, prompts)
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "one"), (1, "two"), (2, "three")]
+    _, chunks = complete(able, prompts, stream=True)
+    assert [text_of([c for c in chunks if c["choices"][0]["index"] == n]) for n in range(3)] == ["one", "two", "three"]
+
+
+def test_echo_gives_back_a_prompt_of_token_ids_as_text(able: Host) -> None:
+    _, answer = complete(able, list(b"say two"), echo=True)
+    assert answer["choices"][0]["text"] == "say twotwo"
+    _, chunks = complete(able, list(b"say two"), echo=True, stream=True)
+    assert text_of(chunks) == "say twotwo"
+
+
+def test_the_prompt_alone_is_scored_without_a_token_of_an_answer(able: Host) -> None:
+    _, answer = complete(able, "say two", echo=True, logprobs=1, max_tokens=0)
+    [choice] = answer["choices"]
+    assert choice["text"] == "say two" and "".join(choice["logprobs"]["tokens"]) == "say two"
+    assert choice["logprobs"]["token_logprobs"] == [None] + [-0.25] * 6
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_log_probs_of_a_chat_spell_its_text(able: Host) -> None:
+    _, answer = chat(able, "say é!", logprobs=True, top_logprobs=2)
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "é!"
+    assert all(len(token["top_logprobs"]) == 2 and token["logprob"] == -0.5 for token in content)
+
+
+def test_biases_and_structures_reach_the_engine(able: Host) -> None:
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    status, _ = chat(able, "say {}", logit_bias={"7": -1}, response_format=form)
+    assert status == 200 and last_request(able).embedding_bias == ((7, -1.0),)
+    assert json.loads(last_request(able).guided_decoding_params.guide) == schema
+
+
+def test_what_an_engine_lacks_is_refused_in_the_door_s_words(plain: Host) -> None:
+    for fields, name in (({"logit_bias": {"7": 1}}, "logit_bias"), ({"guided_regex": "a"}, "response_format")):
+        status, answer = complete(plain, "say a", **fields)
+        assert (status, answer["error"]["param"]) == (400, name) and answer["error"]["message"].startswith(name)
+    status, answer = complete(plain, "say a", logprobs=6)
+    assert (status, answer["error"]["message"]) == (400, "logprobs must be at most 5, given 6")
+
+
+def test_a_call_is_found_in_the_text(able: Host) -> None:
+    _, answer = chat(able, CALL, tools=[TOOL])
+    [choice] = answer["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I look.")
+    assert (call["type"], call["function"]) == ("function", {"name": "f", "arguments": '{"a": 1}'})
+
+
+def test_the_arguments_of_a_call_are_streamed_as_they_come(able: Host) -> None:
+    _, chunks = chat(able, CALL, tools=[TOOL], stream=True)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    begin, *more = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert begin["id"].startswith("call_") and begin["function"] == {"name": "f", "arguments": ""}
+    assert "".join(call["function"]["arguments"] for call in more) == '{"a": 1}' and len(more) > 3
+    assert text_of(chunks) == "I look." and chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_without_tools_a_call_is_text(able: Host) -> None:
+    _, answer = chat(able, CALL)
+    assert answer["choices"][0]["message"]["content"] == CALL.removeprefix("say ")
+
+
+def test_a_named_function_s_arguments_are_guided(able: Host) -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    _, answer = chat(able, 'say {"a": 2}', tools=[TOOL], tool_choice=named)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 2}'}
+    assert last_request(able).guided_decoding_params.guide_type is GuideType.JSON_SCHEMA
+
+
+def test_a_thought_stands_apart_from_the_answer(able: Host) -> None:
+    said = "say <think>\nhm\n</think>\n\nYes"
+    _, answer = chat(able, said)
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Yes")
+    _, chunks = chat(able, said, stream=True)
+    thoughts = [choice["delta"].get("reasoning_content", "") for chunk in chunks for choice in chunk["choices"]]
+    assert ("".join(thoughts), text_of(chunks)) == ("hm", "Yes")
+
+
+def test_an_error_before_the_first_token_has_a_status(able: Host) -> None:
+    for is_streaming in (False, True):
+        status, answer = complete(able, "fail", stream=is_streaming)
+        assert (status, answer["error"]["code"]) == (500, "generation_failed")
+        status, answer = complete(able, "oom", stream=is_streaming)
+        assert (status, answer["error"]["type"]) == (507, "server_error")
+
+
+def test_an_error_in_a_stream_is_an_event_before_the_end(able: Host) -> None:
+    status, chunks = chat(able, "fail abc", stream=True)
+    assert status == 200 and text_of(chunks[:-1]) == "abc"
+    assert chunks[-1]["error"]["message"] == "the script says so"
+
+
+def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
+    for status, answer in (chat(able, "x" * 300), complete(able, "x" * 300)):
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer["error"]["param"] == "prompt"
+
+
+def test_a_chat_needs_a_template(plain: Host) -> None:
+    status, answer = chat(plain, "say a")
+    assert (status, answer["error"]["param"]) == (400, "messages") and "option.chat_template" in str(answer)
+
+
+def test_a_template_s_refusal_is_the_client_s_fault(tmp_path: Any) -> None:
+    with host(tmp_path, model={"chat_template": "{{ raise_exception('no such role') }}"}) as server:
+        status, answer = chat(server, "say a")
+        assert status == 400 and "no such role" in answer["error"]["message"]
+
+
+def test_models_are_listed_and_found_by_name(able: Host) -> None:
+    response, body = able.send("GET", "/v1/models")
+    cards = json.loads(body)["data"]
+    assert (response.status, [card["id"] for card in cards]) == (200, ["scripted", "gpt-x"])
+    assert all(card["object"] == "model" and card["created"] > 0 for card in cards)
+    response, body = able.send("GET", "/v1/models/gpt-x")
+    assert (response.status, json.loads(body)["id"]) == (200, "gpt-x")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/gpt-4", "/v1/models/org/gpt-4"])
+def test_a_model_that_is_not_served_is_not_found(able: Host, path: str) -> None:
+    response, body = able.send("GET", path)
+    assert (response.status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
+    status, answer = complete(able, "say a", model=path)
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("name", ["", "model", "scripted", "gpt-x", None])
+def test_every_name_of_the_model_is_served_and_its_own_is_answered(able: Host, name: str | None) -> None:
+    assert complete(able, "say a", model=name)[1]["model"] == "scripted"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/v1/x", 404)]
+)
+def test_what_is_not_there_is_told_as_an_error_object(able: Host, method: str, path: str, status: int) -> None:
+    response, body = able.send(method, path)
+    assert response.status == status
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_full_server_says_429_and_a_draining_one_503(tmp_path: Any) -> None:
+    with host(tmp_path, server={"job_queue_size": 1}) as server:
+        server.block.frontends[0].num_in_flight += 1 + server.block.engines[0].max_num_sequences
+        response, body = server.post({"prompt": "say a"}, COMPLETIONS)
+        assert (response.status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(response.getheader("retry-after") or 0) >= 1
+        server.block.supervisor.phase = Phase.DRAINING
+        response, body = server.post({"prompt": "say a"}, COMPLETIONS)
+        assert (response.status, json.loads(body)["error"]["type"]) == (503, "server_error")
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_a_client_that_leaves_ends_every_sequence_of_its_request(able: Host, is_streaming: bool) -> None:
+    num_cancelled = len(able.executor.cancelled)
+    body = json.dumps({"prompt": ["hang a", "hang b"], "stream": is_streaming}).encode()
+    with socket.create_connection(("127.0.0.1", able.port), timeout=20) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        wait_until(lambda: able.executor.num_active == 2)
+    wait_until(lambda: len(able.executor.cancelled) == num_cancelled + 2 and able.executor.num_active == 0)
