@@ -36,6 +36,7 @@ from lmi.errors import (
     UnknownModel,
 )
 from lmi.formatters.base import ErrorFields, Formatter, plain_error
+from lmi.formatters.dynamic_batch import TextLines, TextList
 from lmi.formatters.json_object import JsonObject
 from lmi.formatters.jsonlines import Jsonlines
 from lmi.formatters.openai import DONE, Completion, CompletionStream, error_object, event
@@ -43,7 +44,7 @@ from lmi.formatters.openai_chat import Chat, ChatStream
 from lmi.formatters.sse import ServerSentEvents
 from lmi.formatters.tgi import TgiEvents, TgiObject
 from lmi.formatters.triton import Events, Generate, OneEvent
-from lmi.schemas import lmi, openai, openai_chat, tgi, triton
+from lmi.schemas import dynamic_batch, lmi, openai, openai_chat, tgi, triton
 from lmi.schemas.common import Message, Parsed
 from lmi.types import Frame, OutputFormat
 
@@ -147,6 +148,22 @@ def _render_triton_status(status: int, message: str, frame: Frame) -> Rendered:
     return Rendered(status, Generate.media_type, Generate.error(ErrorFields(message, status)))
 
 
+def _dynamic_batch_formatter(parsed: Parsed) -> Formatter:
+    return (TextLines if parsed.requests[0].is_streaming else TextList)(parsed.requests)
+
+
+def _render_dynamic_batch_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+    status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
+    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+    formatter = TextLines if accepted else TextList
+    body = formatter.error(ErrorFields(_wire_message(error, dynamic_batch.WIRE_NAMES), status))
+    return Rendered(status, formatter.media_type, body, headers)
+
+
+def _render_dynamic_batch_status(status: int, message: str, frame: Frame) -> Rendered:
+    return Rendered(status, TextList.media_type, TextList.error(ErrorFields(message, status)))
+
+
 TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
     (InvalidRequest, 422, "validation"),
     (GenerationFailed, 424, "generation"),
@@ -236,6 +253,20 @@ LMI = Dialect(
     render_status=_render_lmi_status,
 )
 
+LMI_EVENTS = replace(LMI, prefixes=(), read=partial(lmi.read, accepts_events=True))
+"""The LMI door to a client whose Accept asks for server-sent events."""
+
+DYNAMIC_BATCH = Dialect(
+    name="dynamic_batch",
+    prefixes=(),
+    default_frame=dynamic_batch.default_frame,
+    read=dynamic_batch.read,
+    parse=dynamic_batch.parse,
+    formatter=_dynamic_batch_formatter,
+    render_error=_render_dynamic_batch_error,
+    render_status=_render_dynamic_batch_status,
+)
+
 TRITON = Dialect(
     name="triton",
     prefixes=("/v2",),
@@ -283,7 +314,7 @@ TGI_STREAM = replace(
     TGI, name="tgi_generate_stream", prefixes=("/generate_stream",), read=partial(tgi.read, stream=True)
 )
 
-ROWS = (LMI, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM, OPENAI_CHAT, OPENAI_COMPLETIONS)
+ROWS = (LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM, OPENAI_CHAT, OPENAI_COMPLETIONS)
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in ROWS}
 
 

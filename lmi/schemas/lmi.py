@@ -120,9 +120,10 @@ def default_frame(model: ModelConfig) -> Frame:
     return Frame(tgi_compat=model.tgi_compat)
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+def read(body: bytes, content_type: str | None, model: ModelConfig, *, accepts_events: bool = False) -> Message:
     """The body as a whole. Raises MalformedRequest.
 
+    `accepts_events`: the client asks for server-sent events, if nothing else says in which form it is answered.
     `text/plain` is a prompt. Every other content type, or none, is read as JSON: a bare `curl -d` says form-encoded,
     boto3 says nothing.
     """
@@ -131,7 +132,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
         check_values(body)
     fields: dict[str, Any] = {"inputs": read_text(body)} if is_text else read_object(body)
     _check_fields(fields)
-    return Message(fields, _frame(fields, model))
+    return Message(fields, _frame(fields, model, accepts_events))
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
@@ -148,16 +149,16 @@ def _check_fields(fields: dict[str, Any]) -> None:
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
-def _frame(fields: dict[str, Any], model: ModelConfig) -> Frame:
-    """The request's own `output_formatter` beats the configured one, which beats `stream`."""
+def _frame(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> Frame:
+    """The request's own `output_formatter` beats the configured one, which beats `stream`, which beats Accept."""
     wanted = (fields.get("parameters") or {}).get("output_formatter")
     name = wanted if wanted in FORMATS else model.output_formatter
     if name is not None:
         output_format = OutputFormat(name)
-    elif not fields.get("stream"):
+    elif not (accepts_events if fields.get("stream") is None else fields["stream"]):
         output_format = OutputFormat.JSON
     else:
-        output_format = OutputFormat.SSE if model.tgi_compat else OutputFormat.JSONLINES
+        output_format = OutputFormat.SSE if model.tgi_compat or accepts_events else OutputFormat.JSONLINES
     return Frame(output_format=output_format, tgi_compat=model.tgi_compat)
 
 
@@ -180,9 +181,7 @@ def parse(message: Message) -> Parsed:
     return Parsed((_request(fields["inputs"], given, frame, is_greedy),), tuple(tolerated[:MAX_TOLERATED]))
 
 
-def read_parameters(
-    parameters: dict[str, Any], table: Mapping[str, Parameter], tolerated: list[str]
-) -> dict[str, Any]:
+def read_parameters(parameters: dict[str, Any], table: Mapping[str, Parameter], tolerated: list[str]) -> dict[str, Any]:
     """The known parameters that mean something, checked."""
     given: dict[str, Any] = {}
     for name, value in parameters.items():

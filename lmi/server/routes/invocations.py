@@ -1,22 +1,100 @@
-"""The LMI door: `/invocations`, and the same under a model's name."""
+"""`/invocations`, and the same under a model's name: one path for the bodies of several doors.
+
+`inputs` is of the LMI schema (with `option.rolling_batch=disable` of the dynamic-batch schema), `messages` and `prompt`
+are of OpenAI's. `route=/v1/...` in X-Amzn-SageMaker-Custom-Attributes names another inference route instead, as AWS's
+own containers read it: where a platform forwards this path alone, each door is still reached.
+"""
 
 from __future__ import annotations
 
-from lmi.dialects import LMI
-from lmi.server.exchange import Exchange
+from functools import partial
+
+import msgspec
+
+from lmi.config import ModelConfig
+from lmi.dialects import DIALECTS, DYNAMIC_BATCH, LMI, LMI_EVENTS, Dialect
+from lmi.errors import LmiError, shorten
+from lmi.server.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.respond import answer
 from lmi.server.service import Service
 
+BY_ROUTE = {
+    "/v1/chat/completions": "openai_chat",
+    "/v1/completions": "openai_completions",
+    "/generate": "tgi_generate",
+    "/generate_stream": "tgi_generate_stream",
+}
+BY_FIELD = {"messages": "openai_chat", "prompt": "openai_completions"}
+
+
+class UnknownRoute(LmiError):
+    """Custom-Attributes name a route that is no inference route of ours."""
+
+    status = 404
+    label = "unknown_route"
+
+
+class _Body(msgspec.Struct):
+    """Which fields there are; their values are only looked over."""
+
+    inputs: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+    def has(self, field: str) -> bool:
+        return bytes(getattr(self, field)) not in (b"", b"null")
+
 
 async def invocations(exchange: Exchange, service: Service) -> None:
-    await answer(exchange, service, LMI)
+    route = attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), "route")
+    if route is not None:
+        await answer(exchange, service, door_of_route(route))
+    else:
+        accept = exchange.headers.get("accept", "")
+        usual = door_of_inputs(service.config.model, accept)
+        await answer(exchange, service, usual, choose=partial(door_of_body, usual=usual))
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
     """`/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
     named = exchange.scope["path_params"]
     service.check_model(named["model"], named.get("version"))
-    await answer(exchange, service, LMI)
+    await invocations(exchange, service)
+
+
+def attribute(attributes: str, name: str) -> str | None:
+    """A value of `a=1; route=/v1/completions`; None where it is not there."""
+    pairs = (pair.partition("=") for pair in attributes.split(";"))
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+
+
+def door_of_route(route: str) -> Dialect:
+    """Raises UnknownRoute."""
+    dialect = DIALECTS.get(BY_ROUTE.get(route, ""))
+    if dialect is None:
+        known = ", ".join(route for route, name in BY_ROUTE.items() if name in DIALECTS)
+        raise UnknownRoute(f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})")
+    return dialect
+
+
+def door_of_inputs(model: ModelConfig, accept: str) -> Dialect:
+    if model.dynamic_batch:
+        return DYNAMIC_BATCH
+    return LMI_EVENTS if "text/event-stream" in accept.lower() else LMI
+
+
+def door_of_body(body: bytes, usual: Dialect) -> Dialect:
+    """The door whose field the body has, `inputs` before others; `usual` for anything that is no such object."""
+    if not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
+        return usual
+    try:
+        fields = msgspec.json.decode(body, type=_Body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return usual  # its schema says what is wrong
+    if fields.has("inputs"):
+        return usual
+    names = (name for field, name in BY_FIELD.items() if fields.has(field))
+    return next((DIALECTS[name] for name in names if name in DIALECTS), usual)
 
 
 ROUTES = [

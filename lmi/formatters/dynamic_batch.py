@@ -1,0 +1,82 @@
+"""The answers to several inputs at once, as a list or as lines with what is new of each.
+
+    [
+      {
+        "generated_text":"..."
+      }
+    ]
+    {"outputs": ["This", ""]}
+
+Indents, separators and escapes as the reference writes them. Of several sequences of an input the most probable is its
+answer. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from orjson import dumps
+
+from lmi.formatters.base import ErrorFields, Formatter
+from lmi.types import Answer, Answers, Delta, GenerationRequest
+
+FAILURE = "invoke handler failure"
+
+
+class TextList(Formatter):
+    """The whole answer: an object for each input, in the inputs' order."""
+
+    media_type = "application/json"
+    is_streaming = False
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        super().__init__(requests[0])
+        self._requests = requests
+        self._answers = Answers(sum(request.num_sequences for request in requests))
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        if not self._answers.add(delta):
+            return []
+        num = self._requests[0].num_sequences  # the same of all
+        texts = [
+            self._text(request, self._answers.all[n * num : (n + 1) * num]) for n, request in enumerate(self._requests)
+        ]
+        return [b"[\n%b\n]" % b",\n".join(b'  {\n    "generated_text":%b\n  }' % dumps(text) for text in texts)]
+
+    @staticmethod
+    def _text(request: GenerationRequest, answers: list[Answer]) -> str:
+        best = max(answers, key=lambda answer: answer.cum_log_prob)
+        return (request.prompt if request.return_full_text else "") + best.text
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        message = error.message.encode(errors="replace").decode()
+        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(message))
+
+
+class TextLines(Formatter):
+    """The answer as it comes: a line for each step of an input, "" for the inputs that it brings nothing of."""
+
+    media_type = "application/jsonlines"
+    is_streaming = True
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        super().__init__(requests[0])
+        self._prefixes = [request.prompt if request.return_full_text else "" for request in requests]
+
+    def feed(self, delta: Delta) -> list[bytes]:
+        text = "".join(token.text for token in delta.tokens)
+        if not text and delta.finish_reason is None:
+            return []
+        outputs = [""] * len(self._prefixes)
+        outputs[delta.index], self._prefixes[delta.index] = self._prefixes[delta.index] + text, ""
+        return [_line({"outputs": outputs})]
+
+    @staticmethod
+    def error(error: ErrorFields) -> bytes:
+        return _line({"code": error.code, "message": FAILURE, "error": error.message})
+
+
+def _line(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
