@@ -1,0 +1,197 @@
+"""Files written for djl-serving, run by the module that runs them: what they get, and what is made of what they do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from handlers.python_model import COMPAT, Functions, Head, PythonModel
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "tests" / "custom_code"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(COMPAT))
+
+
+def model(tmp_path: Path, source: str, **functions: str) -> PythonModel:
+    (tmp_path / "model.py").write_text(source)
+    return PythonModel(str(tmp_path / "model.py"), Functions(**functions))
+
+
+def answer(model: PythonModel, body: bytes = b"{}", **properties: str) -> tuple[Head, bytes]:
+    head, *pieces = model.handle(properties, {"q": "1"}, body)
+    assert isinstance(head, Head)
+    return head, b"".join(piece for piece in pieces if isinstance(piece, bytes))
+
+
+def test_djl_python_is_importable_nowhere_else() -> None:
+    code = "import handlers.python_model, lmi.server.app, djl_python"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "No module named 'djl_python'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("expression", "media_type", "body"),
+    [
+        ("Output().add(b'\\x00')", "", b"\x00"),
+        ("Output().add('ä')", "text/plain; charset=utf-8", "ä".encode()),
+        ("Output().add({'a': 'ä'})", "application/json", '{"a": "ä"}'.encode()),
+        ("Output().add([1]).add('second')", "application/json", b"[1]"),
+        ("Output().add('first').add('the data', key='data')", "text/plain; charset=utf-8", b"the data"),
+        ("Output().add_property('content-type', 'x/y').add('a')", "x/y", b"a"),
+        ("Output()", "", b""),
+        ("Output().add_stream_content(['a', b'b', {'c': 1}], output_formatter=None)", "", b'ab{"c": 1}'),
+        ("Output().add_stream_content(['a'])", "application/jsonlines", b'{"outputs": "a"}\n'),
+    ],
+)
+def test_an_output_is_a_type_and_a_body(tmp_path: Path, expression: str, media_type: str, body: bytes) -> None:
+    source = f"from djl_python import Input, Output\ndef handle(inputs):\n    return {expression}\n"
+    head, written = answer(model(tmp_path, source, handler="handle"))
+    assert (head.status, head.media_type, written) == (200, media_type, body)
+
+
+def test_asynchronous_handlers_and_streams_are_awaited(tmp_path: Path) -> None:
+    source = """
+from djl_python.outputs import Output
+async def words():
+    yield "a"
+    yield "b"
+async def predict(inputs):
+    return Output().add_stream_content(words(), str.upper)
+"""
+    assert answer(model(tmp_path, source, handler="predict"))[1] == b"AB"
+
+
+def test_an_input_has_the_body_the_query_and_properties_in_any_case(tmp_path: Path) -> None:
+    source = """
+from djl_python.inputs import Input
+from djl_python.outputs import Output
+def handle(inputs: Input):
+    if inputs.is_empty():
+        raise RuntimeError("loaded with " + inputs.get_property("A"))
+    content = inputs.get_content()
+    return Output().add_as_json([
+        inputs.get_as_json(), inputs.get_as_string("q"), inputs.get_property("content-TYPE"), content.keys(),
+        inputs.contains_key("data"), inputs.get_property("none"), inputs.get_as_json("none"),
+    ])
+"""
+    loaded = model(tmp_path, source, handler="handle")
+    _, body = answer(loaded, b'{"x": 1}', **{"Content-Type": "a/b"})
+    assert json.loads(body) == [{"x": 1}, "1", "a/b", ["data", "q"], True, None, None]
+    with pytest.raises(RuntimeError, match="loaded with b"):
+        loaded.begin({"a": "b"})
+
+
+def test_what_ends_an_answer_is_called_also_when_nobody_listens_any_more(tmp_path: Path) -> None:
+    source = """
+from djl_python import Output
+done = []
+def handle(inputs):
+    return Output().add_stream_content(iter("abc"), None).finalize(done.append, len(done))
+"""
+    loaded = model(tmp_path, source, handler="handle")
+    pieces = loaded.handle({}, {}, b"")
+    next(pieces), next(pieces)
+    pieces.close()
+    answer(loaded)
+    assert sys.modules["model"].done == [0, 1]
+
+
+def test_a_function_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="model.py has no function write"):
+        model(tmp_path, "x = 1", output_formatter="write")
+
+
+def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
+    written = PythonModel(str(FILES / "formatter" / "model.py"), Functions()).answer(3, "prompt", {})
+    assert written.feed([], None) == b""
+    lines = written.feed([(1, "a", -0.5, False), (2, "b", None, False)], None).decode().splitlines()
+    assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
+    assert json.loads(written.feed([], "stop_sequence")) == {
+        "token_id": -1,
+        "token_text": "",
+        "token_log_prob": None,
+        "finish_reason": "stop_sequence",
+    }
+
+
+def test_a_formatter_that_reads_all_tokens_at_once_is_not_called_again(tmp_path: Path) -> None:
+    source = """
+from djl_python.output_formatter import *
+@output_formatter
+def write(output: RequestOutput) -> str:
+    best = output.sequences[output.best_sequence_index]
+    text = ""
+    while best.has_next_token():
+        text += best.get_next_token()[0].text
+    return f"[{text}{best.cumulative_log_prob} {output.finished}]"
+"""
+    written = model(tmp_path, source).answer(0, "", {})
+    assert written.feed([(1, "a", -1.0, False), (2, "b", -1.0, False)], "length") == b"[ab-2.0 True]"
+
+
+def test_a_formatter_that_reads_no_tokens_is_called_once_for_each_step(tmp_path: Path) -> None:
+    source = """
+from djl_python.output_formatter import RequestOutput, output_formatter
+@output_formatter
+def write(output):
+    return "end" if output.finished else None
+"""
+    written = model(tmp_path, source).answer(0, "", {})
+    assert written.feed([(1, "a", None, False), (2, "b", None, False)], None) == b""
+    assert written.feed([(3, "c", None, False)], "length") == b"end"
+
+
+def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(tmp_path: Path) -> None:
+    source = "def write(token, first, last, details, text, id): return f'{token.id}{first}{last}{text}{id} {details}'"
+    written = model(tmp_path, source, output_formatter="write").answer(7, "p", {})
+    details = "{'finish_reason': 'length', 'generated_tokens': 1, 'inputs': 'p', 'tokens': %s}"
+    tokens = "[{'id': 5, 'text': 'a', 'log_prob': -1.0}]"
+    assert written.feed([(5, "a", -1.0, False)], "length").decode() == f"5TrueTruea7 {details % tokens}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def read(payload: dict, tokenizer=None, **kwargs) -> dict: return {'inputs': payload['q'], **payload}",
+        "def read(decoded_payload): return {'inputs': decoded_payload['q'], **decoded_payload}",
+    ],
+)
+def test_an_input_formatter_of_the_later_signature_gets_and_gives_the_bodys_object(tmp_path: Path, source: str) -> None:
+    loaded = model(tmp_path, source, input_formatter="read")
+    assert json.loads(loaded.read_input({}, b'{"q": "a"}')) == {"inputs": "a", "q": "a"}
+
+
+def test_an_input_formatter_makes_a_request_of_a_body() -> None:
+    loaded = PythonModel(str(FILES / "formatter" / "model.py"), Functions())
+    body = b'{"question": "a", "options": {"max_new_tokens": 3}, "stream": true}'
+    assert json.loads(loaded.read_input({"Content-Type": "application/json"}, body)) == {
+        "inputs": "a",
+        "stream": True,
+        "parameters": {"max_new_tokens": 3},
+    }
+
+
+def test_arrays_go_in_and_out(tmp_path: Path) -> None:
+    source = """
+from djl_python import Output
+def handle(inputs):
+    [array] = inputs.get_as_numpy()
+    return Output().add_as_npz([array + 1])
+"""
+    import io
+
+    import numpy
+
+    buffer = io.BytesIO()
+    numpy.save(buffer, numpy.arange(3))
+    head, body = answer(model(tmp_path, source, handler="handle"), buffer.getvalue())
+    with numpy.load(io.BytesIO(body)) as arrays:
+        assert head.media_type == "tensor/npz" and arrays["arr_0"].tolist() == [1, 2, 3]
