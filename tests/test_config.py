@@ -135,10 +135,12 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "load_on_devices": "*",
         "engine": "MPI",
         "option.entryPoint": "djl_python.huggingface",
-        "option.handler": "handle",
+        "option.handler": "other",
         "option.input_formatter": "read",
+        "option.tool_call_parser": "hermes",
+        "option.reasoning_parser": "think",
     }
-    (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...")
+    (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...\ndef other(inputs): ...")
     for option in OPTIONS:
         text = samples.get(option.key, "1")
         prefix = "OPTION_" if option.key.startswith("option.") else "SERVING_"
