@@ -46,7 +46,7 @@ ROUTES: list[Row] = [
     *tgi.ROUTES,
     *openai.ROUTES,
 ]
-CUSTOM_ROUTES: list[Row] = [*health.ROUTES, *custom.ROUTES]  # of a model that is code of its own
+CUSTOM_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *custom.ROUTES]  # of a model that is code of its own
 
 
 def create_app() -> ASGIApp:

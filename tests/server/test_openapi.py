@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmi.server.app import ROUTES
+from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.server.app import CUSTOM_ROUTES, ROUTES
+from lmi.server.openapi import document as document_of
 from lmi.server.routes.docs import PAGE
 from tests.scripted import Host, host
 
@@ -38,6 +41,10 @@ def test_every_route_is_described_and_nothing_else(document: dict[str, Any]) -> 
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    check_references(document)
+
+
+def check_references(document: dict[str, Any]) -> None:
     for kind, parts in document["components"].items():
         assert set(re.findall(rf'"#/components/{kind}/(\w+)"', json.dumps(document))) == parts.keys()
 
@@ -46,25 +53,52 @@ def test_the_description_can_be_read(document: dict[str, Any]) -> None:
     assert len(json.dumps(document)) < 120_000
 
 
-def test_every_example_is_answered_as_described(document: dict[str, Any], server: Host) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    num_examples = 0
+def examples(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Path, operation and body of each example of each operation."""
+    schemas = document["components"]["schemas"]
     for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            body = operation.get("requestBody", {}).get("content", {}).get("application/json")
-            if body is None:
-                continue
+        for operation in methods.values():
             places = {each["name"]: each["schema"]["enum"][0] for each in operation.get("parameters", [])}
-            example = document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["examples"][0]
-            said = json.loads(json.dumps(example).replace("What is the capital of France?", "say Paris"))
-            response, answer = server.post(said, path.format(**places))
-            described = operation["responses"][str(response.status)]["content"]
-            assert response.status == 200, (method, path, answer)
-            medium = described[response.getheader("content-type")]
-            if "schema" in medium:
-                jsonschema.validate(json.loads(answer), medium["schema"] | {"components": document["components"]})
-            num_examples += 1
-    assert num_examples >= 4
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            for schema in body["schema"].get("anyOf", [body["schema"]]) if body else []:
+                example = json.dumps(schemas[schema["$ref"].rpartition("/")[2]]["examples"][0])
+                said = json.loads(example.replace("What is the capital of France?", "say Paris"))
+                yield path.format(**places), operation, said
+
+
+def check_examples(server: Host) -> int:
+    """Each is answered as described; returns how many there are."""
+    jsonschema = pytest.importorskip("jsonschema")
+    document = json.loads(server.send("GET", "/openapi.json")[1])
+    given = list(examples(document))
+    for path, operation, said in given:
+        response, answer = server.post(said, path)
+        assert response.status == 200, (path, answer)
+        medium = operation["responses"]["200"]["content"][response.getheader("content-type")]
+        if "schema" in medium:
+            jsonschema.validate(json.loads(answer), medium["schema"] | {"components": document["components"]})
+    return len(given)
+
+
+def test_every_example_is_answered_as_described(server: Host) -> None:
+    assert check_examples(server) >= 20
+
+
+@pytest.mark.parametrize("setting", ["tgi_compat", "dynamic_batch"])
+def test_examples_fit_the_settings(tmp_path: Path, setting: str) -> None:
+    with host(tmp_path, model={"chat_template": CHAT_TEMPLATE, setting: True}) as running:
+        assert check_examples(running) >= 20
+        document = json.loads(running.send("GET", "/openapi.json")[1])
+    check_references(document)
+
+
+def test_a_model_that_is_code_of_its_own_has_no_other_door() -> None:
+    code = CodeConfig(path="model.py", handler="handle")
+    config = Config(server=ServerConfig(), model=ModelConfig(path=".", name="m"), engine=EngineConfig(), code=code)
+    described = document_of(config)
+    assert {path.replace(":path}", "}") for path, _, _ in CUSTOM_ROUTES} <= described["paths"].keys()
+    assert not [path for path in described["paths"] if path.startswith(("/v1", "/v2", "/generate"))]
+    check_references(described)
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_may_run_only_what_is_in_it(server: Host) -> None:

@@ -12,18 +12,14 @@ from typing import Any
 
 from lmi.config import Config
 from lmi.server.openapi import lmi, openai, plain, tgi, triton
-from lmi.server.openapi.parts import Door, Operation
+from lmi.server.openapi.parts import Operation
 
 
 def document(config: Config) -> dict[str, Any]:
     """The whole description, as JSON's objects."""
-    doors: list[Door] = [
-        lmi.door(config),
-        triton.door(config),
-        tgi.door(config),
-        openai.door(config),
-        plain.door(config),
-    ]
+    doors = [lmi.door(config), plain.door(config)]
+    if not config.is_custom:
+        doors[1:1] = [triton.door(config), tgi.door(config), openai.door(config)]
     paths = {path: methods for door in doors for path, methods in door.paths.items()}
     return {
         "openapi": "3.2.0",

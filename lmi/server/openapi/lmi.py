@@ -1,10 +1,14 @@
-"""The LMI door: one prompt in, an object or a stream of tokens out, under the four paths that its clients know."""
+"""SageMaker's paths: the LMI schema, or the one with several inputs, both with OpenAI's beside it; or a model's code.
+
+Which of them is described is up to the server's settings.
+"""
 
 from __future__ import annotations
 
 from lmi.config import Config
 from lmi.dialects import LMI_INVALID_STATUS
 from lmi.schemas.lmi import PARAMETERS
+from lmi.server.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.openapi.parts import (
     BOOLEAN,
     INTEGER,
@@ -28,6 +32,7 @@ from lmi.server.openapi.parts import (
     struct,
     taken,
 )
+from lmi.server.routes.invocations import BY_ROUTE
 
 NAME = "LMI"
 PATHS = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
@@ -47,19 +52,75 @@ REQUEST = {
 }
 
 
+BATCH_EXAMPLE = EXAMPLE | {"inputs": [EXAMPLE["inputs"]], "parameters": {"max_new_tokens": 8}}
+BATCH_REQUEST = {
+    **REQUEST,
+    "properties": REQUEST["properties"] | {"inputs": {"anyOf": [PROMPT, {**array(PROMPT), "minItems": 1}]}},
+    "examples": [BATCH_EXAMPLE],
+}
+ROUTE: Schema = {
+    "name": CUSTOM_ATTRIBUTES,
+    "in": "header",
+    "description": "another door for this body: route=" + ", ".join(BY_ROUTE),
+    "schema": {"enum": [f"route={route}" for route in BY_ROUTE]},
+}
+OPENAI, OPENAI_CHUNKS = (
+    (ref("OpenAIChat"), ref("OpenAIText")),
+    (ref("OpenAIChatChunk"), ref("OpenAITextChunk"), ref("OpenAIError")),
+)
+
+
 def door(config: Config) -> Door:
-    is_tgi = config.model.tgi_compat
-    body = {JSON: {"schema": ref("LmiRequest")}, "text/plain": {"schema": PROMPT}}
-    ok = content(array(ref("LmiAnswer")) if is_tgi else ref("LmiAnswer"))
-    ok |= content(ref("LmiRecord"), JSONLINES, SSE)
-    failed = content(ref("Error"), JSON, JSONLINES, SSE)
-    described = answers(ok, failed, (LMI_INVALID_STATUS, *OF_INFERENCE))
+    if config.is_custom:
+        return _custom(config)
+    is_tgi, is_batch = config.model.tgi_compat, config.model.dynamic_batch
+    whole = array(ref("LmiAnswer")) if is_tgi else ref("LmiAnswer")
+    request, answer, record, error = (
+        (ref("BatchRequest"), ref("BatchAnswer"), ref("BatchRecord"), ref("BatchError"))
+        if is_batch
+        else (ref("LmiRequest"), whole, ref("LmiRecord"), ref("Error"))
+    )
+    body = _any(request, ref("OpenAIChatRequest"), ref("OpenAITextRequest")) | {"text/plain": {"schema": PROMPT}}
+    ok = _any(answer, *OPENAI, ref("TgiAnswer")) | content(record, JSONLINES)
+    ok |= content({"anyOf": [record, *OPENAI_CHUNKS, ref("TgiEvent")]}, SSE, end="[DONE]")
+    if config.code is not None:
+        ok |= {"*/*": {}}  # its formatter's
+    failed = content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, JSON, JSONLINES)
+    failed |= content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, SSE, end="[DONE]")
+    described = answers(ok, failed, {400, 422, LMI_INVALID_STATUS, 429, *OF_INFERENCE})
 
     def post(path: str) -> Operation:
-        return operation(NAME, "Continue a prompt", described, body, names(config.model, path))
+        return operation(NAME, "Continue a prompt", described, body, [*names(config.model, path), ROUTE])
 
-    about = "SageMaker's paths with the LMI schema. A stream ends with a record that has generated_text."
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, _schemas(is_tgi))
+    about = "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's."
+    schemas = BATCH if is_batch else _schemas(is_tgi)
+    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
+
+
+def _any(*schemas: Schema) -> dict[str, Schema]:
+    return content({"anyOf": list(schemas)})
+
+
+def _custom(config: Config) -> Door:
+    """A model that is code of its own: what it takes and gives is its own affair."""
+    described = answers({"*/*": {}}, content(ref("Error")), {LMI_INVALID_STATUS, *OF_INFERENCE})
+    described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
+
+    def post(path: str) -> Operation:
+        return operation(NAME, "Ask the model's code", described, {"*/*": {}}, names(config.model, path))
+
+    about = "SageMaker's paths, answered by the model's own code."
+    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": PLAIN_ERROR})
+
+
+PLAIN_ERROR = asked({"error": STRING, "code": INTEGER}, "error", "code")
+BATCH: dict[str, Schema] = {
+    "Error": PLAIN_ERROR,
+    "BatchRequest": BATCH_REQUEST,
+    "BatchAnswer": array(struct({"generated_text": STRING})),
+    "BatchRecord": {"anyOf": [struct({"outputs": array(STRING)}), ref("BatchError")]},
+    "BatchError": struct({"code": INTEGER, "message": STRING, "error": STRING}),
+}
 
 
 def _schemas(is_tgi: bool) -> dict[str, Schema]:

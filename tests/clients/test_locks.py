@@ -1,0 +1,29 @@
+"""The locks of the clients, and the list of them in README."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.clients.venvs import LOCKS, ROOT
+
+NAMES = sorted(path.stem for path in LOCKS.glob("*.txt"))
+
+
+def pins(name: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\S+)==(\S+) ", (LOCKS / f"{name}.txt").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lock_has_exact_versions_with_hashes_and_no_places(name: str) -> None:
+    for line in (LOCKS / f"{name}.txt").read_text().splitlines():
+        assert re.fullmatch(r"[a-z0-9-]+==[\w.+!]+( --hash=sha256:[0-9a-f]{64})+", line), line
+
+
+def test_readme_names_the_versions_that_are_tested() -> None:
+    section = (ROOT / "README.md").read_text().partition("## Clients")[2].partition("\n## ")[0]
+    named = re.findall(r"\b([a-z][a-z0-9_-]+) (\d+\.\d+\.\d+)", section)
+    assert len(named) == 9
+    for client, version in named:
+        assert version in {pins(lock).get(client.replace("_", "-")) for lock in NAMES}, client
