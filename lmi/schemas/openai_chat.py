@@ -68,6 +68,7 @@ WIRE_NAMES = SHARED_NAMES | {
     "input_token_ids": "messages",
     "inputs": "messages",
     "num_top_log_probs": "top_logprobs",
+    "guided_decoding_params": "response_format or tool_choice",
 }
 
 

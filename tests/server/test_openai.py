@@ -155,6 +155,16 @@ def test_what_an_engine_lacks_is_refused_in_the_door_s_words(plain: Host) -> Non
     assert (status, answer["error"]["message"]) == (400, "logprobs must be at most 5, given 6")
 
 
+def test_a_call_cannot_be_forced_where_the_engine_cannot_guide(tmp_path: Any) -> None:
+    with host(tmp_path, model={"chat_template": LAST_SAID}) as server:
+        status, answer = chat(server, "say a", tools=[TOOL], tool_choice="required")
+        assert status == 400 and answer["error"]["message"].startswith(
+            "response_format or tool_choice is not supported"
+        )
+        status, answer = chat(server, "say a", tools=[TOOL])
+        assert status == 400 and "option.tool_call_parser" in answer["error"]["message"]
+
+
 def test_a_call_is_found_in_the_text(able: Host) -> None:
     _, answer = chat(able, CALL, tools=[TOOL])
     [choice] = answer["choices"]
