@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from lmi.announce import HINTS, Failure, banner, say_failed, say_ready
-from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.engine.worker import LoadReport
 from lmi.executor import EngineInfo
 
@@ -35,6 +36,13 @@ def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) ->
     for path in ("ping", "invocations", "metrics"):
         assert f"http://{url}:8081/{path}" in text
     assert "weights 1.2, warm-up 0.5" in text and "512 tokens" in text
+
+
+def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: pytest.CaptureFixture[str]) -> None:
+    custom = replace(config("text"), code=CodeConfig(path="/models/fox/model.py", handler="handle"))
+    assert "handle in /models/fox/model.py" in banner(custom, 8080, REPORT, after_s=2.0)
+    say_ready(replace(custom, server=config().server), 8080, REPORT, after_s=2.0)
+    assert json.loads(capsys.readouterr().out)["max_sequence_length"] is None
 
 
 def test_the_last_words_are_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:

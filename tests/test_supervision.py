@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lmi.config import EngineConfig
+from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.state import Block, EngineRecord, Phase
-from lmi.supervision import RestartTable, drain_notice_s, hang
+from lmi.supervision import RestartTable, code_hang, drain_notice_s, hang
 
 CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
 
@@ -82,3 +83,31 @@ def test_an_engine_that_is_ending_is_never_hung(record: EngineRecord, phase: Pha
 
 def test_the_notice_of_a_drain_is_a_second_and_never_most_of_the_drain() -> None:
     assert (drain_notice_s(25.0), drain_notice_s(2.0), drain_notice_s(0.0)) == (1.0, 0.5, 0.0)
+
+
+def code_record(tmp_path: Path, phase: Phase, *, num_running: int, step_s: float, beat_s: float) -> EngineRecord:
+    record = Block.create(tmp_path / "state", 0, 0, 1).formatters[0]
+    record.phase, record.num_running, record.step_s, record.beat_s = phase, num_running, step_s, beat_s
+    return record
+
+
+def test_a_handler_hangs_after_predict_timeout_and_never_without_one(tmp_path: Path) -> None:
+    record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=0.0)
+    model, engine = ModelConfig(path="", name=""), EngineConfig(handler="python")
+    code = CodeConfig(path="model.py", handler="handle")
+    limited = Config(server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, code=code)
+    assert code_hang(record, limited, 0.0, 104.9) is None
+    assert code_hang(record, limited, 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
+    assert code_hang(record, replace(limited, server=ServerConfig()), 0.0, 1e9) is None
+
+
+def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent(tmp_path: Path) -> None:
+    record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=100.0)
+    model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
+    config = Config(server=ServerConfig(), model=model, engine=engine, code=CodeConfig(path="model.py"))
+    assert code_hang(record, config, 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
+    record.num_running = 0
+    assert code_hang(record, config, 0.0, 102.1) is None
+    assert code_hang(record, config, 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
+    record.phase = Phase.LOADING
+    assert code_hang(record, config, 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
