@@ -1,0 +1,80 @@
+"""What the OpenAI door asks of an engine that can guide decoding: forced calls and structures, with the real vLLM."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.served import Server, serve
+from tests.tiny_models import tiny_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+SETTINGS = (
+    "option.rolling_batch=vllm",
+    "option.dtype=fp32",
+    "option.max_kv_cache_tokens=8192",
+    # A random model likes to write spaces.
+    'option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}',
+    "frontend_workers=1",
+)
+USER = {"role": "user", "content": "What is the weather?"}
+CITY = {"enum": ["Paris", "Oslo"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}, "metric": {"type": "boolean"}},
+    "required": ["city", "metric"],
+    "additionalProperties": False,
+    "$defs": {"City": CITY},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "clock", "parameters": {**PARAMETERS, "$defs": {"City": CITY}}}},
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve(tiny_model("llama_wide"), *SETTINGS) as server:
+        yield server
+
+
+def chat(server: Server, **fields: Any) -> dict[str, Any]:
+    answer = server.post({"messages": [USER], "max_tokens": 200, "seed": 3, **fields}, "/v1/chat/completions")
+    assert answer.status == 200, answer.body
+    choice: dict[str, Any] = json.loads(answer.body)["choices"][0]
+    return choice
+
+
+def check_arguments(text: str) -> None:
+    arguments = json.loads(text)
+    assert set(arguments) == {"city", "metric"} and arguments["city"] in CITY["enum"]
+    assert isinstance(arguments["metric"], bool)
+
+
+def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server) -> None:
+    choice = chat(server, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert call["function"]["name"] == "weather"
+    check_arguments(call["function"]["arguments"])
+
+    choice = chat(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert call["function"]["name"] in ("weather", "clock")
+    check_arguments(call["function"]["arguments"])
+
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": PARAMETERS}}
+    check_arguments(chat(server, response_format=form)["message"]["content"])
+    assert chat(server, guided_choice=["so (a+b)", "no.t"])["message"]["content"] in ("so (a+b)", "no.t")
+    assert re.fullmatch("[ab]{3}", chat(server, guided_regex="[ab]{3}")["message"]["content"])
+
+
+def test_a_structure_that_vllm_cannot_make_is_the_client_s_fault(server: Server) -> None:
+    answer = server.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
+    assert answer.status == 400 and json.loads(answer.body)["error"]["type"] == "invalid_request_error", answer.body
