@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from lmi.dialects import DIALECTS
-from tests.served import Server
+from tests.served import Server, serve
 from tests.system.container import Answer
+from tests.tiny_models import tiny_model
 
 PROMPTS = ("The quick", "She sells sea shells by the sea shore. " * 3, "Straße 狐\n\t", "a")
 ELSEWHERE = {
     "openai_chat": "takes messages, no raw prompt",
-    "dynamic_batch": "is there only without a rolling batch",
+    "dynamic_batch": "is there only without a rolling batch: the last test",
 }
 
 
@@ -104,3 +105,19 @@ def test_the_same_greedy_prompt_and_limit_give_the_same_text_at_every_door(
         expected = DOORS["lmi"].answer(tiny, prompt, num_tokens)
         assert DOORS[name].answer(tiny, prompt, num_tokens) == expected
         assert expected or num_tokens == 1
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_several_inputs_without_a_rolling_batch_have_the_texts_that_each_has_alone(
+    tiny: Server, streaming: str
+) -> None:
+    expected = [DOORS["lmi"].answer(tiny, prompt, 25) for prompt in PROMPTS]
+    settings = ("option.dtype=fp32", "option.rolling_batch=disable", f"option.enable_streaming={streaming}")
+    with serve(tiny_model("llama"), *settings, "frontend_workers=1") as server:
+        answer = server.post({"inputs": PROMPTS, "parameters": {"max_new_tokens": 25}})
+    assert answer.status == 200, answer.body
+    if streaming == "true":
+        texts = ["".join(pieces) for pieces in zip(*(line["outputs"] for line in answer.lines), strict=True)]
+    else:
+        texts = [one["generated_text"] for one in json.loads(answer.body)]
+    assert texts == expected
