@@ -1,12 +1,12 @@
 """TGI's answers: an object or a list of one, or server-sent events with a token each.
 
-    {"generated_text":"...","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"prefill":[],"tokens":[...]}}
+    {"generated_text":"...","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"prefill":[],...}}
     data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
 
 Keys, their order and the separators as Text Generation Inference 3.3 writes them: no space after the colon of `data:`,
 no `[DONE]`, events counted from 1, what was not asked for left out or null. `seed` is the client's own. Of several
 sequences the most probable is the answer, the others stand in its details.
-"""  # noqa: E501 (an answer is one line)
+"""
 
 from __future__ import annotations
 
