@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +21,15 @@ CHECKS = (
     "response_headers_conformance",
     "unsupported_method",
 )
+CHAT_TEMPLATE = "{{ messages[0]['content'] }}"
 CONTEXT = 128  # tokens, so that no answer is long
 NUM_EXAMPLES = 6  # of each operation
 
 
 @pytest.fixture
 def echo(tmp_path: Path) -> Iterator[Container]:
-    folder = write_model(tmp_path / "model", **{"option.echo_step_ms": 0, "frontend_workers": 1})
+    settings = {"option.echo_step_ms": 0, "option.chat_template": CHAT_TEMPLATE, "frontend_workers": 1}
+    folder = write_model(tmp_path / "model", **settings)
     (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "max_position_embeddings": CONTEXT}))
     server = Container(folder, tmp_path / "log")
     try:
@@ -47,11 +50,13 @@ def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_n
         "seed": 1,
         "mode": "all",
         "request-timeout": 10,
-        "max-time": 45,
+        "max-time": 35,
         "generation-database": "none",
     }
     command = [str(program), "run", f"http://127.0.0.1:{echo.port}/openapi.json", "--no-color"]
     command += [f"--{name}={value}" for name, value in options.items()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    counts = re.search(r"Selected: (\d+)/(\d+)\s+Tested: (\d+)", done.stdout)
+    assert counts is not None and len(set(counts.groups())) == 1 and int(counts[1]) >= 37, done.stdout[-2000:]
     assert echo.ping() == 200
