@@ -115,7 +115,7 @@ def an_object(name: str, value: object) -> dict[str, Any]:
 
 def _logprobs(name: str, value: object) -> int:
     """A number in completions; some clients send true or false as for chat."""
-    return int(value) if isinstance(value, bool) else TOP(name, value)  # type: ignore[no-any-return]
+    return int(value) if isinstance(value, bool) else TOP(name, value)
 
 
 STOPS, BIAS = strings(MAX_STOP_SEQUENCES), number(-MAX_BIAS, MAX_BIAS)
@@ -299,7 +299,8 @@ def read_fields(
 
 def wants_usage(given: Mapping[str, Any]) -> bool:
     options = given.get("stream_options", {})
-    return boolean("stream_options.include_usage", options.get("include_usage") or False)
+    wanted: bool = boolean("stream_options.include_usage", options.get("include_usage") or False)
+    return wanted
 
 
 def shared_fields(given: Mapping[str, Any], *, num_sequences: int) -> dict[str, Any]:
