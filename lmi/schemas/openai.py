@@ -39,6 +39,7 @@ from lmi.schemas.common import (
     number,
     read_object,
     strings,
+    takes,
     text,
     token_ids,
 )
@@ -90,12 +91,14 @@ class Echo:
     reasoning: str | None = None
 
 
+@takes({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_SEQUENCES})
 def _stop(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return STOPS(name, [value]) if value else ()
     return STOPS(name, value)  # type: ignore[no-any-return]
 
 
+@takes({"type": "object", "maxProperties": MAX_WORDS})
 def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, dict) or len(value) > MAX_WORDS:
         raise InvalidParameter(name, f"an object of at most {MAX_WORDS} token ids and numbers", value)
@@ -107,12 +110,14 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
     return tuple(biases)
 
 
+@takes({"type": "object"})
 def an_object(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidParameter(name, "an object", value)
     return value
 
 
+@takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
 def _logprobs(name: str, value: object) -> int:
     """A number in completions; some clients send true or false as for chat."""
     return int(value) if isinstance(value, bool) else TOP(name, value)

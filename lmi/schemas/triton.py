@@ -41,6 +41,7 @@ from lmi.schemas.common import (
     number,
     read_object,
     strings,
+    takes,
     text,
     token_ids,
 )
@@ -91,6 +92,7 @@ def _words(max_words: int) -> Reader:
     """A string or a list of strings, where "" is none."""
     read_list = strings(max_words)
 
+    @takes({"type": ["string", "array"], "items": {"type": "string"}})
     def read(name: str, value: object) -> tuple[str, ...]:
         words = [value] if isinstance(value, str) else value
         return read_list(name, [word for word in words if word != ""] if isinstance(words, list) else words)  # type: ignore[no-any-return]
