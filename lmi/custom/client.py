@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
@@ -27,7 +28,7 @@ from lmi.custom.messages import (
     decode_to_front_end,
     encode,
 )
-from lmi.engine.client import RECONNECT_S, describe
+from lmi.engine.client import CONNECT_TIMEOUT_S, RECONNECT_S, describe
 from lmi.engine.frames import FrameReader, FrameTooLarge, frame
 from lmi.errors import EngineLost, GenerationFailed, LmiError, MalformedRequest, Unavailable
 from lmi.state import EngineRecord, Phase
@@ -152,8 +153,18 @@ class CodeWorkers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def begin(self, first: Callable[[int], ToWorker]) -> Call:
-        """Begin a call with the message that `first` makes of its id. Raises Unavailable when no worker is there."""
+    async def begin(self, first: Callable[[int], ToWorker]) -> Call:
+        """Begin a call with the message that `first` makes of its id. Raises Unavailable when no worker is there.
+
+        A worker that has just become ready may not be connected yet: that is waited for.
+        """
+        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+        while (
+            not self._connections
+            and time.monotonic() < deadline_s
+            and any(record.phase == Phase.READY for record in self._records)
+        ):
+            await asyncio.sleep(RECONNECT_S)
         if not self._connections:
             raise Unavailable("the model's code is not ready: " + describe(self._records))
         return min(self._connections.values(), key=lambda connection: connection.num_calls).begin(first)

@@ -44,7 +44,7 @@ async def read_input(exchange: Exchange, service: Service, body: bytes) -> tuple
     if service.code is None or code is None or not code.has_input_formatter:
         return body, content_type
     given = properties(exchange)
-    with service.admitted(), closing(service.code.begin(lambda call_id: ReadInput(call_id, given, body))) as call:
+    with service.admitted(), closing(await service.code.begin(lambda call_id: ReadInput(call_id, given, body))) as call:
         try:
             return b"".join([piece.data async for piece in pieces(call)]), JSON
         except CustomCodeFailed as error:
@@ -75,7 +75,7 @@ class CustomFormatter:
     async def records(self, deltas: AsyncIterator[Delta], count: Callable[[Delta], None]) -> AsyncGenerator[bytes]:
         """What the formatter writes for each Delta."""
         assert self._workers is not None
-        with closing(self._workers.begin(self._open)) as call:
+        with closing(await self._workers.begin(self._open)) as call:
             async for delta in deltas:
                 count(delta)
                 tokens = [(token.id, token.text, token.log_prob, token.is_special) for token in delta.tokens]

@@ -54,8 +54,6 @@ async def working(folder: Path) -> AsyncIterator[tuple[CodeWorkers, CountingMode
     record.phase = Phase.READY
     workers = CodeWorkers([path], [record])
     await workers.start()
-    while not workers._connections:
-        await asyncio.sleep(0.005)
     try:
         yield workers, model, server
     finally:
@@ -83,7 +81,7 @@ async def until(condition: Any) -> None:
 def test_calls_come_back_whole_and_are_worked_on_one_after_the_other(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, model, _):
-            calls = [workers.begin(handle(b"100")) for _ in range(3)]
+            calls = [await workers.begin(handle(b"100")) for _ in range(3)]
             head, *pieces = await all_of(calls[0])
             assert head == Head(calls[0].id, 200, "a/b", {"x": "y"}, True)
             assert len(pieces) == 100
@@ -97,13 +95,13 @@ def test_calls_come_back_whole_and_are_worked_on_one_after_the_other(tmp_path: P
 def test_code_makes_no_more_than_a_window_ahead_of_its_reader(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, model, _):
-            call = workers.begin(handle(b"1000"))
+            call = await workers.begin(handle(b"1000"))
             await until(lambda: model.num_made > WINDOW)
             await asyncio.sleep(0.05)
             assert model.num_made == WINDOW + 1, "one more waits for room"
             call.close()
             await until(lambda: model.num_closed == 1)
-            assert len(await all_of(workers.begin(handle(b"3")))) == 4, "the thread is free for the next"
+            assert len(await all_of(await workers.begin(handle(b"3")))) == 4, "the thread is free for the next"
 
     asyncio.run(scenario())
 
@@ -111,10 +109,10 @@ def test_code_makes_no_more_than_a_window_ahead_of_its_reader(tmp_path: Path) ->
 def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
-            _, *pieces = await all_of(workers.begin(handle(b"large")))
+            _, *pieces = await all_of(await workers.begin(handle(b"large")))
             assert [len(piece.data) for piece in pieces if isinstance(piece, Piece)] == [MAX_PIECE_BYTES] * 2 + [1]
             with pytest.raises(MalformedRequest, match="does not fit"):
-                workers.begin(handle(bytes(65 << 20)))
+                await workers.begin(handle(bytes(65 << 20)))
 
     asyncio.run(scenario())
 
@@ -122,12 +120,12 @@ def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_pa
 def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignored(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
-            call = workers.begin(lambda call_id: Open(call_id, "p", {}))
+            call = await workers.begin(lambda call_id: Open(call_id, "p", {}))
             call.send(Feed(call.id, [], "length"))
             with pytest.raises(CustomCodeFailed, match="KeyError: 'p'"):
                 await call.take()
             with pytest.raises(CustomCodeFailed, match="ValueError"):
-                await all_of(workers.begin(handle(b"no number")))
+                await all_of(await workers.begin(handle(b"no number")))
 
     asyncio.run(scenario())
 
@@ -135,7 +133,7 @@ def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignore
 def test_a_worker_that_goes_ends_its_calls_and_takes_no_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, server):
-            call = workers.begin(handle(b"1000"))
+            call = await workers.begin(handle(b"1000"))
             await call.take()
             server.close()
             workers._records[0].phase = Phase.LOST
@@ -144,7 +142,7 @@ def test_a_worker_that_goes_ends_its_calls_and_takes_no_more(tmp_path: Path) -> 
                 await all_of(call)
             await until(lambda: not workers._connections)
             with pytest.raises(Unavailable, match="not ready: lost"):
-                workers.begin(handle(b"1"))
+                await workers.begin(handle(b"1"))
 
     asyncio.run(scenario())
 
@@ -159,6 +157,6 @@ def test_nonsense_on_the_socket_closes_the_connection(tmp_path: Path) -> None:
             except ConnectionResetError:
                 pass
             writer.close()
-            assert len(await all_of(workers.begin(handle(b"2")))) == 3, "the others are served on"
+            assert len(await all_of(await workers.begin(handle(b"2")))) == 3, "the others are served on"
 
     asyncio.run(scenario())

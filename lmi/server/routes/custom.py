@@ -47,7 +47,7 @@ async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
     given, asked = properties(exchange), query(exchange)
     try:
         async with deadline(service.config.server.predict_timeout_s, exchange.started_s):
-            with closing(service.code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
+            with closing(await service.code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
                 await copy(exchange, call)
     except LmiError as error:
         if not exchange.status:
