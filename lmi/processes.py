@@ -42,6 +42,13 @@ def set_title(title: str) -> None:
         Path("/proc/self/comm").write_text(title[:15])
 
 
+def title(pid: int) -> str:
+    """The name that top and ps show of a process; none of one that is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    return ""
+
+
 def set_oom_score(score: int) -> None:
     """From -1000 (never) to 1000 (first): whom the kernel kills when memory runs out. Lowering it needs a privilege."""
     with suppress(OSError):

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import os
 import queue
+import select
+import signal
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from handlers.lmi_vllm import surroundings
 from handlers.lmi_vllm.link import Link
 from handlers.lmi_vllm.outputs import Output, of_core, of_request
+from lmi import processes
 
 WAIT_S = 0.1  # for an output of another process, before deadlines are looked at
 
@@ -160,6 +163,9 @@ class Apart:
         self._stats = _Stats()
         self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda config, index=0: self._stats])
         surroundings.unlink_shared_memory()
+        # vLLM lets the other ranks end before it says that one is gone. Compilers may come and go.
+        pids = [pid for pid in surroundings.descendants() if processes.title(pid).startswith("VLLM")]
+        self._processes = [os.pidfd_open(pid) for pid in pids]
         self._ready: queue.SimpleQueue[list[Output | Failure]] = queue.SimpleQueue()
         self._batch: list[Output | Failure] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -239,9 +245,14 @@ class Apart:
 
     @property
     def is_alive(self) -> bool:
-        return not self._llm.errored and (self._link is None or self._link.is_whole)
+        has_ended = bool(select.select(self._processes, (), (), 0)[0])
+        return not (has_ended or self._llm.errored) and (self._link is None or self._link.is_whole)
 
     def close(self) -> None:
+        if not self.is_alive:
+            for process in self._processes:  # nobody waits for an end in order
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
         if self._link is not None:
             self._link.close()
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()  # the core's end is no error now
@@ -250,6 +261,8 @@ class Apart:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        for process in self._processes:
+            os.close(process)
 
 
 async def _cancel_others() -> None:

@@ -114,11 +114,21 @@ def unlink_shared_memory() -> None:
 
     Nothing would do so when they are killed; Python's tracker cannot, since it takes no colon in a name.
     """
-    for entry in Path("/proc").iterdir():
+    for pid in (os.getpid(), *descendants()):
         with suppress(OSError):
-            if entry.name.isdigit() and os.getpgid(int(entry.name)) == os.getpgrp():
-                for path in re.findall(r" (/dev/shm/vllm_\S+)$", (entry / "maps").read_text(), re.MULTILINE):
-                    os.unlink(path)
+            for path in re.findall(r" (/dev/shm/vllm_\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE):
+                os.unlink(path)
+
+
+def descendants(pid: int | None = None) -> list[int]:
+    """Pids of the processes that vLLM started from this one, and from those."""
+    found = []
+    for tasks in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
+        with suppress(OSError):
+            for child in map(int, (tasks / "children").read_text().split()):
+                if os.getpgid(child) == os.getpgrp():  # not Python's tracker
+                    found += [child, *descendants(child)]
+    return found
 
 
 class _Stderr(io.TextIOBase):

@@ -1,0 +1,145 @@
+"""A server with the real vLLM whose processes are killed and stopped while they work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.served import Server, serve
+from tests.system.container import wait_until
+from tests.tiny_models import tiny_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+NUM_STREAMS = 32
+STEP_TIMEOUT_S = 3.0
+BACK_S = 180.0  # a busy machine takes long to import vllm
+LONG = {"inputs": "abc", "stream": True, "parameters": {"max_new_tokens": 900, "ignore_eos_token": True}}
+SHORT = {"inputs": "abc", "parameters": {"max_new_tokens": 20}}
+SETTINGS = (
+    "option.rolling_batch=vllm",
+    "option.dtype=fp32",
+    "option.max_kv_cache_tokens=65536",
+    f"step_timeout={STEP_TIMEOUT_S}",
+    "retry_threshold=20",
+    "frontend_workers=1",
+)
+ENGINE, CORE, RANK = "lmi-engine-0", "VLLM::EngineCor", "VLLM::Worker_TP"  # as far as the kernel keeps names
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[Server]:
+    with serve(tiny_model("llama_wide"), *SETTINGS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Server]:
+    """Two ranks: an engine process, vLLM's core and its two workers."""
+    with serve(tiny_model("llama_wide"), *SETTINGS, "option.tensor_parallel_degree=2") as server:
+        yield server
+
+
+def family(server: Server) -> dict[str, list[int]]:
+    """Pids of the engine process and of all that it started, by name."""
+    pids: dict[str, list[int]] = {}
+    for pid in server.pids():
+        with suppress(OSError):
+            if os.getpgid(pid) == server.pid("lmi-engine"):
+                pids.setdefault(Path(f"/proc/{pid}/comm").read_text().strip(), []).append(pid)
+    return pids
+
+
+def segments(pids: Iterable[int]) -> set[str]:
+    """What these processes share in memory."""
+    found: set[str] = set()
+    for pid in pids:
+        found.update(re.findall(r" (/dev/shm/\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
+    return found
+
+
+def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float) -> None:
+    """32 streams run, one process gets a signal: every client gets an end in time, and then all is as it was."""
+    before = family(server)
+    pids = {pid for each in before.values() for pid in each}
+    shared = segments(pids)
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        streams = [pool.submit(end_of, server) for _ in range(NUM_STREAMS)]
+        wait_until(lambda: server.metrics()["lmi_requests_running"] == NUM_STREAMS, "all run", 30)
+        os.kill(before[victim][0], signum)
+        hurt_s = time.monotonic()
+        wait_until(lambda: server.ping() == 503, "/ping tells it", within_s)
+        ends = [stream.result() for stream in streams]
+    assert all("engine" in last["error"] and last["code"] == 503 for _, last in ends), ends
+    assert max(ended_s for ended_s, _ in ends) - hurt_s < within_s
+    wait_until(lambda: not pids & set(server.pids()), "none of its processes is left")
+    wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
+    wait_until(lambda: server.ping() == 200, "the engine is back", BACK_S)
+    assert {name: len(pids) for name, pids in family(server).items()} == {
+        name: len(pids) for name, pids in before.items()
+    }
+    assert server.post(SHORT).status == 200
+
+
+def end_of(server: Server) -> tuple[float, dict[str, Any]]:
+    """When a stream ended, and its last line."""
+    with server.open(LONG) as response:
+        last = json.loads(response.read().splitlines()[-1])
+    return time.monotonic(), last
+
+
+def test_a_start_is_told_in_a_few_lines_of_our_form(inside: Server) -> None:
+    lines = [line for line in inside.log_lines() if "level" in line]
+    assert len(lines) < 20 and {line["level"] for line in lines} == {"INFO"}, lines
+    [ready] = [line for line in inside.log_lines() if line.get("event") == "ready"]
+    assert {"import", "configuration", "weights", "kv cache", "kernels", "warm-up"} <= set(str(ready).split("'")), ready
+
+
+def test_streams_end_when_the_engine_is_killed(inside: Server) -> None:
+    hurt(inside, ENGINE, signal.SIGKILL, within_s=2)
+
+
+def test_streams_end_when_the_engine_stands_still(inside: Server) -> None:
+    hurt(inside, ENGINE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3)
+
+
+def test_two_ranks_answer_as_one_does(inside: Server, apart: Server) -> None:
+    assert {name: len(pids) for name, pids in family(apart).items()} == {ENGINE: 1, CORE: 1, RANK: 2}
+    one, two = inside.post(SHORT), apart.post(SHORT)
+    assert one.status == two.status == 200
+    assert one.lines == two.lines and len(one.lines[0]["generated_text"]) > 10
+
+
+def test_streams_end_when_the_parent_of_core_and_ranks_is_killed(apart: Server) -> None:
+    hurt(apart, ENGINE, signal.SIGKILL, within_s=2)
+
+
+def test_streams_end_when_the_core_is_killed(apart: Server) -> None:
+    hurt(apart, CORE, signal.SIGKILL, within_s=2)
+
+
+def test_streams_end_when_a_rank_is_killed(apart: Server) -> None:
+    hurt(apart, RANK, signal.SIGKILL, within_s=5)
+
+
+def test_streams_end_when_the_core_stands_still(apart: Server) -> None:
+    hurt(apart, CORE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3)
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(apart: Server) -> None:
+    pids = apart.pids()
+    shared = segments(pids)
+    assert shared
+    os.kill(apart.pid("lmi-supervisor"), signal.SIGKILL)
+    wait_until(lambda: not apart.pids(), "no process is left")
+    wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")

@@ -1,0 +1,90 @@
+"""One model on several ranks, replicas and nodes, each for real: a node is a server of its own on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tests.served import Server, launch, serve
+from tests.system.container import free_port, wait_until
+from tests.system.test_vllm_life import BACK_S, LONG, SETTINGS, SHORT, end_of, segments
+from tests.tiny_models import tiny_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+
+def node_settings(rank: int, port: int) -> tuple[str, ...]:
+    node = {"nnodes": 2, "node_rank": rank, "master_addr": "127.0.0.1", "master_port": port}
+    return (*SETTINGS, "option.tensor_parallel_degree=2", *(f"option.{name}={value}" for name, value in node.items()))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Server]]:
+    """Two servers that are one engine, of one rank on one core each; the first is ready when both are."""
+    port = free_port()
+
+    def start(rank: int) -> Server:
+        environ = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": str(rank)}
+        return stack.enter_context(serve(folder, *node_settings(rank, port), environ=environ))
+
+    folder = tiny_model("llama_wide")
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        yield list(pool.map(start, range(2)))
+
+
+def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
+    answer = nodes[0].post(SHORT)
+    with serve(tiny_model("llama_wide"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1") as replicas:
+        assert replicas.post(SHORT).lines == answer.lines and answer.status == 200
+        with replicas.connect(LONG), replicas.connect(LONG):  # each replica has room for one
+            wait_until(lambda: replicas.metrics()["lmi_requests_running"] == 2, "both replicas work")
+
+
+def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Server]) -> None:
+    assert nodes[1].ping() == 200
+    refused = nodes[1].post(SHORT)
+    assert refused.status == 503
+    assert refused.lines[0]["error"] == "this is node 1 of 2 and takes no requests; node 0, 127.0.0.1, does"
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(nodes: list[Server], lost: int) -> None:
+    pids = {pid for node in nodes for pid in node.pids() if os.getpgid(pid) == node.pid("lmi-engine")}
+    shared = segments(pids)
+    with ThreadPoolExecutor(4) as pool:
+        streams = [pool.submit(end_of, nodes[0]) for _ in range(4)]
+        wait_until(lambda: nodes[0].metrics()["lmi_requests_running"] == 4, "all run", 30)
+        os.kill(nodes[lost].pid("lmi-engine"), signal.SIGKILL)
+        hurt_s = time.monotonic()
+        ends = [stream.result() for stream in streams]
+    assert max(ended_s for ended_s, _ in ends) - hurt_s < 10
+    assert all(last["code"] == 503 for _, last in ends), ends
+    wait_until(lambda: not pids & {pid for node in nodes for pid in node.pids()}, "no process of before is left", 30)
+    wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
+    wait_until(lambda: [node.ping() for node in nodes] == [200, 200], "both nodes are back", BACK_S)
+    assert nodes[0].post(SHORT).status == 200
+
+
+def test_ray_is_asked_of_vllm_and_missed_by_name(tmp_path) -> None:
+    (tmp_path / "serving.properties").write_text(
+        "\n".join(
+            [
+                f"option.model_id={tiny_model('llama_wide')}",
+                "option.rolling_batch=vllm",
+                "option.tensor_parallel_degree=2",
+                "option.distributed_executor_backend=ray",
+                "log_format=json",
+            ]
+        )
+    )
+    with launch(tmp_path) as server:
+        assert server.wait(120) == 2
+        words = server.last_words()["message"]
+        assert "pip install ray" in words and "option.distributed_executor_backend" in words
+        assert "Traceback" not in server.log.read_text()
