@@ -68,9 +68,7 @@ def of_request(output: RequestOutput) -> Output:
 
 def _rows(flat: FlatLogprobs, first: int) -> Rows:
     spans = list(zip(flat.start_indices, flat.end_indices, strict=True))[first:]
-    return Rows(
-        [flat.token_ids[start:end] for start, end in spans], [flat.logprobs[start:end] for start, end in spans]
-    )
+    return Rows([flat.token_ids[start:end] for start, end in spans], [flat.logprobs[start:end] for start, end in spans])
 
 
 def feed(sequence: Sequence, output: Output) -> None:
