@@ -5,6 +5,7 @@ A venv is made when a test first asks for it, from its lock of `scripts/locks/cl
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +23,14 @@ RUN_TIMEOUT_S = 90
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of a venv, which is there and up to date afterwards."""
+    """The interpreter of a venv, which is there and up to date afterwards. One process makes it, others wait."""
+    VENVS.mkdir(exist_ok=True)
+    with (VENVS / f"{name}.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return _made(name)
+
+
+def _made(name: str) -> Path:
     venv, lock = VENVS / name, LOCKS / f"{name}.txt"
     python, stamp = venv / "bin" / "python", venv / "lmi-stamp"
     made_from = hashlib.sha256(lock.read_bytes() + sys.version.encode() + str(ROOT).encode()).hexdigest()
