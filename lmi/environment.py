@@ -18,8 +18,11 @@ NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIF
 
 
 def of_child(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without the words that would change how gunicorn starts."""
-    return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)}
+    """Without the words that would change how gunicorn starts.
+
+    gunicorn takes setproctitle where it is (vLLM brings it), which would write over what /proc says of a process.
+    """
+    return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)} | {"SPT_NOENV": "1"}
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

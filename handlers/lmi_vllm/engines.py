@@ -16,7 +16,7 @@ import signal
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -97,6 +97,8 @@ class Engine(Protocol):
 class Inside:
     """The engine on this thread."""
 
+    num_open: ClassVar[int] = 0  # in this process
+
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         self._engine = LLMEngine.from_engine_args(arguments)
@@ -104,6 +106,7 @@ class Inside:
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
         self.config = self._engine.vllm_config
+        Inside.num_open += 1
 
     def add(self, work: Work) -> None:
         self._engine.add_request(
@@ -152,7 +155,10 @@ class Inside:
         return True
 
     def close(self) -> None:
-        self._engine.engine_core.shutdown()
+        """vLLM's groups of ranks belong to the process: only the last engine of several takes them down."""
+        Inside.num_open -= 1
+        if Inside.num_open == 0:
+            self._engine.engine_core.shutdown()
 
 
 class Apart:

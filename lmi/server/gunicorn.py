@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 
+from gunicorn import util  # type: ignore[import-untyped]
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
@@ -29,6 +30,8 @@ from lmi.runtime import Runtime
 from lmi.server.protocol import GuardedProtocol, Refusal
 from lmi.state import FrontEndRecord, Phase
 from lmi.supervision import drain_notice_s
+
+util._setproctitle = lambda title: None  # it would write over our names where setproctitle is there, as beside vLLM
 
 BEAT_S = 1.0
 RESERVED_FDS = 40  # of a worker, for everything that is no client
