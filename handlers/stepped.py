@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Step:
-    """What one step did. `touched`: sequences with a new token, or ended by it."""
+    """What one step did. `touched`: sequences with a new token, or ended by it; twice is as once."""
 
     touched: list[Sequence] = field(default_factory=list)
     num_context_tokens: int = 0
@@ -225,7 +225,7 @@ class SteppedExecutor(Executor):
         started = time.perf_counter()
         ended = self._cross_border()
         step = (self._step_or_fail() if self._live else Step()) or Step(is_empty=not ended)
-        touched = step.touched = list(_with_siblings_of_failed(step.touched))
+        touched = step.touched = _with_siblings_of_failed(step.touched)
         self._settle(touched)
         if not step.is_empty:
             self._record(step, len(ended), (time.perf_counter() - started) * 1000)
@@ -346,13 +346,13 @@ def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
         outcome.set_exception(error)
 
 
-def _with_siblings_of_failed(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
-    """One sequence that fails takes its whole request with it: those of it that still run join the list."""
-    listed = list(sequences)
-    if all(sequence.error is None for sequence in listed):
-        return listed
-    siblings = (other for one in listed if one.error is not None for other in one.group.sequences)
-    return dict.fromkeys([*listed, *(one for one in siblings if one.finish_reason is FinishReason.NOT_FINISHED)])
+def _with_siblings_of_failed(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Each once. One that fails takes its whole request with it: those of it that still run join the list."""
+    listed = dict.fromkeys(sequences)
+    failed = (one for one in listed if one.error is not None)
+    siblings = (other for one in failed for other in one.group.sequences)
+    listed |= dict.fromkeys(one for one in siblings if one.finish_reason is FinishReason.NOT_FINISHED)
+    return list(listed)
 
 
 def _request_stats(sequence: Sequence, *, is_active: bool) -> RequestStats:

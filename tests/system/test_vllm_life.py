@@ -75,7 +75,7 @@ def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float) -
     shared = segments(pids)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         streams = [pool.submit(end_of, server) for _ in range(NUM_STREAMS)]
-        wait_until(lambda: server.metrics()["lmi_requests_running"] == NUM_STREAMS, "all run", 30)
+        wait_until(lambda: server.metrics()["lmi_requests_running"] == NUM_STREAMS, "all run", 120)
         os.kill(before[victim][0], signum)
         hurt_s = time.monotonic()
         wait_until(lambda: server.ping() == 503, "/ping tells it", within_s)
@@ -100,7 +100,8 @@ def end_of(server: Server) -> tuple[float, dict[str, Any]]:
 
 def test_a_start_is_told_in_a_few_lines_of_our_form(inside: Server) -> None:
     lines = [line for line in inside.log_lines() if "level" in line]
-    assert len(lines) < 20 and {line["level"] for line in lines} == {"INFO"}, lines
+    assert len(lines) < 20
+    assert [line["message"] for line in lines if line["level"] != "INFO"] == []
     [ready] = [line for line in inside.log_lines() if line.get("event") == "ready"]
     assert {"import", "configuration", "weights", "kv cache", "kernels", "warm-up"} <= set(str(ready).split("'")), ready
 
