@@ -88,15 +88,13 @@ def rank_cores(engine: EngineConfig, slot: int, cores: Sequence[int]) -> list[tu
 
 
 def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
-    """vLLM gains from every core even with a small model, since its threads wait for each other less often."""
+    """All cores but one for a small model: threads that wait for each other cost it more than the last core gives."""
     if engine.num_threads is not None:
         return engine.num_threads
     cores = processes.num_usable_cores()
-    if engine.handler == VLLM:
-        return max(1, cores // (engine.num_engines * _num_local_ranks(engine)))
     if _weight_bytes(model_path) <= SMALL_MODEL_BYTES:
         cores -= 1  # the front end needs it more
-    return max(1, cores // engine.num_engines)
+    return max(1, cores // (engine.num_engines * _num_local_ranks(engine)))
 
 
 def _num_local_ranks(engine: EngineConfig) -> int:

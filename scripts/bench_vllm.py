@@ -51,7 +51,7 @@ ENVIRON: dict[str, str | None] = {
     "OMP_NUM_THREADS": None,
     "GOMP_SPINCOUNT": None,
 }
-NUM_THREADS = 2  # of our engine, and of the bare one
+NUM_THREADS = 1  # of our engine, which chooses so itself on two cores for a small model, and of the bare one
 BARE_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(NUM_THREADS), "GOMP_SPINCOUNT": "1000"}
 
 FRONT, CORE, WORKER, REST = "front", "core", "worker", "rest"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tm
     assert int(of_threads(config(None), {})["OMP_NUM_THREADS"]) >= 1
 
 
-def test_vllm_gets_every_core_even_with_a_small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmi.processes.num_usable_cores", lambda: 8)
+    (tmp_path / "model.safetensors").touch()
+    os.truncate(tmp_path / "model.safetensors", 65 << 20)
     assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path)) == 8
     assert num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path)) == 4
     assert num_engine_threads(EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path)) == 2
