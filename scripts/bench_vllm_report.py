@@ -28,12 +28,14 @@ PLOT = Path(__file__).parent / "figures" / "vllm.png"
 GOALS: list[Goal] = [
     ("tokens_ratio_64", "output tokens/s, 64 streams / `vllm serve`", ">=", 1.3),
     ("tokens_ratio_1", "same, 1 stream", ">=", 0.95),
+    ("tokens_log_probs_ratio", "same, 64 streams, both with log-probs", ">=", 1.0),
     ("tokens_rust_ratio_64", "same, 64 streams / vLLM's Rust front end", ">=", 1.05),
     ("bare_share", "same, 64 streams / the bare engine in one process, as many threads", ">=", 0.85),
     ("first_p50_ratio_64", "time to first token, 64 streams, p50 / `vllm serve`", "<=", 0.7),
     ("first_p99_ratio_64", "same, p99", "<=", 1.0),
     ("front_cpu_ratio", "front-end CPU a streamed token, 64 streams / API process of `vllm serve`", "<=", 0.33),
     ("front_cpu_log_probs_ratio", "same, with details and log-probs", "<=", 0.5),
+    ("all_cpu_ratio", "CPU of all processes a streamed token, 64 streams / `vllm serve`", "<=", 1.0),
     ("front_memory_ratio", "front-end worker's memory / API process of `vllm serve`", "<=", 0.25),
     ("start_ratio", "time from start to ready / `vllm serve`", "<=", 0.5),
 ]
@@ -57,6 +59,10 @@ def percentile_ms(values_s: tuple[float, ...], share: float) -> float:
 
 def us_per_token(role: str) -> Callable[[Round], float]:
     return lambda done: done.us_per_token(role)
+
+
+def all_us_per_token(done: Round) -> float:
+    return sum(map(done.us_per_token, done.cpu_s))
 
 
 COLUMNS: dict[str, Callable[[Round], float]] = {
@@ -88,6 +94,9 @@ def ratios(records: dict[str, Record]) -> dict[str, float]:
     pairs["front_cpu_ratio"] = ours.median(most, front), theirs.median(most, front)
     with_log_probs = (LOG_PROBS, MOST)
     pairs["front_cpu_log_probs_ratio"] = ours.median(with_log_probs, front), theirs.median(with_log_probs, front)
+    pairs["all_cpu_ratio"] = ours.median(most, all_us_per_token), theirs.median(most, all_us_per_token)
+    speeds = ours.median(with_log_probs, tokens_per_s), theirs.median(with_log_probs, tokens_per_s)
+    pairs["tokens_log_probs_ratio"] = speeds
     pairs["bare_share"] = ours.median(most, tokens_per_s), records[BARE].median(most, tokens_per_s)
     pairs["start_ratio"] = middle(ours.starts_s), middle(theirs.starts_s)
     pairs["front_memory_ratio"] = ours.memory(FRONT), theirs.memory(FRONT)
@@ -163,8 +172,8 @@ def conditions(records: dict[str, Record], has_realtime: bool) -> str:
         f"{bench_vllm.bench_vllm_model.WORDS_EACH} words, {bench_vllm.NUM_TOKENS} new tokens, greedy; the same options "
         f"of the engine for all ({', '.join(f'{name}={value}' for name, value in bench_vllm.OPTIONS.items())}). Each "
         f"server in its own best thread setting: option.num_threads={bench_vllm.NUM_THREADS} for lmi's engine and as "
-        "many threads for the bare one, `vllm serve` as it binds its worker by default. Logs and metrics are each one's default; "
-        "lmi's lines carry each token's log-prob, vLLM's do not. One server at a time, in turns. "
+        "many threads for the bare one, `vllm serve` as it binds its worker by default. Logs and metrics are each "
+        "one's default; lmi's lines carry each token's log-prob, vLLM's do not. One server at a time, in turns. "
         f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because others used more than "
         f"{bench_vllm.MAX_FOREIGN:g} of a core meanwhile.{rust}"
     )

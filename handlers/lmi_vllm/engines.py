@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import tokens_input
@@ -27,6 +28,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.sample import sampler
 
 from handlers.lmi_vllm import surroundings
 from handlers.lmi_vllm.link import Link
@@ -101,6 +103,7 @@ class Inside:
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        sampler.batched_count_greater_than = _no_ranks
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self._preempted: dict[str, int] = {}
@@ -293,6 +296,11 @@ class _Stats(StatLoggerBase):
 
     def log_engine_initialized(self) -> None:
         return None
+
+
+def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """In place of vLLM's count of the likelier tokens, (rows, vocabulary) and (rows, 1) to (rows,): nobody reads it."""
+    return torch.zeros(len(chosen), dtype=torch.int64, device=chosen.device)
 
 
 def _outer_id(inner_id: str) -> str:
