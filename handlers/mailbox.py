@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from lmi.executor import ErrorKind, Response, ResponseError
 
@@ -20,6 +20,7 @@ class Mailbox:
         self._open: set[int] = set()  # ids whose final Response was not handed out yet
         self._last_id = 0
         self._is_closed = False
+        self._take: Callable[[list[Response]], None] | None = None
 
     def open(self) -> int:
         """A new request id."""
@@ -28,7 +29,16 @@ class Mailbox:
             self._open.add(self._last_id)
             return self._last_id
 
-    def post(self, responses: Iterable[Response]) -> None:
+    def pass_on(self, take: Callable[[list[Response]], None]) -> None:
+        """Give what is posted to `take` from now on, on the thread that posts it; nobody can wait for it any more."""
+        self._take = take
+
+    def post(self, responses: list[Response]) -> None:
+        if self._take is not None:
+            with self._changed:
+                self._open.difference_update(one.request_id for one in responses if one.is_final)
+            self._take(responses)
+            return
         with self._changed:
             for response in responses:
                 self._ready.setdefault(response.request_id, []).append(response)

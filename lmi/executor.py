@@ -393,6 +393,15 @@ class Executor(ABC):
         the executor shuts down.
         """
 
+    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
+        """Have `take` called with the Responses of each step as they are made, on the thread that makes them.
+
+        True: so it will be, in the order of `await_responses`, to which nothing comes any more. False: this engine
+        cannot. A thread that waits for Responses takes the interpreter from the one that runs the next step; this
+        saves it that. `take` must neither block nor raise. To be called before the first request.
+        """
+        return False
+
     @abstractmethod
     def get_num_responses_ready(self, request_id: int | None = None) -> int: ...
 

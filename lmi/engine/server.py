@@ -2,8 +2,8 @@
 
 A `Desk` gives each request that a connection submits to the executor and hands every batch of Responses back in one
 frame for each connection. A front end that breaks the protocol or stops reading loses its connection and nothing
-else; a connection that closes cancels what it had asked for. Everything here runs on the event loop of the worker;
-only the executor is shared with other threads.
+else; a connection that closes cancels what it had asked for. Requests come on the event loop of the worker; `deliver`
+is called by the thread that makes the Responses.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import struct
+import threading
 import time
 from typing import cast
 
@@ -20,6 +21,7 @@ import msgspec
 
 from lmi.engine.frames import FrameReader, FrameTooLarge, frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
+from lmi.engine.outlet import Outlet
 from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
 from lmi.state import EngineRecord
@@ -37,33 +39,44 @@ class Desk:
         self.is_closing = False
         self._executor = executor
         self._record = record
+        self._lock = threading.Lock()  # guards the books: the next one, each connection's ids and the record
         self._owners: dict[int, tuple[Connection, int]] = {}  # executor's id -> whose request, and its id there
         record.max_num_sequences = executor.info.max_num_sequences
         record.step_s = time.monotonic()
 
     @property
     def num_requests(self) -> int:
-        return len(self._owners)
+        """Those whose end has not been handed out."""
+        with self._lock:
+            return len(self._owners)
 
     def submit(self, connection: Connection, message: Submit) -> None:
         try:
             if self.is_closing:
                 raise Unavailable("this engine is shutting down")
-            engine_id = self._executor.enqueue_request(message.request)
+            with self._lock:  # the first Response may be there before its id is
+                self._note_owner(self._executor.enqueue_request(message.request), connection, message.request_id)
         except (LmiError, ValueError, RuntimeError) as error:
             connection.send(Refused(message.request_id, _label(error), str(error)))
-            return
+
+    def _note_owner(self, engine_id: int, connection: Connection, request_id: int) -> None:
         if not self._owners:
             self._record.step_s = time.monotonic()  # idleness is no hang
-        self._owners[engine_id] = connection, message.request_id
-        connection.engine_ids[message.request_id] = engine_id
+        self._owners[engine_id] = connection, request_id
+        connection.engine_ids[request_id] = engine_id
         self._count()
 
     def cancel(self, engine_id: int) -> None:
         self._executor.cancel_request(engine_id)
 
     def deliver(self, responses: list[Response]) -> None:
-        """Hand out what one or more steps made: one frame for each connection."""
+        """Hand out what one or more steps made: one frame for each connection. From any one thread."""
+        with self._lock:
+            for connection, batch in self._by_connection(responses).items():
+                connection.send_output(batch)
+            self._observe(has_output=True)
+
+    def _by_connection(self, responses: list[Response]) -> dict[Connection, list[Response]]:
         outputs: dict[Connection, list[Response]] = {}
         for response in responses:
             engine_id = response.request_id
@@ -75,12 +88,15 @@ class Desk:
                 del self._owners[engine_id]
                 connection.engine_ids.pop(response.request_id, None)
             outputs.setdefault(connection, []).append(response)
-        for connection, batch in outputs.items():
-            connection.send_output(batch)
-        self.observe(has_output=True)
+        return outputs
 
-    def observe(self, has_output: bool = False) -> None:
-        """Bring the record up to date with the executor's steps. Output is a step even if the executor counts none."""
+    def observe(self) -> None:
+        """Bring the record up to date with the executor's steps."""
+        with self._lock:
+            self._observe(has_output=False)
+
+    def _observe(self, *, has_output: bool) -> None:
+        """Output is a step even if the executor counts none."""
         steps = self._executor.get_latest_iteration_stats()
         if steps:
             self._note(steps)
@@ -100,8 +116,8 @@ class Desk:
     def _count(self, num_active: int | None = None) -> None:
         """Running and waiting together are the requests that have no end yet, whatever the executor says."""
         active = self._record.num_running if num_active is None else num_active
-        self._record.num_running = min(active, self.num_requests)
-        self._record.num_waiting = self.num_requests - self._record.num_running
+        self._record.num_running = min(active, len(self._owners))
+        self._record.num_waiting = len(self._owners) - self._record.num_running
 
 
 class Connection(asyncio.Protocol):
@@ -112,6 +128,7 @@ class Connection(asyncio.Protocol):
         self._desk = desk
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
+        self._outlet: Outlet | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -119,7 +136,12 @@ class Connection(asyncio.Protocol):
             log.error("refused a connection of another user")
             self._transport.abort()
             return
+        self._outlet = Outlet(self._transport, MAX_UNSENT_BYTES)
         self.send(self._desk.ready)
+
+    def resume_writing(self) -> None:
+        if self._outlet is not None:
+            self._outlet.resume()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -139,7 +161,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        for engine_id in self.engine_ids.values():
+        if self._outlet is not None:
+            self._outlet.close()
+        for engine_id in list(self.engine_ids.values()):
             self._desk.cancel(engine_id)
 
     def send_output(self, responses: list[Response]) -> None:
@@ -158,12 +182,9 @@ class Connection(asyncio.Protocol):
             self.send(Output([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
 
     def send(self, message: Ready | Output | Refused) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._transport.write(frame(encode(message)))
-        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            log.error("a front end has stopped reading, closing its connection")
-            self._close()
+        """From any thread. A front end that has stopped reading loses its connection."""
+        if self._outlet is not None:
+            self._outlet.write(frame(encode(message)))
 
     def _close(self) -> None:
         if self._transport is not None:

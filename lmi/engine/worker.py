@@ -103,7 +103,7 @@ class Loading:
 
 
 class Worker:
-    """An executor, the desk in front of it and the thread between them."""
+    """An executor and the desk in front of it, with a thread between them where the executor needs one."""
 
     def __init__(self, executor: Executor, record: EngineRecord) -> None:
         self.desk = Desk(executor, record)
@@ -119,7 +119,8 @@ class Worker:
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
         server = await listen(self.desk, socket_path)
-        self._thread.start()
+        if not self._executor.pass_responses_to(self.desk.deliver):
+            self._thread.start()
         self._beat()
         self._record.phase = Phase.READY
         await self._stop.wait()
@@ -132,7 +133,7 @@ class Worker:
 
     async def _finish(self) -> None:
         deadline_s = time.monotonic() + FINISH_S
-        while self.desk.num_requests and self._thread.is_alive() and time.monotonic() < deadline_s:
+        while self.desk.num_requests and self.failure is None and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
 
     def _beat(self) -> None:
@@ -143,12 +144,12 @@ class Worker:
         self._loop.call_later(BEAT_S, self._beat)
 
     def _pump(self) -> None:
-        """In its own thread: wait for responses and pass each batch whole to the event loop."""
+        """In its own thread: wait for responses and deliver each batch."""
         try:
             while not self.desk.is_closing or self.desk.num_requests:
                 responses = cast(list[Response], self._executor.await_responses(timeout_s=AWAIT_S))
                 if responses:
-                    self._loop.call_soon_threadsafe(self.desk.deliver, responses)
+                    self.desk.deliver(responses)
         except BaseException as error:
             with suppress(RuntimeError):  # the loop is closed: we are stopping anyway
                 self._loop.call_soon_threadsafe(self._fail, error)

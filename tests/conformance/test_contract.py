@@ -402,6 +402,29 @@ def test_statistics_are_drained_and_count_the_work(executor: Executor) -> None:
     assert executor.get_latest_iteration_stats() == []
 
 
+def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Executor) -> None:
+    steps: list[list[Response]] = []
+    is_over = threading.Event()
+
+    def take(responses: list[Response]) -> None:
+        steps.append(responses)
+        if sum(one.is_final for step in steps for one in step) == 3:
+            is_over.set()
+
+    if not fresh.pass_responses_to(take):
+        pytest.skip("this engine has to be asked")
+    ids = fresh.enqueue_requests([ask(streaming=True)] * 3)
+    assert is_over.wait(TIMEOUT_S)
+    answers = [[one for step in steps for one in step if one.request_id == request_id] for request_id in ids]
+    assert all(len(answer) == 8 and answer[-1].is_final for answer in answers)
+    assert max(map(len, steps)) == 3, "those of one step come together"
+    assert fresh.await_responses(timeout_s=0) == [] and fresh.get_num_responses_ready() == 0
+    running = fresh.enqueue_request(ask(max_tokens=400))
+    fresh.shutdown()
+    [last] = [one for step in steps for one in step if one.request_id == running]
+    assert last.is_final and last.result is not None and last.result.finish_reasons == [FinishReason.CANCELLED]
+
+
 def test_shutdown_wakes_who_waits_and_ends_what_is_left(fresh: Executor) -> None:
     request_id = fresh.enqueue_request(ask(max_tokens=400))
     queued = fresh.enqueue_requests([ask(max_tokens=400)] * fresh.info.max_num_sequences)

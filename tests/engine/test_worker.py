@@ -365,5 +365,5 @@ def test_a_new_worker_takes_over_the_socket_of_a_killed_one(worker: Worker, tmp_
 
 def test_sigusr2_writes_the_stacks_of_every_thread(worker: Worker) -> None:
     worker.process.send_signal(signal.SIGUSR2)
-    wait_until(lambda: "_pump" in worker.errors.read_text())
+    wait_until(lambda: "_wait_for_work" in worker.errors.read_text())
     assert worker.process.poll() is None

@@ -1,0 +1,72 @@
+"""The writing end of an asyncio connection, for any thread.
+
+Whoever writes does so at once, as far as the kernel takes it; only the rest goes through the event loop, and with it
+all that follows until it is gone. So the thread that runs the model hands out a step without waking another one, which
+would take the interpreter from it in the middle of the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from contextlib import suppress
+
+log = logging.getLogger(__name__)
+
+
+class Outlet:
+    """Give it the transport in `connection_made`; call `resume` from `resume_writing`, `close` from `connection_lost`.
+
+    More than `max_unsent_bytes` that the other end has not read abort the connection.
+    """
+
+    def __init__(self, transport: asyncio.Transport, max_unsent_bytes: int) -> None:
+        transport.set_write_buffer_limits(high=0)  # so that `resume` means that nothing is left
+        self._transport = transport
+        self._max_unsent_bytes = max_unsent_bytes
+        self._fd: int = transport.get_extra_info("socket").fileno()
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()  # guards the next three, and that the descriptor is still ours
+        self._num_on_their_way = 0  # pieces that the loop does not have yet
+        self._is_behind = False
+        self._is_open = True
+
+    def write(self, data: bytes) -> None:
+        """All of it, behind what was written before. Nothing where the connection is closed."""
+        with self._lock:
+            rest = data if self._is_behind or not self._is_open else data[self._write_some(data) :]
+            if rest and self._is_open:
+                self._is_behind = True
+                self._num_on_their_way += 1
+                with suppress(RuntimeError):  # the loop has ended: so does this process
+                    self._loop.call_soon_threadsafe(self._pass_on, rest)
+
+    def _write_some(self, data: bytes) -> int:
+        try:
+            return os.write(self._fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError:  # the loop learns it too, and ends the connection
+            return len(data)
+
+    def _pass_on(self, rest: bytes) -> None:
+        with self._lock:
+            self._num_on_their_way -= 1
+            if not self._is_open:
+                return
+            self._transport.write(rest)
+        if self._transport.get_write_buffer_size() > self._max_unsent_bytes:
+            log.error("the other end has stopped reading, closing its connection")
+            self._transport.abort()
+        self.resume()
+
+    def resume(self) -> None:
+        """On the event loop: direct writes begin again once nothing is left of what they must not overtake."""
+        with self._lock:
+            self._is_behind = self._num_on_their_way > 0 or self._transport.get_write_buffer_size() > 0
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_open = False
