@@ -28,6 +28,7 @@ from tests.scripted import write_byte_tokenizer
 ENGINES = Path(__file__).parent / "engines"
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 30.0
+ENVIRON = dict(os.environ)  # as it was before vllm, in another test of this process, wrote into it
 
 
 def write_model(folder: Path, **options: object) -> Path:
@@ -77,9 +78,9 @@ class Container:
 
     def start(self, from_its_folder: bool = False) -> Container:
         self.mark = uuid.uuid4().hex
-        paths = [str(ENGINES), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ENGINES), str(ROOT), ENVIRON.get("PYTHONPATH", "")]
         environ = {
-            **os.environ,
+            **ENVIRON,
             "LMI_TEST_MARK": self.mark,
             "PYTHONPATH": ":".join(filter(None, paths)),
             **self.environ,

@@ -151,7 +151,7 @@ def test_a_worker_that_dies_loses_its_requests_alone_and_starts_again(handler: S
     first_pid = handler.pid("lmi-code")
     answer = handler.post({"act": "die"})
     assert answer.status == 503 and "lost" in json.loads(answer.body)["error"]
-    wait_until(lambda: handler.ping() == 200 and handler.pid("lmi-code") != first_pid, "it starts again")
+    wait_until(lambda: handler.pid("lmi-code") != first_pid and handler.ping() == 200, "it starts again")
     assert json.loads(handler.post({"name": "Ada"}).body)["calls"] == 1
 
 
@@ -170,7 +170,7 @@ def test_a_handler_that_never_returns_is_ended_by_predict_timeout(tmp_path: Path
             thread.join()
         assert statuses == [504, 504], "the second one waited behind the first"
         wait_until(
-            lambda: server.ping() == 200 and server.pids("lmi-code") not in ([], [first_pid]), "a new one starts"
+            lambda: server.pids("lmi-code") not in ([], [first_pid]) and server.ping() == 200, "a new one starts"
         )
         assert server.post({"name": "Ada"}).status == 200
         log = server.log.read_text()

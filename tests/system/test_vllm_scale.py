@@ -41,6 +41,7 @@ def nodes() -> Iterator[list[Server]]:
 def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
     answer = nodes[0].post(SHORT)
     with serve(tiny_model("llama_wide"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1") as replicas:
+        wait_until(lambda: replicas.metrics()["lmi_engines_ready"] == 2, "the second replica is ready too", BACK_S)
         assert replicas.post(SHORT).lines == answer.lines and answer.status == 200
         with replicas.connect(LONG), replicas.connect(LONG):  # each replica has room for one
             wait_until(lambda: replicas.metrics()["lmi_requests_running"] == 2, "both replicas work")
