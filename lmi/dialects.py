@@ -80,6 +80,7 @@ class Dialect:
     formatter: Callable[[Parsed], Formatter]
     render_error: RenderError
     render_status: RenderStatus
+    is_customisable: bool = False  # formatters of the model's own take part
 
 
 FORMATTERS: dict[OutputFormat, type[Formatter]] = {
@@ -251,6 +252,7 @@ LMI = Dialect(
     formatter=_lmi_formatter,
     render_error=_render_lmi_error,
     render_status=_render_lmi_status,
+    is_customisable=True,
 )
 
 LMI_EVENTS = replace(LMI, prefixes=(), read=partial(lmi.read, accepts_events=True))

@@ -14,7 +14,9 @@ from urllib.parse import parse_qsl
 from lmi.config import Config
 from lmi.custom.client import Call, CustomCodeFailed
 from lmi.custom.messages import Feed, Head, Open, Piece, ReadInput
+from lmi.dialects import Dialect
 from lmi.errors import MalformedRequest, Unsupported
+from lmi.formatters.base import Formatter
 from lmi.schemas.common import Message, Parsed
 from lmi.server.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.service import Service
@@ -34,21 +36,34 @@ def query(exchange: Exchange) -> dict[str, str]:
     return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
 
-async def read_input(exchange: Exchange, service: Service, body: bytes) -> tuple[bytes, str | None]:
+async def read_input(exchange: Exchange, service: Service, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
     """The body and its content type, as the model's input formatter makes them if there is one.
 
     Raises MalformedRequest with what the formatter raised.
     """
-    content_type = exchange.headers.get("content-type")
     code = service.config.code
-    if service.code is None or code is None or not code.has_input_formatter:
-        return body, content_type
+    if service.code is None or code is None or not (code.has_input_formatter and dialect.is_customisable):
+        return body, exchange.headers.get("content-type")
     given = properties(exchange)
-    with service.admitted(), closing(await service.code.begin(lambda call_id: ReadInput(call_id, given, body))) as call:
-        try:
-            return b"".join([piece.data async for piece in pieces(call)]), JSON
-        except CustomCodeFailed as error:
-            raise MalformedRequest(f"the input formatter failed: {error}") from None
+    async with exchange.deadline(service.config.server.predict_timeout_s):
+        with (
+            service.admitted(),
+            closing(await service.code.begin(lambda call_id: ReadInput(call_id, given, body))) as call,
+        ):
+            try:
+                return b"".join([piece.data async for piece in pieces(call)]), JSON
+            except CustomCodeFailed as error:
+                raise MalformedRequest(f"the input formatter failed: {error}") from None
+
+
+def choose_formatter(
+    service: Service, dialect: Dialect, message: Message, parsed: Parsed
+) -> tuple[Formatter | CustomFormatter, Parsed]:
+    """The writer of the answer, and the request as that needs it."""
+    if not (dialect.is_customisable and has_output_formatter(service.config, message)):
+        return dialect.formatter(parsed), parsed
+    formatter = CustomFormatter(service, parsed, message.fields.get("parameters") or {})
+    return formatter, replace(parsed, requests=formatter.requests)
 
 
 def has_output_formatter(config: Config, message: Message) -> bool:

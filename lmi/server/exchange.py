@@ -11,13 +11,14 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from lmi.errors import ClientGone, LmiError, shorten
+from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
 
 REQUEST_ID_HEADERS = ("x-amzn-sagemaker-inference-id", "x-request-id")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -114,6 +115,18 @@ class Exchange:
         if not attributes or len(attributes) > MAX_ATTRIBUTE_CHARS or not SAFE_ATTRIBUTES.fullmatch(attributes):
             return []
         return [(CUSTOM_ATTRIBUTES, attributes)]
+
+    @asynccontextmanager
+    async def deadline(self, timeout_s: float | None) -> AsyncIterator[None]:
+        """Raise DeadlineExceeded in what runs inside, `timeout_s` after the request came; None waits for ever."""
+        left_s = None if timeout_s is None else max(0.0, self.started_s + timeout_s - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(f"no answer within predict_timeout ({timeout_s:g} s)") from None
 
     async def run_while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end; should the client leave first, cancel it and raise ClientGone.

@@ -6,20 +6,18 @@ After the first byte an error is written in the answer's own form and the body e
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
 from lmi.config import ModelConfig
-from lmi.dialects import LMI, Dialect
-from lmi.errors import ClientGone, DeadlineExceeded, LmiError
+from lmi.dialects import Dialect
+from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import Formatter
 from lmi.schemas.common import Parsed
-from lmi.server.custom import CustomFormatter, has_output_formatter, read_input
+from lmi.server.custom import CustomFormatter, choose_formatter, read_input
 from lmi.server.exchange import Exchange
 from lmi.server.service import Service
 from lmi.state import FrontEndRecord
@@ -43,10 +41,7 @@ async def answer(
     try:
         service.check_room()  # before the body: a full server reads nothing
         body = await exchange.body(service.config.server.max_request_size)
-        content_type = exchange.headers.get("content-type")
-        if dialect.name == LMI.name and service.code is not None:
-            async with deadline(service.config.server.predict_timeout_s, exchange.started_s):
-                body, content_type = await read_input(exchange, service, body)
+        body, content_type = await read_input(exchange, service, dialect, body)
         if choose is not None:
             dialect = choose(body)
             frame = dialect.default_frame(model)
@@ -55,10 +50,7 @@ async def answer(
         parsed = dialect.parse(message)
         service.report_tolerated(parsed.tolerated, exchange.request_id)
         with service.admitted():
-            formatter: Formatter | CustomFormatter = dialect.formatter(parsed)
-            if dialect.name == LMI.name and has_output_formatter(service.config, message):
-                formatter = CustomFormatter(service, parsed, message.fields.get("parameters") or {})
-                parsed = replace(parsed, requests=formatter.requests)
+            formatter, parsed = choose_formatter(service, dialect, message, parsed)
             await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
     except ClientGone:
         raise
@@ -81,7 +73,7 @@ async def respond(
     try:
         with meter:
             async with (
-                deadline(service.config.server.predict_timeout_s, exchange.started_s),
+                exchange.deadline(service.config.server.predict_timeout_s),
                 aclosing(service.pipeline.generate(parsed.requests)) as deltas,
             ):
                 if isinstance(formatter, CustomFormatter):
@@ -170,16 +162,3 @@ class Meter:
     ) -> None:
         self._record.num_generated_tokens += self._num_tokens
         self._record.num_finished.add("error" if isinstance(error, LmiError) else self._outcome)
-
-
-@asynccontextmanager
-async def deadline(timeout_s: float | None, started_s: float) -> AsyncIterator[None]:
-    """Raise DeadlineExceeded in what runs inside, `timeout_s` after `started_s` (monotonic); None waits for ever."""
-    left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - time.monotonic())
-    try:
-        async with asyncio.timeout(left_s) as timeout:
-            yield
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        raise DeadlineExceeded(f"no answer within predict_timeout ({timeout_s:g} s)") from None

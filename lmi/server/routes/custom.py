@@ -15,7 +15,6 @@ from lmi.dialects import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.server.custom import JSON, pieces, properties, query
 from lmi.server.exchange import Exchange
-from lmi.server.respond import deadline
 from lmi.server.service import Service
 
 STREAM_HEADERS = {"cache-control": "no-cache"}
@@ -46,7 +45,7 @@ async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
     assert service.code is not None
     given, asked = properties(exchange), query(exchange)
     try:
-        async with deadline(service.config.server.predict_timeout_s, exchange.started_s):
+        async with exchange.deadline(service.config.server.predict_timeout_s):
             with closing(await service.code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
                 await copy(exchange, call)
     except LmiError as error:
