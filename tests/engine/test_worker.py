@@ -126,9 +126,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         worker.kill()
 
 
-@pytest.fixture
-def worker(start: Start) -> Worker:
-    return start().wait_ready()
+@pytest.fixture(params=["echo", "asked"])
+def worker(start: Start, request: pytest.FixtureRequest) -> Worker:
+    """Its engine gives Responses away by itself, or has to be asked for them."""
+    return start(request.param).wait_ready()
 
 
 def request(num_tokens: int, prompt: tuple[int, ...] = PROMPT, **settings: object) -> Request:

@@ -1,14 +1,15 @@
-"""Engines that go wrong while they load, announced like those of any other package."""
+"""Engines that go wrong while they load, and one that has to be asked, announced like those of any other package."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from handlers import echo
 from lmi.config import EngineConfig
 from lmi.errors import ModelUnusable, SecurityRefused
-from lmi.executor import Executor, Progress
+from lmi.executor import Executor, Progress, Response
 
 
 def slow(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
@@ -42,3 +43,14 @@ def lacking(config: EngineConfig, model_path: str, progress: Progress) -> Execut
     import a_library_that_nobody_has  # type: ignore[import-not-found]
 
     raise AssertionError(a_library_that_nobody_has)
+
+
+class Asked(echo.EchoExecutor):
+    """Hands out Responses to those who wait for them alone, as an engine of others may."""
+
+    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
+        return False
+
+
+def asked(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    return Asked(config, model_path)
