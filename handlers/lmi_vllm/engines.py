@@ -100,6 +100,7 @@ class Inside:
     """The engine on this thread."""
 
     num_open: ClassVar[int] = 0  # in this process
+    closed: ClassVar[list[LLMEngine]] = []  # kept from the garbage collector, whose finalizers take groups down too
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -160,8 +161,10 @@ class Inside:
     def close(self) -> None:
         """vLLM's groups of ranks belong to the process: only the last engine of several takes them down."""
         Inside.num_open -= 1
+        Inside.closed.append(self._engine)
         if Inside.num_open == 0:
             self._engine.engine_core.shutdown()
+            Inside.closed.clear()
 
 
 class Apart:

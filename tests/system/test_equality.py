@@ -182,10 +182,13 @@ def test_the_form_of_tgi_says_the_same_to_the_bit(tight: Server, alone: list[Sai
 
 def test_a_preempted_request_says_the_same_words(tight: Server, alone: list[Said]) -> None:
     num_before = tight.metrics()["lmi_preemptions_total"]
-    for number, answer in enumerate(crowd(tight, REQUESTS, LEAVERS)):
-        if answer is not None:
-            assert_same_words(answer, alone[number])
-    wait_until(tight.is_idle, "what the leavers held is free")
+    for _ in range(5):  # on a busy machine they may come so slowly that there is room for all
+        for number, answer in enumerate(crowd(tight, REQUESTS, LEAVERS)):
+            if answer is not None:
+                assert_same_words(answer, alone[number])
+        wait_until(tight.is_idle, "what the leavers held is free")
+        if tight.metrics()["lmi_preemptions_total"] > num_before:
+            break
     assert tight.metrics()["lmi_preemptions_total"] > num_before, "nobody was preempted"
 
 
