@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.handlers.vllm.asking import (
     ask,
     finals,
     result,
+    start,
     tokens,
     up_to_a_tie,
 )
@@ -167,3 +169,11 @@ def test_a_choice_of_a_wrong_type_is_refused_and_the_next_one_works(engine: Exec
 @pytest.mark.parametrize(("name", "value"), WRONG_IN_OUTPUT, ids=str)
 def test_an_output_of_a_wrong_type_is_refused_and_the_next_one_works(engine: Executor, name: str, value: Any) -> None:
     is_refused_with(name, engine, output={name: value})
+
+
+def test_an_engine_that_is_closed_and_collected_leaves_the_others_of_its_process_whole(engine: Executor) -> None:
+    with start() as other:
+        result(other, max_tokens=2)
+    del other
+    gc.collect()
+    assert len(tokens(engine, max_tokens=2)) == 2
