@@ -13,7 +13,7 @@ import pytest
 
 from tests.served import Server, launch, serve
 from tests.system.container import free_port, wait_until
-from tests.system.test_vllm_life import BACK_S, LONG, SETTINGS, SHORT, end_of, segments
+from tests.system.test_vllm_life import BACK_S, LONG, SETTINGS, SHORT, end_of, segments, streaming
 from tests.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -33,14 +33,14 @@ def nodes() -> Iterator[list[Server]]:
         environ = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_OMP_THREADS_BIND": str(rank)}
         return stack.enter_context(serve(folder, *node_settings(rank, port), environ=environ))
 
-    folder = tiny_model("llama_wide")
+    folder = tiny_model("llama_long")
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         yield list(pool.map(start, range(2)))
 
 
 def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
     answer = nodes[0].post(SHORT)
-    with serve(tiny_model("llama_wide"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1") as replicas:
+    with serve(tiny_model("llama_long"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1") as replicas:
         wait_until(lambda: replicas.metrics()["lmi_engines_ready"] == 2, "the second replica is ready too", BACK_S)
         assert replicas.post(SHORT).lines == answer.lines and answer.status == 200
         with replicas.connect(LONG), replicas.connect(LONG):  # each replica has room for one
@@ -58,14 +58,12 @@ def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Serve
 def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(nodes: list[Server], lost: int) -> None:
     pids = {pid for node in nodes for pid in node.pids() if os.getpgid(pid) == node.pid("lmi-engine")}
     shared = segments(pids)
-    with ThreadPoolExecutor(4) as pool:
-        streams = [pool.submit(end_of, nodes[0]) for _ in range(4)]
-        wait_until(lambda: nodes[0].metrics()["lmi_requests_running"] == 4, "all run", 30)
+    with streaming(nodes[0], 4) as streams:
         os.kill(nodes[lost].pid("lmi-engine"), signal.SIGKILL)
         hurt_s = time.monotonic()
-        ends = [stream.result() for stream in streams]
-    assert max(ended_s for ended_s, _ in ends) - hurt_s < 10
-    assert all(last["code"] == 503 for _, last in ends), ends
+        ends = [end_of(stream) for stream in streams]
+        assert time.monotonic() - hurt_s < 10
+    assert all(last["code"] == 503 for last in ends), ends
     wait_until(lambda: not pids & {pid for node in nodes for pid in node.pids()}, "no process of before is left", 30)
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
     wait_until(lambda: [node.ping() for node in nodes] == [200, 200], "both nodes are back", BACK_S)
