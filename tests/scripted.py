@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.engine.client import Engines
-from lmi.engine.server import Connection, Desk
+from lmi.engine.server import Desk, FrontEnd
 from lmi.executor import (
     Capabilities,
     EngineInfo,
@@ -292,10 +292,10 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     desk = Desk(executor, block.engines[0])
-    connections: list[Connection] = []
+    connections: list[FrontEnd] = []
 
-    def connect() -> Connection:
-        connections.append(Connection(desk))
+    def connect() -> FrontEnd:
+        connections.append(FrontEnd(desk))
         return connections[-1]
 
     engine_server = await loop.create_unix_server(connect, str(folder / "engine-0.sock"))
@@ -325,7 +325,7 @@ async def _serve(
     engine_server.close()
 
 
-async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[Connection]) -> None:
+async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[FrontEnd]) -> None:
     """What the engine worker's thread does, on the loop."""
     while True:
         block.engines[0].beat_s = time.monotonic()

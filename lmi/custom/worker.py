@@ -22,9 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from typing import Any, cast
-
-import msgspec
+from typing import Any
 
 import lmi.log
 from lmi import processes
@@ -43,11 +41,11 @@ from lmi.custom.messages import (
     ReadInput,
     Taken,
     ToFrontEnd,
-    ToWorker,
     decode_to_worker,
     encode,
 )
-from lmi.engine.frames import FrameReader, FrameTooLarge, frame
+from lmi.engine.connection import Connection
+from lmi.engine.frames import FrameTooLarge, frame
 from lmi.engine.server import bind
 from lmi.errors import ModelUnusable
 from lmi.executor import EngineInfo
@@ -65,8 +63,8 @@ printed = logging.getLogger("model.py")
 class Job:
     """One call as the worker keeps it. `room` counts the pieces that may still be sent."""
 
-    def __init__(self, connection: Connection, message: Handle | ReadInput | Open) -> None:
-        self.connection = connection
+    def __init__(self, front_end: FrontEnd, message: Handle | ReadInput | Open) -> None:
+        self.front_end = front_end
         self.first = message
         self.answer: Any = None  # of Open: the formatter's state
         self.is_dropped = threading.Event()
@@ -155,31 +153,21 @@ class Bench:
 
     def _send(self, job: Job, message: ToFrontEnd) -> None:
         with suppress(RuntimeError):  # the loop is closed: we are stopping
-            self._loop.call_soon_threadsafe(job.connection.send, message)
+            self._loop.call_soon_threadsafe(job.front_end.send, message)
 
 
-class Connection(asyncio.Protocol):
-    """One front end."""
+class FrontEnd(Connection):
+    """One socket to one front end."""
+
+    other_end = "a front end"
 
     def __init__(self, bench: Bench) -> None:
+        super().__init__()
         self._bench = bench
         self._jobs: dict[int, Job] = {}
-        self._reader = FrameReader()
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for payload in self._reader.feed(data):
-                self._take(decode_to_worker(payload))
-        except (FrameTooLarge, msgspec.MsgspecError) as error:
-            log.error("a front end sent something that is no message of ours, closing: %s", error)
-            if self._transport is not None:
-                self._transport.abort()
-
-    def _take(self, message: ToWorker) -> None:
+    def take(self, payload: bytes) -> None:
+        message = decode_to_worker(payload)
         if isinstance(message, Handle | ReadInput | Open):
             job = self._jobs[message.call_id] = Job(self, message)
             self._bench.put(job, message)
@@ -193,17 +181,15 @@ class Connection(asyncio.Protocol):
             self._jobs.pop(message.call_id).drop()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+        super().connection_lost(error)
         for job in self._jobs.values():
             job.drop()
 
     def send(self, message: ToFrontEnd) -> None:
         if isinstance(message, End | Failed):
             self._jobs.pop(message.call_id, None)
-        if self._transport is None:
-            return
         try:
-            self._transport.write(frame(encode(message)))
+            self.write(frame(encode(message)))
         except FrameTooLarge as error:
             self.send(Failed(message.call_id, str(error)))
 
@@ -214,7 +200,7 @@ async def serve(model: Any, record: EngineRecord, socket_path: str) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     bench = Bench(model, record)
-    server = await loop.create_unix_server(lambda: Connection(bench), sock=bind(socket_path))
+    server = await loop.create_unix_server(lambda: FrontEnd(bench), sock=bind(socket_path))
     beat = asyncio.create_task(_beat(bench))
     record.phase = Phase.READY
     await stop.wait()

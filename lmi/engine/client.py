@@ -8,27 +8,17 @@ had with `EngineLost`, and a stream that is closed before its end sends the only
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import count
-from typing import cast
-
-import msgspec
 
 from lmi import errors
-from lmi.engine.frames import FrameReader, FrameTooLarge, frame
+from lmi.engine.connection import Connection, Connections
+from lmi.engine.frames import frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
 from lmi.errors import EngineLost, GenerationFailed, LmiError, OutOfMemory, Unavailable
 from lmi.executor import EngineInfo, ErrorKind, Request, Response, ResponseError, Result
-from lmi.state import EngineRecord, Phase
-
-RECONNECT_S = 0.05
-CONNECT_TIMEOUT_S = 2.0
-
-log = logging.getLogger(__name__)
+from lmi.state import EngineRecord
 
 
 class Stream:
@@ -71,34 +61,29 @@ class Stream:
             waiter.set_result(None)
 
 
-class EngineConnection(asyncio.Protocol):
-    """One socket to one engine, from its first byte to its last."""
+class EngineConnection(Connection):
+    """One socket to one engine."""
+
+    other_end = "an engine"
 
     def __init__(self) -> None:
+        super().__init__()
         self.info: EngineInfo | None = None
         self.num_outstanding_tokens = 0
-        self.loop = asyncio.get_running_loop()
-        self.closed: asyncio.Future[None] = self.loop.create_future()
         self._ids = count()
         self._streams: dict[int, Stream] = {}
-        self._reader = FrameReader()
-        self._transport: asyncio.Transport | None = None
 
     def submit(self, request: Request) -> Stream:
         request_id = next(self._ids)
         submit = frame(encode(Submit(request_id, request)))  # may be too large, so nothing is kept before it
         stream = self._streams[request_id] = Stream(self, request_id, len(request.input_token_ids) + request.max_tokens)
         self.num_outstanding_tokens += stream.num_tokens
-        self._send(submit)
+        self.write(submit)
         return stream
 
     def cancel(self, request_id: int) -> None:
         if self._forget(request_id) is not None:
-            self._send(frame(encode(Cancel(request_id))))
-
-    def _send(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+            self.write(frame(encode(Cancel(request_id))))
 
     def _forget(self, request_id: int) -> Stream | None:
         stream = self._streams.pop(request_id, None)
@@ -106,18 +91,8 @@ class EngineConnection(asyncio.Protocol):
             self.num_outstanding_tokens -= stream.num_tokens
         return stream
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, not the base class
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for payload in self._reader.feed(data):
-                self._handle(decode_to_front_end(payload))
-        except (FrameTooLarge, msgspec.MsgspecError) as error:
-            log.error("engine sent something that is no message of ours, closing: %s", error)
-            self.close()
-
-    def _handle(self, message: Ready | Output | Refused) -> None:
+    def take(self, payload: bytes) -> None:
+        message = decode_to_front_end(payload)
         if isinstance(message, Output):
             for response in message.responses:
                 self._deliver(response)
@@ -135,81 +110,42 @@ class EngineConnection(asyncio.Protocol):
         stream.put(response.result if response.error is None and response.result else failure(response.error))
 
     def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
         self.info = None
-        self._transport = None
         for request_id in list(self._streams):
             stream = self._forget(request_id)
             assert stream is not None
             stream.put(EngineLost("the engine was lost while it worked on this request"))
-        if not self.closed.done():
-            self.closed.set_result(None)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
-class Engines:
+class Engines(Connections[EngineConnection]):
     """Every engine of this server, as one front-end worker sees them."""
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
-        self._sockets = sockets
-        self._records = records
-        self._connections: list[EngineConnection | None] = [None] * len(sockets)
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep_connected(slot)) for slot in range(len(self._sockets))]
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        super().__init__(EngineConnection, sockets, records)
 
     def submit(self, request: Request) -> Stream:
         """Send a request to the least loaded engine. Raises Unavailable when there is none."""
         return self._least_loaded().submit(request)
 
     async def ready(self) -> EngineInfo:
-        """Facts about the model, the same for every replica. Raises Unavailable when no engine is ready.
-
-        An engine that has just become ready may not be connected yet: that is waited for.
-        """
-        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
-        while (
-            not self._ready() and time.monotonic() < deadline_s and any(r.phase == Phase.READY for r in self._records)
-        ):
-            await asyncio.sleep(RECONNECT_S)
+        """Facts about the model, the same for every replica. Raises Unavailable when no engine is ready."""
+        await self.wait_for(self._ready)
         info = self._least_loaded().info
         assert info is not None
         return info
 
     def _ready(self) -> list[EngineConnection]:
         """Connected engines; without those that have fallen silent, as long as there are others."""
-        slots = [slot for slot, c in enumerate(self._connections) if c is not None and c.info is not None]
-        alive = [slot for slot in slots if self._records[slot].is_alive]
-        return [c for slot in alive or slots if (c := self._connections[slot]) is not None]
+        ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
+        alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
+        return alive or list(ready.values())
 
     def _least_loaded(self) -> EngineConnection:
         ready = self._ready()
         if not ready:
-            raise Unavailable("no engine is ready: " + describe(self._records))
+            raise Unavailable("no engine is ready: " + self.describe())
         return min(ready, key=lambda connection: connection.num_outstanding_tokens)
-
-    async def _keep_connected(self, slot: int) -> None:
-        """Connect whenever the engine of this slot is ready, and again after it was lost."""
-        loop = asyncio.get_running_loop()
-        while True:
-            if self._records[slot].phase == Phase.READY:
-                with suppress(OSError):
-                    _, connection = await loop.create_unix_connection(EngineConnection, self._sockets[slot])
-                    self._connections[slot] = connection
-                    try:
-                        await connection.closed
-                    finally:
-                        self._connections[slot] = None
-                        connection.close()
-            await asyncio.sleep(RECONNECT_S)
 
 
 def refusal(message: Refused) -> LmiError:
@@ -231,10 +167,3 @@ def failure(error: ResponseError | None) -> LmiError:
         ErrorKind.INVALID: errors.InvalidRequest,
     }
     return kinds.get(error.kind, GenerationFailed)(error.message)
-
-
-def describe(records: Sequence[EngineRecord]) -> str:
-    """The state of engines that cannot be reached, in a few words for people."""
-    return ", ".join(
-        "not connected yet" if record.phase == Phase.READY else Phase(record.phase).name.lower() for record in records
-    )

@@ -19,8 +19,9 @@ from typing import cast
 
 import msgspec
 
-from lmi.engine.frames import FrameReader, FrameTooLarge, frame
-from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
+from lmi.engine.connection import Connection
+from lmi.engine.frames import FrameTooLarge, frame
+from lmi.engine.messages import Output, Ready, Refused, Submit, decode_to_engine, encode
 from lmi.engine.outlet import Outlet
 from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
@@ -40,7 +41,7 @@ class Desk:
         self._executor = executor
         self._record = record
         self._lock = threading.Lock()  # guards the books: the next one, each connection's ids and the record
-        self._owners: dict[int, tuple[Connection, int]] = {}  # executor's id -> whose request, and its id there
+        self._owners: dict[int, tuple[FrontEnd, int]] = {}  # executor's id -> whose request, and its id there
         record.max_num_sequences = executor.info.max_num_sequences
         record.step_s = time.monotonic()
 
@@ -50,7 +51,7 @@ class Desk:
         with self._lock:
             return len(self._owners)
 
-    def submit(self, connection: Connection, message: Submit) -> None:
+    def submit(self, connection: FrontEnd, message: Submit) -> None:
         try:
             if self.is_closing:
                 raise Unavailable("this engine is shutting down")
@@ -59,7 +60,7 @@ class Desk:
         except (LmiError, ValueError, RuntimeError) as error:
             connection.send(Refused(message.request_id, _label(error), str(error)))
 
-    def _note_owner(self, engine_id: int, connection: Connection, request_id: int) -> None:
+    def _note_owner(self, engine_id: int, connection: FrontEnd, request_id: int) -> None:
         if not self._owners:
             self._record.step_s = time.monotonic()  # idleness is no hang
         self._owners[engine_id] = connection, request_id
@@ -76,8 +77,8 @@ class Desk:
                 connection.send_output(batch)
             self._observe(has_output=True)
 
-    def _by_connection(self, responses: list[Response]) -> dict[Connection, list[Response]]:
-        outputs: dict[Connection, list[Response]] = {}
+    def _by_connection(self, responses: list[Response]) -> dict[FrontEnd, list[Response]]:
+        outputs: dict[FrontEnd, list[Response]] = {}
         for response in responses:
             engine_id = response.request_id
             owner = self._owners.get(engine_id)
@@ -120,38 +121,32 @@ class Desk:
         self._record.num_waiting = len(self._owners) - self._record.num_running
 
 
-class Connection(asyncio.Protocol):
-    """One front end."""
+class FrontEnd(Connection):
+    """One socket to one front end."""
+
+    other_end = "a front end"
 
     def __init__(self, desk: Desk) -> None:
+        super().__init__()
         self.engine_ids: dict[int, int] = {}  # the front end's id -> the executor's
         self._desk = desk
-        self._reader = FrameReader()
-        self._transport: asyncio.Transport | None = None
         self._outlet: Outlet | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
         if _peer_uid(transport.get_extra_info("socket")) not in (os.geteuid(), 0):
             log.error("refused a connection of another user")
-            self._transport.abort()
+            self.close()
             return
-        self._outlet = Outlet(self._transport, MAX_UNSENT_BYTES)
+        self._outlet = Outlet(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
         self.send(self._desk.ready)
 
     def resume_writing(self) -> None:
         if self._outlet is not None:
             self._outlet.resume()
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for payload in self._reader.feed(data):
-                self._handle(decode_to_engine(payload))
-        except (FrameTooLarge, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.error("a front end sent something that is no message of ours, closing: %s", error)
-            self._close()
-
-    def _handle(self, message: Submit | Cancel) -> None:
+    def take(self, payload: bytes) -> None:
+        message = decode_to_engine(payload)
         if isinstance(message, Submit):
             if message.request_id in self.engine_ids:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
@@ -160,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._desk.cancel(engine_id)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+        super().connection_lost(error)
         if self._outlet is not None:
             self._outlet.close()
         for engine_id in list(self.engine_ids.values()):
@@ -186,14 +181,10 @@ class Connection(asyncio.Protocol):
         if self._outlet is not None:
             self._outlet.write(frame(encode(message)))
 
-    def _close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
 
 async def listen(desk: Desk, path: str) -> asyncio.Server:
     """Accept front ends of this user alone at `path`."""
-    return await asyncio.get_running_loop().create_unix_server(lambda: Connection(desk), sock=bind(path))
+    return await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(desk), sock=bind(path))
 
 
 def bind(path: str) -> socket.socket:

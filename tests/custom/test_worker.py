@@ -14,7 +14,7 @@ import pytest
 from handlers.python_model import Head as ModelHead
 from lmi.custom.client import Call, CodeWorkers, CustomCodeFailed
 from lmi.custom.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
-from lmi.custom.worker import Bench, Connection
+from lmi.custom.worker import Bench, FrontEnd
 from lmi.errors import EngineLost, MalformedRequest, Unavailable
 from lmi.state import Block, Phase
 
@@ -50,7 +50,7 @@ async def working(folder: Path) -> AsyncIterator[tuple[CodeWorkers, CountingMode
     model, path = CountingModel(), str(folder / "code.sock")
     record = Block.create(folder / "state", 0, 0, 1).formatters[0]
     bench = Bench(model, record)
-    server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(bench), path)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(bench), path)
     record.phase = Phase.READY
     workers = CodeWorkers([path], [record])
     await workers.start()
@@ -136,11 +136,11 @@ def test_a_worker_that_goes_ends_its_calls_and_takes_no_more(tmp_path: Path) -> 
             call = await workers.begin(handle(b"1000"))
             await call.take()
             server.close()
-            workers._records[0].phase = Phase.LOST
-            workers._connections[0].close()
+            workers.records[0].phase = Phase.LOST
+            workers.open[0].close()
             with pytest.raises(EngineLost):
                 await all_of(call)
-            await until(lambda: not workers._connections)
+            await until(lambda: not workers.open)
             with pytest.raises(Unavailable, match="not ready: lost"):
                 await workers.begin(handle(b"1"))
 

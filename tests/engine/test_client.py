@@ -58,7 +58,7 @@ async def engines(tmp_path: Path, num: int = 1) -> AsyncIterator[tuple[Engines, 
         record.phase = Phase.READY
     client = Engines([engine.path for engine in scripted], block.engines)
     await client.start()
-    await until(lambda: sum(c is not None and c.info is not None for c in client._connections) == num)
+    await until(lambda: sum(c.info is not None for c in client.open.values()) == num)
     try:
         yield client, scripted, block
     finally:
@@ -134,8 +134,8 @@ def test_the_engine_that_comes_back_is_used_again(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             engine.writers[0].transport.abort()
-            await until(lambda: len(engine.writers) == 2 and client._connections[0] is not None)
-            await until(lambda: client._connections[0] is not None and client._connections[0].info is not None)
+            await until(lambda: len(engine.writers) == 2)
+            await until(lambda: 0 in client.open and client.open[0].info is not None)
             client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 1)
 
@@ -150,8 +150,7 @@ def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
             streams = [client.submit(REQUEST) for _ in range(3)]
             await until(lambda: len(first.heard) == 1 and len(second.heard) == 3)
             streams[0].close()
-            assert client._connections[1] is not None
-            assert client._connections[1].num_outstanding_tokens == 2 * 8
+            assert client.open[1].num_outstanding_tokens == 2 * 8
 
     run(test)
 
@@ -174,8 +173,7 @@ def test_a_request_too_large_for_a_frame_leaves_nothing_behind(tmp_path: Path) -
             huge = Request(input_token_ids=(2**40,) * (8 << 20), max_tokens=1)
             with pytest.raises(FrameTooLarge):
                 client.submit(huge)
-            assert client._connections[0] is not None
-            assert client._connections[0].num_outstanding_tokens == 0
+            assert client.open[0].num_outstanding_tokens == 0
 
     run(test)
 
