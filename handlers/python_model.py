@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from typing import Any, NamedTuple
 COMPAT = Path(__file__).parent / "compat"
 JSON = "application/json"
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
+HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
+WITHOUT_BODY = (204, 205, 304)
 NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
 NO_TOKEN = (-1, "", None, True)
 
@@ -197,14 +200,33 @@ async def _awaited(result: Any) -> Any:
 
 
 def _head(output: Any) -> Head:
+    """Raises ValueError for what HTTP cannot carry."""
     headers = {str(name): str(value) for name, value in output.properties.items()}
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
     media_type = given or output.media_type or ""
     others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
-    return Head(output.code, media_type, others, output.stream_content is not None)
+    _check_status(output.code)
+    for name, value in [("content-type", media_type), *others.items()]:
+        _check_header(name, value)
+    return Head(output.code, media_type, others, output.stream_content is not None and output.code not in WITHOUT_BODY)
+
+
+def _check_status(code: object) -> None:
+    if not isinstance(code, int) or not 200 <= code <= 599:
+        raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
+
+
+def _check_header(name: str, value: str) -> None:
+    """Source: RFC 9110, sections 5.1 and 5.5."""
+    if not HEADER_NAME.fullmatch(name):
+        raise ValueError(f"an Output's property must have a header's name, given {name!r}")
+    if not HEADER_VALUE.fullmatch(value):
+        raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")
 
 
 def _pieces(output: Any) -> Iterator[bytes]:
+    if output.code in WITHOUT_BODY:
+        return
     if output.stream_content is None:
         if (data := output.content.get()) is not None:
             yield data

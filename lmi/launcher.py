@@ -332,12 +332,12 @@ class Supervisor:
             return
         if not all(record.phase == Phase.READY for record in self._block.formatters):
             return
-        for engine in self._engines:
-            if engine.record.phase == Phase.READY and self._listener is not None:
+        for slot, record in enumerate(self._block.engines):
+            if record.phase == Phase.READY and self._listener is not None:
                 self._is_announced = True
                 self._block.supervisor.phase = Phase.READY
                 port: int = self._listener.getsockname()[1]
-                report = read_report(self._runtime, engine.slot)
+                report = read_report(self._runtime, slot)
                 say_ready(self._config, port, report, time.monotonic() - self._started_s)
                 return
 

@@ -130,11 +130,8 @@ class Bench:
                 if message.finish_reason is None:
                     return
             self._send(job, End(job.id))
-        except Exception as error:  # whatever the code raises is this call's alone
+        except BaseException as error:  # whatever the code raises, exit() and cancellation too, is this call's alone
             log.error("the model's code failed", exc_info=error)
-            self._send(job, Failed(job.id, describe(error)))
-        except SystemExit as error:
-            log.error("the model's code called exit()", exc_info=error)
             self._send(job, Failed(job.id, describe(error)))
 
     def _handle(self, job: Job, message: Handle) -> None:
@@ -264,8 +261,8 @@ def run(slot: int) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """The last line of a traceback."""
-    return traceback.format_exception_only(error)[-1].strip()
+    """The last line of a traceback, as text that can be sent: a message may hold bytes that are no UTF-8."""
+    return traceback.format_exception_only(error)[-1].strip().encode(errors="replace").decode()
 
 
 def _place(error: BaseException, path: str) -> str:

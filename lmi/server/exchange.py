@@ -93,9 +93,9 @@ class Exchange:
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
         """The head; without a content type where `media_type` is ""."""
-        self.status = status
         fields = [("content-type", media_type), ("x-request-id", self.request_id), *self._echoed(), *headers]
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields if value or name != "content-type"]
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     def write(self, data: bytes) -> Awaitable[None]:

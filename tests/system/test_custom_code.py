@@ -115,6 +115,39 @@ def test_an_exception_is_answered_424_with_its_message_and_hurts_nobody_else(han
     assert json.loads(handler.post({"name": "Ada"}).body)["calls"] == num_before + 2, "the same process still serves"
 
 
+@pytest.mark.parametrize(
+    ("by", "said"), [("cancel", "CancelledError"), ("key", "KeyboardInterrupt"), ("bytes", "ValueError: ? bad")]
+)
+def test_whatever_the_code_raises_is_answered_and_the_next_request_too(handler: Server, by: str, said: str) -> None:
+    answer = handler.post({"act": "give_up", "by": by})
+    assert answer.status == 424 and json.loads(answer.body)["error"].endswith(said)
+    assert handler.post({"name": "Ada"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ({"code": 99}, "code must be an HTTP status from 200 to 599, given 99"),
+        ({"code": 100}, "given 100"),
+        ({"code": 600}, "given 600"),
+        ({"code": "200"}, "given '200'"),
+        ({"properties": {"x-a": "日本"}}, "property x-a must be one line of Latin-1 characters, given '日本'"),
+        ({"properties": {"Content-Type": "日本"}}, "property content-type must be"),
+        ({"properties": {"x-a": "a\r\nSet-Cookie: b"}}, "property x-a must be one line"),
+        ({"properties": {"bad name": "a"}}, "must have a header's name, given 'bad name'"),
+    ],
+)
+def test_an_output_that_http_cannot_carry_is_the_codes_fault(handler: Server, output: object, said: str) -> None:
+    answer = handler.post({"act": "odd", **output})
+    assert answer.status == 424 and said in json.loads(answer.body)["error"]
+
+
+def test_a_status_without_a_body_has_none(handler: Server) -> None:
+    answer = handler.post({"act": "odd", "code": 204})
+    assert (answer.status, answer.body) == (204, b"")
+    assert handler.post({"name": "Ada"}).status == 200
+
+
 def test_what_is_no_output_is_an_error_and_an_error_output_is_as_the_handler_says(handler: Server) -> None:
     wrong, refused = handler.post({"act": "wrong"}), handler.post({"act": "refuse"})
     assert (wrong.status, refused.status) == (424, 424)
@@ -263,6 +296,12 @@ def test_what_an_output_formatter_raises_ends_its_own_answer_alone(formatter: Se
     assert later.lines[1]["error"] == "ValueError: cannot write b"
     assert formatter.post({"question": "ab"}).status == 200
     wait_until(formatter.is_idle, "the engine has nothing left of them")
+
+
+def test_formatters_that_are_ready_before_the_engine_wait_for_it(tmp_path: Path) -> None:
+    slow = {"option.rolling_batch": "slow", "option.load_s": 3}
+    with running(formatted(tmp_path, "legacy", **slow, **{"option.output_formatter": "custom"})) as server:
+        assert server.generate(3, "ab").body == b"<aba>length aba"
 
 
 def test_formatters_that_die_are_told_by_ping_and_start_again(formatter: Server) -> None:

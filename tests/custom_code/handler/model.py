@@ -3,6 +3,7 @@
 Nothing here knows lmi. The request chooses what the handler does, so that tests can meet every end of it.
 """
 
+import asyncio
 import logging
 import os
 import time
@@ -64,6 +65,16 @@ class Service:
 
     def fail(self, data, inputs):
         raise ValueError("no such\nluck")
+
+    def give_up(self, data, inputs):
+        ends = {"cancel": asyncio.CancelledError(), "key": KeyboardInterrupt(), "bytes": ValueError("\ud800 bad")}
+        raise ends[data["by"]]
+
+    def odd(self, data, inputs):
+        output = Output(code=data.get("code", 200)).add("odd")
+        for name, value in data.get("properties", {}).items():
+            output.add_property(name, value)
+        return output
 
     def refuse(self, data, inputs):
         return Output().error("the handler refused", code=424)
