@@ -6,7 +6,7 @@ One table for every door and every engine. The front end calls it before admissi
 
 from __future__ import annotations
 
-from lmi.errors import InvalidParameter, Unsupported
+from lmi.errors import InvalidParameter, PromptTooLong, Unsupported
 from lmi.executor import DEFAULT_PRIORITY, EngineInfo, Request
 
 
@@ -21,9 +21,7 @@ def check_request(request: Request, info: EngineInfo) -> None:
 def _check_bounds(request: Request, info: EngineInfo) -> None:
     num_prompt_tokens, limit = len(request.input_token_ids), info.max_sequence_length
     if num_prompt_tokens >= limit:
-        raise InvalidParameter(
-            "inputs", f"shorter than the model's context of {limit} tokens", f"{num_prompt_tokens} tokens"
-        )
+        raise PromptTooLong(f"shorter than the model's context of {limit} tokens", f"{num_prompt_tokens} tokens")
     temperature, max_temperature = request.sampling_config.temperature, info.capabilities.max_temperature
     if temperature is not None and temperature > max_temperature:
         raise InvalidParameter("temperature", f"at most {max_temperature:g}", temperature)

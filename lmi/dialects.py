@@ -26,12 +26,12 @@ from lmi.errors import (
     DeadlineExceeded,
     EngineLost,
     GenerationFailed,
-    InvalidParameter,
     InvalidRequest,
     LmiError,
     MalformedRequest,
     OutOfMemory,
     Overloaded,
+    PromptTooLong,
     Unavailable,
     UnknownModel,
 )
@@ -227,8 +227,7 @@ def _openai_code(error: LmiError) -> str:
         return "model_not_found"
     if isinstance(error, Overloaded):
         return "rate_limit_exceeded"
-    is_too_long = isinstance(error, InvalidParameter) and error.name == "inputs"
-    return "context_length_exceeded" if is_too_long else error.label
+    return "context_length_exceeded" if isinstance(error, PromptTooLong) else error.label
 
 
 def _render_openai_status(status: int, message: str, frame: Frame) -> Rendered:

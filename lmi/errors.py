@@ -56,6 +56,13 @@ class InvalidParameter(InvalidRequest):
         self.name = name
 
 
+class PromptTooLong(InvalidParameter):
+    """The prompt leaves no room in the model's context."""
+
+    def __init__(self, rule: str, given: str) -> None:
+        super().__init__("inputs", rule, given)
+
+
 class Unsupported(InvalidRequest):
     """A named field asks for something that this engine cannot do."""
 

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
+from typing import NamedTuple
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
@@ -32,6 +33,14 @@ REASONS = {
 }
 
 
+class Prepared(NamedTuple):
+    """A request that is encoded and checked."""
+
+    prompt: str
+    prompt_ids: list[int]
+    request: Request
+
+
 class Pipeline:
     """Turns requests into streams of Deltas, for every door and every engine."""
 
@@ -45,9 +54,10 @@ class Pipeline:
 
         Requests that are answered together run at once, and the first of them that fails ends the answer.
         """
-        return self._generate(requests[0], 0) if len(requests) == 1 else self._generate_all(requests)
+        return self._generate(requests[0]) if len(requests) == 1 else self._generate_all(requests)
 
-    async def _generate(self, request: GenerationRequest, first_index: int) -> AsyncGenerator[Delta]:
+    async def _prepare(self, request: GenerationRequest) -> Prepared:
+        """Encode and check. Raises InvalidRequest, or Unavailable when no engine is ready."""
         info = await self._engines.ready()
         prompt = request.prompt if request.chat is None else await self._render(request.chat)
         prompt_ids = await self._encode(request, prompt, info)
@@ -56,6 +66,12 @@ class Pipeline:
         check_request(submitted, info)
         if request.prompt_token_ids is not None and request.return_full_text:
             prompt = self._tokenizer.decode(prompt_ids)
+        return Prepared(prompt, prompt_ids, submitted)
+
+    async def _generate(
+        self, request: GenerationRequest, prepared: Prepared | None = None, first_index: int = 0
+    ) -> AsyncGenerator[Delta]:
+        prompt, prompt_ids, submitted = prepared or await self._prepare(request)
         open_texts = {index: self._answer_text(request, prompt_ids) for index in range(request.num_sequences)}
         is_prompt_told = False
         stream = self._engines.submit(submitted)
@@ -80,11 +96,12 @@ class Pipeline:
             stream.close()
 
     async def _generate_all(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
+        prepared = [await self._prepare(request) for request in requests]  # one that is refused begins no other
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
         tasks = [
-            asyncio.create_task(self._pass_on(request, first_index, arrived))
-            for request, first_index in zip(requests, first_indexes, strict=False)
+            asyncio.create_task(self._pass_on(self._generate(*each), arrived))
+            for each in zip(requests, prepared, first_indexes, strict=False)
         ]
         num_open = sum(request.num_sequences for request in requests)
         try:
@@ -99,11 +116,10 @@ class Pipeline:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pass_on(
-        self, request: GenerationRequest, first_index: int, arrived: asyncio.Queue[Delta | Exception]
-    ) -> None:
+    @staticmethod
+    async def _pass_on(answer: AsyncGenerator[Delta], arrived: asyncio.Queue[Delta | Exception]) -> None:
         try:
-            async with aclosing(self._generate(request, first_index)) as deltas:
+            async with aclosing(answer) as deltas:
                 async for delta in deltas:
                     arrived.put_nowait(delta)
         except Exception as error:

@@ -49,7 +49,7 @@ async def answer(
         frame = message.frame
         parsed = dialect.parse(message)
         service.report_tolerated(parsed.tolerated, exchange.request_id)
-        with service.admitted():
+        with service.admitted(len(parsed.requests)):
             formatter, parsed = choose_formatter(service, dialect, message, parsed)
             await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
     except ClientGone:

@@ -55,14 +55,14 @@ class Service:
             raise Overloaded(f"{limit} requests are in flight already (job_queue_size and the running batch)")
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Hold a place among the requests in flight, if there is one."""
+    def admitted(self, num_requests: int = 1) -> Iterator[None]:
+        """Hold places among the requests in flight, if there is one: those that come together all enter, or none."""
         self.check_room()
-        self.record.num_in_flight += 1
+        self.record.num_in_flight += num_requests
         try:
             yield
         finally:
-            self.record.num_in_flight -= 1
+            self.record.num_in_flight -= num_requests
 
     def report_tolerated(self, lines: tuple[str, ...], request_id: str) -> None:
         """Log what had no effect in a request: loudly the first time, so that a busy client does not fill the log."""

@@ -26,7 +26,7 @@ from typing import Any, Self
 import tokenizers
 from tokenizers import AddedToken
 
-from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable
+from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong
 
 # The library's own threads would idle (one text a call) and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -150,7 +150,7 @@ class Tokenizer:
         max_chars = max_tokens * self.max_token_chars
         if len(text) > max_chars:
             rule = f"at most {max_chars} characters ({max_tokens} tokens of {self.max_token_chars})"
-            raise InvalidParameter("inputs", rule, f"{len(text)} characters")
+            raise PromptTooLong(rule, f"{len(text)} characters")
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Every way to write a word in tokens: with and without a space before it, at the start of a text or inside."""

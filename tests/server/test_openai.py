@@ -117,6 +117,25 @@ def test_prompts_are_answered_together_whatever_their_form(able: Host) -> None:
     assert [text_of([c for c in chunks if c["choices"][0]["index"] == n]) for n in range(3)] == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/invocations"])
+def test_one_prompt_of_several_that_is_refused_begins_none_of_them(able: Host, path: str) -> None:
+    num_before = len(able.executor.requests)
+    for _ in range(5):
+        response, body = able.post({"prompt": ["run a", "say " + "x" * 300], "stream": True}, path)
+        assert response.status == 400 and json.loads(body)["error"]["code"] == "context_length_exceeded"
+    assert len(able.executor.requests) == num_before
+
+
+def test_a_log_prob_s_token_is_what_it_spells_though_a_stop_string_holds_its_text_back(able: Host) -> None:
+    plain, held = {"max_tokens": 50, "logprobs": 1}, {"stop": ["bad times"]}
+    _, expected = complete(able, "say bad tea", **plain)
+    _, answer = complete(able, "say bad tea", **plain, **held)
+    _, chunks = complete(able, "say bad tea", **plain, **held, stream=True)
+    assert answer["choices"] == expected["choices"]
+    spelled = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
+    assert "".join(spelled) == "bad tea" == text_of(chunks)
+
+
 def test_echo_gives_back_a_prompt_of_token_ids_as_text(able: Host) -> None:
     _, answer = complete(able, list(b"say two"), echo=True)
     assert answer["choices"][0]["text"] == "say twotwo"
@@ -130,6 +149,11 @@ def test_the_prompt_alone_is_scored_without_a_token_of_an_answer(able: Host) -> 
     assert choice["text"] == "say two" and "".join(choice["logprobs"]["tokens"]) == "say two"
     assert choice["logprobs"]["token_logprobs"] == [None] + [-0.25] * 6
     assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_the_prompt_alone_ends_with_its_length_however_it_is_asked_for(able: Host) -> None:
+    _, chunks = complete(able, "say ", echo=True, max_tokens=0, stream=True)
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
 
 
 def test_log_probs_of_a_chat_spell_its_text(able: Host) -> None:
@@ -225,6 +249,11 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
     assert answer["error"]["param"] == "prompt"
 
 
+def test_an_empty_prompt_is_not_called_too_long(able: Host) -> None:
+    status, answer = chat(able, "")
+    assert (status, answer["error"]["code"]) == (400, "invalid_parameter")
+
+
 def test_a_chat_needs_a_template(plain: Host) -> None:
     status, answer = chat(plain, "say a")
     assert (status, answer["error"]["param"]) == (400, "messages") and "option.chat_template" in str(answer)
@@ -276,6 +305,19 @@ def test_a_full_server_says_429_and_a_draining_one_503(tmp_path: Any) -> None:
         server.block.supervisor.phase = Phase.DRAINING
         response, body = server.post({"prompt": "say a"}, COMPLETIONS)
         assert (response.status, json.loads(body)["error"]["type"]) == (503, "server_error")
+
+
+def test_each_prompt_counts_among_the_requests_in_flight(tmp_path: Any) -> None:
+    with host(tmp_path, server={"job_queue_size": 1}) as server:
+        num = 1 + server.block.engines[0].max_num_sequences
+        body = json.dumps({"prompt": ["hang a"] * num}).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+            connection.sendall(head + body)
+            wait_until(lambda: server.block.frontends[0].num_in_flight == num)
+            response, _ = server.post({"prompt": "say a"}, COMPLETIONS)
+            assert response.status == 429
+        wait_until(lambda: server.block.frontends[0].num_in_flight == 0)
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])
