@@ -100,8 +100,8 @@ class Token:
     """One token of prompt or answer.
 
     `text` is the piece of text that this token released: the pieces of an answer concatenate exactly to the whole
-    text, so it is "" while half a character or a possible stop string is held back. `log_prob` None: unknown (first
-    prompt token).
+    text, so it is "" while half a character or a possible stop string is held back. `piece` is what it was before a
+    stop string was looked for, None where none is. `log_prob` None: unknown (first prompt token).
     """
 
     id: int
@@ -109,6 +109,12 @@ class Token:
     log_prob: float | None = None
     is_special: bool = False
     top: list[Token] | None = None
+    piece: str | None = None
+
+    @property
+    def spelling(self) -> str:
+        """What the token spells, whether that was released or held back."""
+        return self.text if self.piece is None else self.piece
 
 
 @dataclass(slots=True)

@@ -158,6 +158,7 @@ class CompletionStream(Stream):
     def __init__(self, parsed: Parsed) -> None:
         super().__init__(parsed)
         self._begun: dict[int, int] = {}  # index -> characters so far
+        self._prefills: dict[int, list[Token]] = {}  # by request; they come with its first sequence
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         is_first = delta.index not in self._begun
@@ -166,7 +167,7 @@ class CompletionStream(Stream):
         if is_first and self._echo.echoes_prompt:
             text = delta.prompt + text
             if self._echo.has_log_probs:
-                log_probs.add(delta.prefill or [])
+                log_probs.add(self._prefill(delta))
         if self._echo.is_answer_wanted:
             log_probs.add(shown_tokens(delta.tokens, delta.finish_reason))
         self._begun[delta.index] = log_probs.offset
@@ -177,9 +178,17 @@ class CompletionStream(Stream):
                 "index": delta.index,
                 "text": text,
                 "logprobs": log_probs.fields() if self._echo.has_log_probs else None,
-                "finish_reason": REASONS[delta.finish_reason] if delta.finish_reason else None,
+                "finish_reason": self._reason(delta),
             }
         ]
+
+    def _prefill(self, delta: Delta) -> list[Token]:
+        return self._prefills.setdefault(delta.index // self._request.num_sequences, delta.prefill or [])
+
+    def _reason(self, delta: Delta) -> str | None:
+        if delta.finish_reason is None:
+            return None
+        return REASONS[delta.finish_reason] if self._echo.is_answer_wanted else "length"
 
 
 class LogProbs:
@@ -195,13 +204,13 @@ class LogProbs:
 
     def add(self, tokens: list[Token]) -> None:
         for token in tokens:
-            self._tokens.append(token.text)
+            self._tokens.append(token.spelling)
             self._log_probs.append(log_prob(token))
             self._offsets.append(self.offset)
-            self.offset += len(token.text)
+            self.offset += len(token.spelling)
             known = token.log_prob is not None
             best = {other.text: log_prob(other) for other in token.top or ()} if self._num_top and known else None
-            self._top.append(None if best is None else best | {token.text: log_prob(token)})
+            self._top.append(None if best is None else best | {token.spelling: log_prob(token)})
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -214,7 +223,7 @@ class LogProbs:
 
 def shown_tokens(tokens: list[Token], finish_reason: FinishReason | None) -> list[Token]:
     """The tokens that log-probs are told of: not the end token, which has no text."""
-    is_end = finish_reason is FinishReason.EOS_TOKEN and tokens and not tokens[-1].text
+    is_end = finish_reason is FinishReason.EOS_TOKEN and tokens and not tokens[-1].spelling
     return tokens[:-1] if is_end else tokens
 
 

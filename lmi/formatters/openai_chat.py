@@ -143,4 +143,4 @@ def log_prob_fields(tokens: list[Token]) -> dict[str, Any]:
 
 
 def token_fields(token: Token) -> dict[str, Any]:
-    return {"token": token.text, "logprob": log_prob(token), "bytes": list(token.text.encode())}
+    return {"token": token.spelling, "logprob": log_prob(token), "bytes": list(token.spelling.encode())}

@@ -10,16 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from lmi.config import ModelConfig
 from lmi.errors import MalformedRequest, Unsupported, shorten
 from lmi.schemas import lmi
 from lmi.schemas.common import (
-    MAX_VALUES_BYTES,
     Message,
     Parsed,
     boolean,
+    check_values,
     read_object,
     read_text,
 )
@@ -30,14 +28,6 @@ WITHOUT_EFFECT = ("details", "output_formatter")
 WIRE_NAMES = lmi.WIRE_NAMES
 
 
-class _Texts(msgspec.Struct):
-    inputs: str | list[str]
-
-
-class _Rest(msgspec.Struct):
-    inputs: msgspec.Raw = msgspec.Raw()
-
-
 def default_frame(model: ModelConfig) -> Frame:
     return Frame(output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON)
 
@@ -46,7 +36,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
     """The body as a whole. Raises MalformedRequest."""
     is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
     if not is_text:
-        _check_values(body)
+        check_values(body, MAX_INPUTS)
     fields: dict[str, Any] = {"inputs": read_text(body)} if is_text else read_object(body)
     inputs, parameters = fields.get("inputs"), fields.get("parameters")
     if "inputs" not in fields:
@@ -60,23 +50,6 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
     if not isinstance(parameters, dict | None):
         raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
     return Message(fields, default_frame(model))
-
-
-def _check_values(body: bytes) -> None:
-    """Raise MalformedRequest if a large body holds more than large prompts, in a fraction of the time to read it."""
-    if len(body) <= MAX_VALUES_BYTES:
-        return
-    try:
-        inputs = bytes(msgspec.json.decode(body, type=_Rest).inputs)
-        if inputs.count(b'"') - inputs.count(b'\\"') <= 4 * MAX_INPUTS:  # never fewer than a list of so many has
-            msgspec.json.decode(body, type=_Texts)
-            num_bytes = len(body) - len(inputs)
-        else:
-            num_bytes = len(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"the body is not the JSON of an object with texts: {error}") from None
-    if num_bytes > MAX_VALUES_BYTES:
-        raise MalformedRequest(f"all but the prompts must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
 
 
 def parse(message: Message) -> Parsed:

@@ -178,9 +178,6 @@ CANNOT: dict[str, str] = {
     "allowed_token_ids": "engines take no such list",
     "prompt_embeds": "engines take token ids",
 }
-OFF: tuple[object, ...] = (None, False, [], {})
-"""Values of what cannot be done that ask for nothing."""
-
 WIRE_NAMES = {
     "input_token_ids": "prompt",
     "inputs": "prompt",
@@ -205,7 +202,7 @@ def default_frame(model: ModelConfig) -> OpenAIFrame:
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
     """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's."""
-    check_values(body)
+    check_values(body, MAX_PROMPTS)
     return message(body, model)
 
 
@@ -295,11 +292,16 @@ def read_fields(
             if value is not None:
                 given[name] = known[name](name, value)
         elif name in cannot:
-            if value not in OFF:
+            if not _is_off(value):
                 raise Unsupported(name, cannot[name])
         elif name not in WITHOUT_EFFECT:
             tolerated.append(f"{shorten(name)}: unknown")
     return given, tuple(tolerated[:MAX_TOLERATED])
+
+
+def _is_off(value: object) -> bool:
+    """Whether what cannot be done is not asked for either."""
+    return value is None or value is False or value in ([], {})
 
 
 def wants_usage(given: Mapping[str, Any]) -> bool:
@@ -404,7 +406,12 @@ def schema_guide(name: str, schema: Any) -> GuidedDecodingParams:
             raise InvalidParameter(name, "a JSON schema", schema) from None
     if not isinstance(schema, dict):
         raise InvalidParameter(name, "a JSON schema", schema)
+    return GuidedDecodingParams(GuideType.JSON_SCHEMA, check_levels(name, schema).decode())
+
+
+def check_levels(name: str, schema: dict[str, Any]) -> bytes:
+    """The JSON of a schema. Raises InvalidParameter for one that is nested too deep for whoever walks through it."""
     try:
-        return GuidedDecodingParams(GuideType.JSON_SCHEMA, orjson.dumps(schema).decode())
+        return orjson.dumps(schema)
     except orjson.JSONEncodeError:  # of more than 254 levels
         raise InvalidParameter(name, "a JSON schema of fewer levels", schema) from None

@@ -26,6 +26,7 @@ from lmi.schemas.openai import (
     Echo,
     OpenAIFrame,
     an_object,
+    check_levels,
     message,
     read_fields,
     schema_guide,
@@ -224,9 +225,11 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
 
 
 def _parsed(arguments: str) -> Any:
+    """As an object where it is one that templates can walk through."""
     try:
         value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
+        orjson.dumps(value)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # no JSON; nested too deep
         return arguments
     return value if isinstance(value, dict) else arguments
 
@@ -245,7 +248,8 @@ def _tools(value: object) -> dict[str, dict[str, Any]]:
         if not name or name in tools:
             raise InvalidParameter(f"tools[{n}].function.name", "a name of its own", name)
         if function.get("parameters") is not None:
-            an_object(f"tools[{n}].function.parameters", function["parameters"])
+            field = f"tools[{n}].function.parameters"
+            check_levels(field, an_object(field, function["parameters"]))
         tools[name] = tool
     return tools
 

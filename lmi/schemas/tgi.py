@@ -152,13 +152,21 @@ def parse(message: Message) -> Parsed:
     is_streaming = frame.output_format is OutputFormat.SSE
     tolerated = [f"{shorten(name)}: unknown" for name in fields if name not in KNOWN_FIELDS]
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
-    is_greedy = given.get("temperature") == 0 or not given.keys() & {"do_sample", *SAMPLING}
+    is_greedy = _is_greedy(fields.get("parameters") or {}, given)
     _check_together(given, is_streaming=is_streaming, is_greedy=is_greedy)
     for name, reason in _without_effect(given, is_streaming=is_streaming, is_greedy=is_greedy):
         del given[name]
         tolerated.append(f"parameters.{name}: no effect {reason}")
     request = _request(fields["inputs"], given, frame.output_format, is_greedy=is_greedy)
     return Parsed((request,), tuple(tolerated[:MAX_TOLERATED]), frame)
+
+
+def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
+    """As in TGI a value that changes nothing (temperature 1) does not sample, but it is enough for best_of."""
+    is_sampling = bool(given.keys() & {"do_sample", *SAMPLING})
+    if "best_of" in given:
+        is_sampling = is_sampling or any(fields.get(name) is not None for name in SAMPLING)
+    return given.get("temperature") == 0 or not is_sampling
 
 
 def _check_together(given: dict[str, Any], *, is_streaming: bool, is_greedy: bool) -> None:

@@ -81,7 +81,8 @@ class CustomFormatter:
     def __init__(self, service: Service, parsed: Parsed, parameters: dict[str, object]) -> None:
         request: GenerationRequest = parsed.request
         if request.num_sequences > 1:
-            raise Unsupported("parameters.n", "the model's own output formatter writes one sequence")
+            name = next(name for name in ("n", "best_of") if parameters.get(name) not in (None, 1))
+            raise Unsupported(f"parameters.{name}", "the model's own output formatter writes one sequence")
         self.is_streaming = request.is_streaming
         self.requests = (replace(request, needs_log_probs=True),)
         self._workers = service.code

@@ -64,12 +64,14 @@ class AnswerText:
         for n, token_id in enumerate(ids):
             if self.stopped:
                 break
-            text = self._detokenizer.feed(token_id) if n < num_spoken else ""
+            text = piece = self._detokenizer.feed(token_id) if n < num_spoken else ""
             if self._stop is not None:
                 text = self._without_stop(self._stop, text)
             tokens.append(
                 Token(token_id, text, None if log_probs is None else log_probs[n], token_id in self._special_ids)
             )
+            if self._stop is not None:
+                tokens[n].piece = piece
             if top is not None:
                 tokens[n].top = self._alternatives(top[n])
         if ids:

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmi.config import ModelConfig
 from lmi.dialects import FORMATTERS, LMI
 from lmi.executor import SamplingConfig
 from lmi.formatters.base import ErrorFields, Formatter
+from lmi.formatters.openai import CompletionStream
+from lmi.schemas import openai
 from lmi.schemas.common import Parsed
 from lmi.types import Delta, FinishReason, GenerationRequest, OutputFormat, Token
 
@@ -143,3 +146,15 @@ def test_an_error_can_be_written_whatever_its_message(
         (1, OutputFormat.JSONLINES),
         (2, OutputFormat.SSE),
     )
+
+
+def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt() -> None:
+    body = b'{"prompt": "ab", "n": 2, "stream": true, "echo": true, "logprobs": 1, "max_tokens": 1}'
+    writer = CompletionStream(openai.parse(openai.message(body, ModelConfig(path="demo", name="demo"))))
+    prefill = [Token(1, "a"), Token(2, "b", -1.0)]
+    first = Delta([Token(3, "c", -1.0)], FinishReason.LENGTH, prefill=prefill, prompt="ab", index=0)
+    second = Delta([Token(4, "d", -1.0)], FinishReason.LENGTH, prompt="ab", index=1)
+    records = [record for delta in (first, second) for record in writer.feed(delta)][:2]
+    said = [json.loads(record.removeprefix(b"data: "))["choices"][0]["logprobs"] for record in records]
+    assert [log_probs["tokens"] for log_probs in said] == [["a", "b", "c"], ["a", "b", "d"]]
+    assert [log_probs["text_offset"] for log_probs in said] == [[0, 1, 2]] * 2

@@ -89,6 +89,17 @@ def test_a_prompt_may_fill_a_large_body() -> None:
     check_values(b'{"inputs": [%b"a"]}' % (b'"a",' * 1000))
 
 
+def test_a_list_of_texts_may_fill_one_where_a_door_has_lists() -> None:
+    texts = [b'"%b"' % (b'a \\"' * 5000)] * 128
+    body = b'{"prompt": [%b]}' % b",".join(texts)
+    check_values(body, max_texts=128)
+    for few in (0, 127):
+        with pytest.raises(MalformedRequest, match="at most 1048576 bytes"):
+            check_values(body, max_texts=few)
+    with pytest.raises(MalformedRequest, match="at most 1048576 bytes"):
+        check_values(b'{"prompt": [%b1]}' % (b"1," * MAX_VALUES_BYTES), max_texts=128)
+
+
 def test_of_duplicate_keys_the_last_counts() -> None:
     assert read_object(b'{"a": 1, "a": 2}') == {"a": 2}
 

@@ -248,6 +248,7 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "guided_choice": ["b"]}, "structured_outputs"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"stream_options": {"include_usage": 1}}, "include_usage"),
 ]
 REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -263,6 +264,15 @@ REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"max_tokens": 0}, "max_tokens"),
 ]
+
+
+def deep_tool(name: str) -> dict[str, Any]:
+    definition: dict[str, Any] = {}
+    for _ in range(300):
+        definition = {"a": definition}
+    return {"type": "function", "function": {"name": name, "parameters": {"$defs": {"k": definition}}}}
+
+
 REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -277,6 +287,7 @@ REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 2}, "logprobs"),
     ({"tools": [{"type": "web"}]}, r"tools\[0\]"),
     ({"tools": [TOOL, TOOL]}, r"tools\[1\]"),
+    ({"tools": [deep_tool("f"), deep_tool("g")], "tool_choice": "required"}, r"tools\[0\].*parameters"),
     ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),

@@ -71,6 +71,7 @@ SAMPLING_ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"repetition_penalty": 1.5, "frequency_penalty": -1}, {"repetition_penalty": 1.5, "frequency_penalty": -1}),
     ({"repetition_penalty": 1, "frequency_penalty": 0}, {"repetition_penalty": None, "frequency_penalty": None}),
     ({"do_sample": True, "best_of": 3}, {"num_return_sequences": 3}),
+    ({"temperature": 1.0, "best_of": 2}, {"num_return_sequences": 2}),
 ]
 
 
