@@ -160,6 +160,7 @@ class Hermes:
 
     def __init__(self) -> None:
         self._held = ""
+        self._opening = ""  # of the call that is read: its mark and the white space before it
         self._reader: CallReader | None = None
         self._is_behind_call = False
 
@@ -181,6 +182,7 @@ class Hermes:
         if said:
             parts.append(Text(said))
         if is_found:
+            self._opening = before[len(said) :] + OPENING
             self._held, self._reader = behind, CallReader()
         else:
             self._held = before[len(said) :] + behind
@@ -190,7 +192,7 @@ class Hermes:
         new, self._held = reader.feed(self._held)
         parts += new
         if reader.is_broken:
-            parts.append(Text(OPENING + reader.text))
+            parts.append(Text(self._opening + reader.text))
         if not (reader.is_broken or reader.is_over):
             return False
         self._reader, self._is_behind_call = None, reader.is_over
@@ -210,7 +212,7 @@ class Hermes:
     def flush(self) -> list[Part]:
         reader, held = self._reader, self._held
         if reader is not None:
-            return [] if reader.has_begun else [Text(OPENING + reader.text)]
+            return [] if reader.has_begun else [Text(self._opening + reader.text)]
         return [Text(held)] if held and not (self._is_behind_call and CLOSING.startswith(held)) else []
 
 

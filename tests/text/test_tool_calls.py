@@ -25,8 +25,9 @@ ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
     "escapes": ("hermes", r'<tool_call>{"name": "f", "arguments": {"a": "\"}\\"}}</tool_call>', None),
     "a name of escapes": ("hermes", r'<tool_call>{"name": "\u0066", "arguments": {}}', [Call("f"), Arguments("{}")]),
     "cut in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a', [Call("f"), Arguments('{"a')]),
-    "cut in the name": ("hermes", 'x <tool_call>{"name": "f', [Text("x"), Text('<tool_call>{"name": "f')]),
+    "cut in the name": ("hermes", 'x <tool_call>{"name": "f', [Text("x"), Text(' <tool_call>{"name": "f')]),
     "cut in the mark": ("hermes", "x <tool_c", [Text("x"), Text(" <tool_c")]),
+    "no call behind a word": ("hermes", "said <tool_call>{}", [Text("said"), Text(" <tool_call>{}")]),
     "no object": ("hermes", "<tool_call>f(1)</tool_call>", [Text("<tool_call>f(1)</tool_call>")]),
     "no arguments": ("hermes", '<tool_call>{"name": "f"} x', [Text('<tool_call>{"name": "f"} x')]),
     "arguments that are no object": (
