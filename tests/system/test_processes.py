@@ -156,7 +156,7 @@ def test_an_engine_that_keeps_dying_fails_the_server_after_a_ping_of_500(contain
 
 
 def test_an_engine_that_freezes_while_it_loads_is_killed_with_its_stacks_in_the_log(container: Make) -> None:
-    server = container(option__rolling_batch="freezing", retry_threshold=1, model_loading_timeout=1.0).start()
+    server = container(option__rolling_batch="freezing", retry_threshold=1, model_loading_timeout=6.0).start()
     assert server.wait() == 1
     assert "did not finish loading" in server.last_words()["message"]
     assert "in freezing" in server.log.read_text()  # faulthandler's frame
