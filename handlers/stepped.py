@@ -70,8 +70,9 @@ class SteppedExecutor(Executor):
     def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
         self._max_queue_size = max_queue_size
         self._mailbox = Mailbox()
-        self._border = threading.Condition()  # guards what other threads hand to the loop: the next five
+        self._border = threading.Condition()  # guards what other threads hand to the loop: the next six
         self._arrived: list[Sequence] = []
+        self._num_queued = 0  # requests that the engine has and that do not run, as of the last border
         self._cancelled: list[int] = []
         self._calls: list[tuple[Callable[[], None], Future[None]]] = []
         self._is_closing = False
@@ -143,7 +144,7 @@ class SteppedExecutor(Executor):
         with self._border:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
-            num_queued = len(self._arrived) + len(self._queued)
+            num_queued = self._num_queued + _num_requests(self._arrived)
             if self._max_queue_size is not None and num_queued + len(requests) > self._max_queue_size:
                 raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
             request_ids = [self._mailbox.open() for _ in requests]
@@ -228,11 +229,13 @@ class SteppedExecutor(Executor):
         """One step with its border: what came and went since the last, the step, the answers, the statistics."""
         started = time.perf_counter()
         ended = self._cross_border()
-        step = (self._step_or_fail() if self._live else Step()) or Step(is_empty=not ended)
+        step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
         touched = step.touched = _with_siblings_of_failed(step.touched)
         self._settle(touched)
+        with self._border:
+            self._num_queued = _num_requests(self._queued)
         if not step.is_empty:
-            self._record(step, len(ended), (time.perf_counter() - started) * 1000)
+            self._record(step, [*ended, *touched], (time.perf_counter() - started) * 1000)
         self._publish(ended + touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
@@ -243,6 +246,7 @@ class SteppedExecutor(Executor):
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             calls, self._calls = self._calls, []
+            self._num_queued += _num_requests(arrived)
             for sequence in arrived:
                 self._live.setdefault(sequence.id, []).append(sequence)
                 if not sequence.is_finished:  # a sibling may have failed just now
@@ -301,16 +305,17 @@ class SteppedExecutor(Executor):
         if responses:
             self._mailbox.post(responses)
 
-    def _record(self, step: Step, num_ended: int, latency_ms: float) -> None:
+    def _record(self, step: Step, told: list[Sequence], latency_ms: float) -> None:
         self._num_steps += 1
+        over = {sequence.id for sequence in told if sequence.is_finished} - self._live.keys()
         self._iteration_stats.append(
             IterationStats(
                 timestamp=time.monotonic(),
                 iter=self._num_steps,
                 iter_latency_ms=latency_ms,
-                num_active_requests=len(self._active),
-                num_queued_requests=len(self._queued),
-                num_completed_requests=num_ended + sum(sequence.is_finished for sequence in step.touched),
+                num_active_requests=_num_requests(self._active),
+                num_queued_requests=self._num_queued,
+                num_completed_requests=len(over),
                 max_num_active_requests=self.info.max_num_sequences,
                 num_context_tokens=step.num_context_tokens,
                 num_generation_tokens=step.num_generation_tokens,
@@ -334,6 +339,10 @@ class SteppedExecutor(Executor):
             sequences = [*itertools.chain.from_iterable(self._live.values()), *self._arrived]
             self._live, self._arrived = {}, []
         self._publish(_fail(sequences, message, ErrorKind.ENGINE_LOST))
+
+
+def _num_requests(sequences: Iterable[Sequence]) -> int:
+    return len({sequence.id for sequence in sequences})
 
 
 def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[Sequence]:

@@ -57,7 +57,9 @@ class Desk:
                 raise Unavailable("this engine is shutting down")
             with self._lock:  # the first Response may be there before its id is
                 self._note_owner(self._executor.enqueue_request(message.request), connection, message.request_id)
-        except (LmiError, ValueError, RuntimeError) as error:
+        except Exception as error:  # an engine's own fault too is this request's alone
+            if not isinstance(error, LmiError | ValueError | RuntimeError):
+                log.exception("the engine did not take a request")
             connection.send(Refused(message.request_id, _label(error), str(error)))
 
     def _note_owner(self, engine_id: int, connection: FrontEnd, request_id: int) -> None:
