@@ -78,7 +78,7 @@ class Engine(Protocol):
     def abort(self, ids: Iterable[str]) -> None: ...
 
     def step(self) -> Sequence[Output | Failure] | None:
-        """What is new; None: nothing, and no step was made. Raises what ended a step, or EngineDeadError."""
+        """What is new, perhaps nothing; None: no step was made. Raises what ended a step, or EngineDeadError."""
 
     def load(self) -> Load: ...
 
@@ -178,6 +178,7 @@ class Apart:
         # vLLM lets the other ranks end before it says that one is gone. Compilers may come and go.
         pids = [pid for pid in surroundings.descendants() if processes.title(pid).startswith("VLLM")]
         self._processes = [os.pidfd_open(pid) for pid in pids]
+        self._num_steps = 0  # of the core, as far as `step` has told of them
         self._ready: queue.SimpleQueue[list[Output | Failure]] = queue.SimpleQueue()
         self._batch: list[Output | Failure] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -241,7 +242,8 @@ class Apart:
                 raise item.error
         if not self.is_alive:
             raise EngineDeadError()
-        return batch or None
+        before, self._num_steps = self._num_steps, self._stats.num_steps
+        return batch if batch or self._num_steps > before else None
 
     def load(self) -> Load:
         return self._stats.load
@@ -289,8 +291,10 @@ class _Stats(StatLoggerBase):
 
     def __init__(self) -> None:
         self.load = Load()
+        self.num_steps = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *others: Any, **more: Any) -> None:
+        self.num_steps += 1
         if scheduler_stats is not None:
             self.load.num_running = scheduler_stats.num_running_reqs
             self.load.used_share = scheduler_stats.kv_cache_usage

@@ -11,6 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -173,14 +174,15 @@ class Executor(SteppedExecutor):
         step.touched.append(sequence)
 
     def _start_over(self, error: Exception) -> None:
-        """After a step that raised, empty vLLM's books; what had not run yet gets in line again."""
+        """After a step that raised, empty vLLM's books; what had not run yet gets in line again, the rest may fail."""
         if _is_device_lost(error):
             raise EngineStopped(f"the device cannot be used any more: {error}") from error
         self._load = self._engine.load()
-        waiting = self._queued
+        waiting = [sequence for sequence in self._queued if not sequence.num_generated]  # else it was preempted
         self._engine.abort(self._known)
         for sequence in waiting:
             self._known.pop(_name(sequence), None)
+        self._load = replace(self._load, num_running=len(self._known), running=list(self._known))
         self._turns.held.clear()
         self._turns.held.extend(waiting)
 

@@ -44,11 +44,11 @@ class Output:
 
 def of_core(name: str, output: EngineCoreOutput) -> Output:
     """Of the engine in this process, whose log-probs are arrays (positions, most of any request + 1)."""
-    rows, prompt, reason = output.new_logprobs, output.new_prompt_logprobs_tensors, output.finish_reason
+    chosen, prompt, reason = output.new_logprobs, output.new_prompt_logprobs_tensors, output.finish_reason
     return Output(
         name,
         output.new_token_ids,
-        None if rows is None else Rows(rows.logprob_token_ids.tolist(), rows.logprobs.tolist()),
+        None if chosen is None else Rows(chosen.logprob_token_ids.tolist(), chosen.logprobs.tolist()),
         None if prompt is None else Rows(prompt.logprob_token_ids.tolist(), prompt.logprobs.tolist()),
         None if reason is None else str(reason),
     )
@@ -60,13 +60,13 @@ def of_request(output: RequestOutput) -> Output:
     return Output(
         output.request_id,
         list(completion.token_ids),
-        None if completion.logprobs is None else _rows(completion.logprobs, 0),
-        _rows(prompt, 1) if prompt else None,
+        None if completion.logprobs is None else rows(completion.logprobs, 0),
+        rows(prompt, 1) if prompt else None,
         completion.finish_reason,
     )
 
 
-def _rows(flat: FlatLogprobs, first: int) -> Rows:
+def rows(flat: FlatLogprobs, first: int) -> Rows:
     spans = list(zip(flat.start_indices, flat.end_indices, strict=True))[first:]
     return Rows([flat.token_ids[start:end] for start, end in spans], [flat.logprobs[start:end] for start, end in spans])
 
@@ -76,29 +76,32 @@ def feed(sequence: Sequence, output: Output) -> None:
     sequence.num_computed = sequence.num_tokens
     if output.prompt is not None and sequence.lacks_prompt_log_probs:
         _note_prompt(sequence, output.prompt)
-    rows, num_top = output.rows, sequence.request.output_config.num_top_log_probs
+    known, num_top = output.rows, sequence.request.output_config.num_top_log_probs
     for position, token_id in enumerate(output.token_ids):
         if sequence.is_finished:
             return
-        if rows is None:
+        if known is None:
             sequence.append(token_id)
         else:
-            top = _best(rows, position, num_top) if num_top else None
-            sequence.append(token_id, rows.log_probs[position][0], top)
+            top = best(known, position, num_top) if num_top else None
+            sequence.append(token_id, known.log_probs[position][0], top)
     if output.finish_reason is not None and not sequence.is_finished:
         _end(sequence, output.finish_reason)
 
 
-def _best(rows: Rows, position: int, num_top: int) -> list[TokenLogProb]:
-    pairs = zip(rows.token_ids[position][1:], rows.log_probs[position][1:], strict=True)
-    return [TokenLogProb(token_id, log_prob) for (token_id, log_prob), _ in zip(pairs, range(num_top), strict=False)]
+def best(rows: Rows, position: int, num_top: int) -> list[TokenLogProb]:
+    pairs = list(zip(rows.token_ids[position], rows.log_probs[position], strict=True))
+    others = pairs[1:]
+    if len(others) < num_top:  # AsyncLLM put steps together: then the chosen one, though among the best, comes once
+        others = sorted(pairs, key=lambda pair: -pair[1])
+    return [TokenLogProb(token_id, log_prob) for token_id, log_prob in others[:num_top]]
 
 
 def _note_prompt(sequence: Sequence, rows: Rows) -> None:
     num_top = sequence.request.output_config.num_prompt_log_probs or 0
     known = sequence.prompt_log_probs or [PromptLogProb(None)]
     sequence.prompt_log_probs = known + [
-        PromptLogProb(row[0], _best(rows, position, num_top)) for position, row in enumerate(rows.log_probs)
+        PromptLogProb(row[0], best(rows, position, num_top)) for position, row in enumerate(rows.log_probs)
     ]
 
 

@@ -65,6 +65,36 @@ def test_statistics_tell_what_the_cache_holds(engine: Executor) -> None:
     assert sum(step.num_preemptions for step in steps) == 0
 
 
+class FailingOnce:
+    """vLLM's engine, but for one step: the first in which a request waits that had run already."""
+
+    def __init__(self, engine: Any, sequences: dict[str, Any]) -> None:
+        self._engine, self._sequences, self.preempted = engine, sequences, set[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> Any:
+        running = self._engine.load().running
+        begun = {one.id for name, one in self._sequences.items() if name not in running and one.num_generated}
+        if begun and not self.preempted:
+            self.preempted = begun
+            raise RuntimeError("one step fails")
+        return self._engine.step()
+
+
+def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engine: Any) -> None:
+    prompts = [(11 + number,) * 100 for number in range(MAX_NUM_SEQUENCES)]
+    real = engine._engine
+    engine._engine = failing = FailingOnce(real, engine._known)
+    ids = engine.enqueue_requests([ask(input_token_ids=prompt, max_tokens=120, streaming=True) for prompt in prompts])
+    ended = finals(engine, ids)
+    engine._engine = real
+    assert failing.preempted <= set(ids) and failing.preempted
+    assert all("one step fails" in ended[one].error_msg for one in ids)
+    assert len(tokens(engine, max_tokens=4)) == 4
+
+
 def test_preempted_requests_end_with_the_tokens_they_have_alone_and_are_counted(engine: Executor) -> None:
     prompts = [(11 + number,) * 100 for number in range(MAX_NUM_SEQUENCES)]
     output = OutputConfig(num_top_log_probs=2)
