@@ -94,9 +94,14 @@ class KvRows:
         """Random keys and values in the first rows, for measurements; `release` ends it."""
         self._storage[:num_rows, :, :, :length].normal_()
 
+    @torch.inference_mode()
     def release(self, row: int) -> None:
-        """Give the pages of a free row back to the system. Pages shared with a neighbouring row stay."""
+        """Give the pages of a free row back to the system; those shared with a neighbouring row stay.
+
+        On an accelerator it is cleared: what it held may not have been finite, and its next owner reads behind its end.
+        """
         if self._mapping is None:
+            self._storage[row].zero_()
             return
         first = -(-row * self._row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (row + 1) * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE

@@ -129,6 +129,15 @@ def test_a_released_row_gives_its_memory_back_and_is_clean_again(tmp_path: Path)
     assert torch.equal(torch.stack(play_alone(runner, player, row=3).logits), torch.stack(expected))
 
 
+def test_a_released_row_is_clean_also_where_memory_cannot_be_given_back() -> None:
+    runner = build("llama", num_rows=2, max_length=64)
+    runner.kv._mapping = None  # as on an accelerator
+    with torch.inference_mode():
+        runner.kv._storage.fill_(float("nan"))
+    runner.release(0)
+    assert not runner.kv._storage[0].any() and runner.kv._storage[1].isnan().all()
+
+
 def test_stale_rows_and_holes_between_rows_change_nothing() -> None:
     runner = build("llama", num_rows=12, max_length=400)
     prompt = random_players(VOCAB_SIZE, [90], 1)[0].prompt
