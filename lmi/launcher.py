@@ -61,6 +61,7 @@ class Engine:
     start_s: float = 0.0  # when to start the next process
     kill_s: float | None = None  # when to kill a hung one
     hung: str | None = None
+    was_ready: bool = False  # the process was, at some time
     is_code: bool = False
 
     @property
@@ -165,6 +166,10 @@ class Supervisor:
         elif engine.kill_s is not None:
             if now >= engine.kill_s:
                 processes.send(engine.pid, signal.SIGKILL, to_group=True)
+        elif engine.record.phase == Phase.READY and not engine.was_ready:
+            engine.was_ready = True
+            if engine.record.num_starts > 1:
+                log.info("%s is ready again, %.1f s after it was lost", engine.name, now - engine.record.lost_s)
         elif why := self._hang(engine, now):
             log.error("%s %s; its stacks follow, then it is killed", engine.name, why)
             self._lose(engine, why, now)
@@ -179,7 +184,7 @@ class Supervisor:
     def _start_engine(self, engine: Engine, now: float) -> None:
         engine.record.num_starts += 1
         engine.record.phase = Phase.STARTING
-        engine.spawned_s, engine.kill_s, engine.hung = now, None, None
+        engine.spawned_s, engine.kill_s, engine.hung, engine.was_ready = now, None, None, False
         own = self._environment()
         if engine.is_code:
             module, environ = "lmi.custom.worker", environment.of_code(self._config, own, engine.slot)
@@ -213,7 +218,7 @@ class Supervisor:
             engine.record.phase = Phase.FAILED
             self._fail(Failure(code=code, cause=FATAL_ENGINE_CODES[code], stage=stage, message=why), notice_s=0.0)
             return
-        delay_s = engine.table.delay_s(engine.spawned_s, now)
+        delay_s = engine.table.delay_s(engine.spawned_s, now, was_ready=engine.was_ready)
         if delay_s is None:
             engine.record.phase = Phase.FAILED
             message = f"{engine.name} died {engine.table.num_deaths} times, the last time it {why}"

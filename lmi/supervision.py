@@ -26,7 +26,10 @@ def drain_notice_s(drain_timeout_s: float) -> float:
 
 
 class RestartTable:
-    """Deaths of one process, and how long to wait after each: doubling delays, and an end after too many."""
+    """Deaths of one process, and how long to wait after each: doubling delays, and an end after too many.
+
+    Too many are `max_deaths` in `window_s`, or, however long each took, that many in a row that never got ready.
+    """
 
     def __init__(self, max_deaths: int, window_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
         self.max_deaths = max_deaths
@@ -34,18 +37,20 @@ class RestartTable:
         self._first_delay_s = first_delay_s
         self._delay_s = first_delay_s
         self._deaths: deque[float] = deque()
+        self._num_failed_starts = 0  # in a row
 
     @property
     def num_deaths(self) -> int:
-        """Deaths inside the window, as of the last one."""
-        return len(self._deaths)
+        """Those that count, as of the last one."""
+        return max(len(self._deaths), self._num_failed_starts)
 
-    def delay_s(self, started_s: float, died_s: float) -> float | None:
+    def delay_s(self, started_s: float, died_s: float, *, was_ready: bool = True) -> float | None:
         """Note a death. How long to wait before the next start; None when there have been too many."""
         self._deaths.append(died_s)
+        self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
         while self._deaths[0] < died_s - self._window_s:
             self._deaths.popleft()
-        if len(self._deaths) >= self.max_deaths:
+        if self.num_deaths >= self.max_deaths:
             return None
         if died_s - started_s >= STEADY_S:
             self._delay_s = self._first_delay_s
