@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,7 +35,7 @@ SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
 TICK_S = 0.2
 STACKS_S = 0.5  # for a hung engine to write its stacks before it is killed
 FAILED_NOTICE_S = 2.0  # `/ping` says 500 this long before the container ends
-STOP_S = 0.5  # between TERM and KILL when there is nothing left to wait for
+STOP_S = 0.5  # for each stage of an end at once: engines, what clients are told, front ends
 STRAYS_S = 0.3  # for a library's process that tidies up after an engine, and ends by itself when that is gone
 MAX_FRONT_END_DEATHS = 10
 FATAL_ENGINE_CODES = {error.exit_code: error.label for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
@@ -255,7 +256,6 @@ class Supervisor:
             message = f"the front end ended too often, the last time it {processes.describe_exit(code)}"
             self._fail(Failure(code=1, cause="front_end_lost", stage="serve", message=message), notice_s=0.0)
             return
-        self._block.supervisor.num_frontend_restarts += 1
         self._front_end.start_s = now + delay_s
         log.error("the front end's master %s; its workers finish what they have", processes.describe_exit(code))
 
@@ -309,21 +309,27 @@ class Supervisor:
             processes.send(self._front_end.pid, signum, to_group=signum == signal.SIGKILL)
 
     def _stop_all(self) -> None:
-        """Whatever happened: when this returns no child is left that can be killed."""
+        """Whatever happened: when this returns no child is left that can be killed, and clients were told what ends."""
         if self._listener is not None:
             self._listener.close()
-        self._send_front_end(signal.SIGTERM)
+        engines = {engine.pid for engine in self._engines if engine.pid is not None}
         self._send_engines(signal.SIGTERM)
-        deadline_s = time.monotonic() + STOP_S
-        while processes.children() and time.monotonic() < deadline_s:
-            self._signals.wait(0.02)
-            processes.reap()
-        self._send_front_end(signal.SIGKILL)
+        self._wait_while(lambda: engines & set(processes.children()))
         self._send_engines(signal.SIGKILL)
+        self._wait_while(lambda: self._front_end.pid and any(front.num_in_flight for front in self._block.frontends))
+        self._send_front_end(signal.SIGTERM)
+        self._wait_while(processes.children)
+        self._send_front_end(signal.SIGKILL)
         killed_s = time.monotonic()
         while (pids := processes.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
             for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
                 processes.send(pid, signal.SIGKILL)
+            self._signals.wait(0.02)
+            processes.reap()
+
+    def _wait_while(self, is_so: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + STOP_S
+        while is_so() and time.monotonic() < deadline_s:
             self._signals.wait(0.02)
             processes.reap()
 

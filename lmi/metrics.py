@@ -38,6 +38,7 @@ class BlockCollector(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         frontends, supervisor = self._block.frontends, self._block.supervisor
+        num_starts, num_first = sum(f.num_starts for f in frontends), self._config.server.frontend_workers
         yield labelled(
             "lmi_requests", "Requests ended, without pings and scrapes", "code", [f.num_requests for f in frontends]
         )
@@ -52,13 +53,13 @@ class BlockCollector(Collector):
             "lmi_event_loop_lag_seconds", "Worst lag of a front end's loop", max(f.loop_lag_s for f in frontends)
         )
         yield counter("lmi_engine_restarts", "Engine processes started again", supervisor.num_engine_restarts)
-        yield counter("lmi_frontend_restarts", "Front ends started again", supervisor.num_frontend_restarts)
+        yield counter("lmi_frontend_restarts", "Front ends started again", max(0, num_starts - num_first))
 
     def _engines(self) -> Iterator[Metric]:
         engines = self._block.engines
         used, whole = sum(e.num_used_blocks for e in engines), sum(e.max_num_blocks for e in engines)
         yield gauge("lmi_engines_ready", "Engines that can take requests", sum(e.is_alive for e in engines))
-        yield gauge("lmi_requests_running", "Sequences in the batch", sum(e.num_running for e in engines))
+        yield gauge("lmi_requests_running", "Requests in the batch", sum(e.num_running for e in engines))
         yield gauge(
             "lmi_requests_waiting", "Requests waiting for a place in the batch", sum(e.num_waiting for e in engines)
         )
@@ -70,12 +71,12 @@ class BlockCollector(Collector):
         records = self._block.frontends
         yield histogram(
             "lmi_time_to_first_token_seconds",
-            "From the request's arrival to its first token",
+            "From a streamed request's arrival to its first token",
             [r.time_to_first_token_s for r in records],
         )
         yield histogram(
             "lmi_inter_token_latency_seconds",
-            "Between two tokens of one request",
+            "Between two tokens of one streamed request",
             [r.inter_token_latency_s for r in records],
         )
         yield histogram(

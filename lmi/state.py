@@ -192,7 +192,6 @@ class SupervisorRecord(Record):
     phase = Int()
     reason = Text(512)  # why it failed or drains, one line for people
     num_engine_restarts = Int()
-    num_frontend_restarts = Int()
 
 
 class EngineRecord(Record):
@@ -231,6 +230,7 @@ class FrontEndRecord(Record):
     beat_s = Float(is_gauge=True)
     loop_lag_s = Float(is_gauge=True)
     num_open_connections = Int(is_gauge=True)
+    num_starts = Int()
     num_in_flight = Int(is_gauge=True)  # requests between admission and their end
     num_requests = Counters(STATUS_CODES)  # inference requests by status
     num_finished = Counters(FINISH_REASONS)

@@ -163,6 +163,9 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     set_up_log(f"front end {worker.slot}")
     worker.record = _block.frontends[worker.slot]
     worker.record.claim()
+    worker.record.num_starts += 1
+    if worker.record.num_starts > 1:
+        logging.getLogger(__name__).info("front end %d starts again as process %d", worker.slot, os.getpid())
     os.environ["LMI_SLOT"] = str(worker.slot)
 
 

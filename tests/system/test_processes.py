@@ -228,6 +228,7 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, 
         assert_whole(answer, 200)
     assert (len(whole), len(ends)) == (num_kept, num_kept + num_lost)
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again", 3.0)
+    wait_until(lambda: server.metric("lmi_frontend_restarts_total") == 1, "it is counted")
     assert other in server.pids("lmi-front")
     running(server, 0)  # the orphans were cancelled
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
@@ -245,6 +246,7 @@ def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make,
         assert_whole(stream.result(), 150)
     assert server.pid("lmi-engine") == engine
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "the old front ends have ended")
+    assert server.metric("lmi_frontend_restarts_total") == 2
     assert_whole(server.generate(3), 3)
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
@@ -343,7 +345,7 @@ def test_a_second_sigterm_and_the_harsh_signals_stop_at_once(
         time.sleep(0.3)
     assert server.wait() == code
     assert time.monotonic() - started < 3
-    assert not stream.result().is_whole or "error" in stream.result().lines[-1]
+    assert stream.result().is_whole and stream.result().lines[-1]["code"] == 503, "the client was told"
     assert_nothing_left(server)
 
 
