@@ -18,8 +18,9 @@ from lmi.log import escape
 
 HINTS = {
     "bad_configuration": "`lmi config` prints every option, its value and where it came from",
-    "port_unavailable": "stop the other process or choose another port with --port",
-    "model_unusable": "the folder must hold config.json, a tokenizer and *.safetensors, as save_pretrained writes them",
+    "port_unavailable": "--host and --port choose another address; a port that is taken belongs to another process",
+    "model_unusable": "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), "
+    "or a model.py",
     "security_refused": "the option that the message names switches it on, if you trust the model",
     "engine_lost": "the engine's own messages stand further up in this log",
 }

@@ -77,6 +77,7 @@ def run(arguments: list[str]) -> int:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="lmi %(version)s")
 def lmi() -> None:
     """Serve a large language model behind the contracts that its clients already speak."""
 

@@ -199,7 +199,7 @@ def resolve(
     resolution.warn_of_what_one_engine_uses()
     options = resolution.other_options()
     if findings.faults:
-        raise BadConfiguration("\n".join(findings.faults))
+        raise BadConfiguration("\n".join(findings.faults + findings.unknown))
     resolution.choose_model(folder, cwd)
     resolution.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
     return Resolved(resolution.config(options), resolution.settings(), tuple(findings.warnings), tuple(findings.notes))
@@ -365,8 +365,22 @@ class _Resolution:
             raise ModelUnusable(f"{error} ({source})") from None
         self.model_path = path.resolve()
         self.is_model_apart = path != folder  # a local folder that option.model_id names
+        self._warn_of_other_models(folder)
         self.choose("option.model_id", str(self.model_path), "the folder" if folder else "the built-in demo")
         self.choose("option.model_name", name, "the model's last name")
+
+    def _warn_of_other_models(self, folder: Path | None) -> None:
+        """Two that were named, of which one is served without a word, are seldom meant."""
+        if (picked := self.picked.get("option.model_id")) is None:
+            return
+        if self.is_model_apart and folder is not None and (folder / "config.json").is_file():
+            self.findings.warnings.append(
+                f"{picked.given.written} ({picked.given.source}): it is served and the model in {folder} is not"
+            )
+        for given in picked.shadowed:
+            self.findings.warnings.append(
+                f"{given.written}={given.shown} ({given.source}): has no effect beside {picked.given.source}"
+            )
 
     def warn_of_what_one_engine_uses(self) -> None:
         for key, (handler, instead) in OF_ONE_ENGINE.items():
@@ -410,7 +424,9 @@ class _Resolution:
             hint = closest(given.key, of_engine or ())
             self.findings.faults.append(f"{said}: unknown option, and option.strict is true{hint}")
         else:
-            self.findings.warnings.append(f"{said}: unknown option{closest(given.key, of_engine or ())}")
+            unknown = f"{said}: unknown option{closest(given.key, of_engine or ())}"
+            self.findings.warnings.append(unknown)
+            self.findings.unknown.append(unknown)
 
     def config(self, options: dict[str, str]) -> Config:
         values: dict[str, dict[str, Any]] = {"server": {}, "model": {}, "engine": {}}

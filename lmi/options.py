@@ -373,7 +373,9 @@ ENGINE_KEYS = frozenset(
     "option.speculative_length option.draft_model_tp_size option.swap_space option.cpu_offload_gb "
     "option.limit_mm_per_prompt option.tokenizer option.tokenizer_mode option.max_input_len option.max_output_len "
     "option.max_num_tokens option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "
-    "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block".split()
+    "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block option.seed option.nnodes "
+    "option.node_rank option.master_addr option.master_port option.distributed_executor_backend "
+    "option.speculative_config".split()
 )
 
 _BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}

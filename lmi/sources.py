@@ -53,6 +53,7 @@ class Findings:
 
     faults: list[str] = field(default_factory=list)  # each one stops the start
     warnings: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)  # those warnings that are of keys that nobody knows
     notes: list[str] = field(default_factory=list)
 
 

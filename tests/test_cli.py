@@ -86,6 +86,8 @@ def test_faults_are_a_line_each_then_one_json_object_and_exit_code_2(folder: Pat
         "lmi: port='x' (--port): allowed is a whole number 0..65535",
         "lmi: option.tgi_compat='maybe' (--tgi-compat): allowed is true or false",
         "lmi: option.device='tpu' (OPTION_DEVICE): allowed is auto, cpu, cuda",
+        f"lmi: job_queue_sise ({folder / 'serving.properties'}:3): unknown option; "
+        "the closest known key is job_queue_size",
     ]
     said = json.loads(last)
     assert (said["cause"], said["code"]) == ("bad_configuration", 2)

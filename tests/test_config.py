@@ -1,3 +1,4 @@
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -324,12 +325,22 @@ def test_an_unknown_key_is_told_with_the_closest_known_one(folder: Path, key: st
     assert warning == f"{key} (serving.properties:1): unknown option; the closest known key is {nearest}"
 
 
+def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (warning,) = settle(folder, "", {"HF_MODEL_ID": str(other)}).warnings
+    assert warning == f"option.model_id (HF_MODEL_ID): it is served and the model in {folder} is not"
+    shown = settle(folder, f"option.model_id={other}", {"HF_MODEL_ID": "elsewhere"}).warnings
+    assert shown[-1] == "option.model_id=elsewhere (HF_MODEL_ID): has no effect beside serving.properties:1"
+
+
 def test_an_unknown_option_is_handed_on_and_stops_the_start_only_when_strict(folder: Path) -> None:
     resolved = settle(folder, "option.zzqq=1\nzzqq=2\n")
     assert resolved.config.engine.options == {"zzqq": "1"}
     assert [warning.split(" ")[0] for warning in resolved.warnings] == ["option.zzqq", "zzqq"]
-    (fault,) = faults(folder, "option.zzqq=1\nzzqq=2\noption.strict=true\n")
+    fault, other = faults(folder, "option.zzqq=1\nzzqq=2\noption.strict=true\n")
     assert fault == "option.zzqq (serving.properties:1): unknown option, and option.strict is true"
+    assert other == "zzqq (serving.properties:2): unknown option"
 
 
 def test_an_option_of_another_engine_is_no_error_even_when_strict(folder: Path) -> None:
