@@ -195,6 +195,12 @@ def choose_limits(
     A sequence is never longer than the whole cache: what the cache cannot hold would wait for ever.
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
+    if max_length < (config.max_sequence_length or 0):
+        log.warning(
+            "option.max_model_len=%d is over the model's context: prompt and answer may have %d tokens together",
+            config.max_sequence_length,
+            context_length,
+        )
     num_rows = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = memory_bytes or processes.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(num_rows, max_length, token_bytes, memory_bytes)

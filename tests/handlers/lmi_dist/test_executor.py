@@ -547,3 +547,9 @@ def test_limits_come_from_configuration_context_and_memory(config: EngineConfig,
     """A quarter of this memory holds 50 sequences of the whole context."""
     memory_bytes = 4 * 50 * 4096 * 100
     assert choose_limits(config, 4096, token_bytes=100, memory_bytes=memory_bytes, is_lazy=is_lazy) == limits
+
+
+def test_a_context_that_the_model_does_not_have_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_limits(EngineConfig(max_sequence_length=99_999), 512, token_bytes=100).max_length == 512
+    assert "option.max_model_len=99999 is over the model's context" in caplog.text
+    assert "may have 512 tokens together" in caplog.text

@@ -77,6 +77,12 @@ def strip_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
 
 
+def misshape_config(folder: Path) -> None:
+    """transformers tells of it in two lines, the cause in the second."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 65, "num_attention_heads": 4}))
+
+
 def rename_model_type(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "nonesuch", "architectures": ["NonesuchForCausalLM"]}')
 
@@ -123,6 +129,7 @@ def shard(folder: Path) -> None:
         (remove_config, "config.json", "missing"),
         (break_config, "config.json", "not JSON"),
         (strip_config, "config.json", "no architectures"),
+        (misshape_config, "config.json", "The hidden size (65) is not a multiple"),
         (rename_model_type, "config.json", "nonesuch"),
         (take_a_classifier, "config.json", "BertForSequenceClassification is not a decoder"),
         (remove_all, "model", "does not exist"),
