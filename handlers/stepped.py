@@ -70,9 +70,8 @@ class SteppedExecutor(Executor):
     def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
         self._max_queue_size = max_queue_size
         self._mailbox = Mailbox()
-        self._border = threading.Condition()  # guards what other threads hand to the loop: the next six
+        self._border = threading.Condition()  # guards what other threads hand to the loop: the next five
         self._arrived: list[Sequence] = []
-        self._num_queued = 0  # requests that the engine has and that do not run, as of the last border
         self._cancelled: list[int] = []
         self._calls: list[tuple[Callable[[], None], Future[None]]] = []
         self._is_closing = False
@@ -92,7 +91,7 @@ class SteppedExecutor(Executor):
     # The engine.
 
     def _check(self, request: Request) -> None:
-        """Raise for what this engine cannot do; the one method here that is called from any thread."""
+        """Raise for what this engine cannot do; called from any thread."""
         check_request(request, self.info)
 
     @abstractmethod
@@ -123,7 +122,8 @@ class SteppedExecutor(Executor):
 
     @property
     @abstractmethod
-    def _queued(self) -> SequenceOf[Sequence]: ...
+    def _queued(self) -> SequenceOf[Sequence]:
+        """Those that the engine has and that do not run; called from any thread, also while it steps."""
 
     def _kv_cache_stats(self) -> KvCacheStats:
         return KvCacheStats()
@@ -144,15 +144,19 @@ class SteppedExecutor(Executor):
         with self._border:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
-            num_queued = self._num_queued + _num_requests(self._arrived)
-            if self._max_queue_size is not None and num_queued + len(requests) > self._max_queue_size:
-                raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
+            if self._max_queue_size is not None:
+                self._check_queue(self._max_queue_size - len(requests))
             request_ids = [self._mailbox.open() for _ in requests]
             for request_id, request in zip(request_ids, requests, strict=True):
                 self._arrived += new_sequences(request_id, request, self.info.max_sequence_length)
             self._border.notify()
         self._wake()
         return request_ids
+
+    def _check_queue(self, max_before: int) -> None:
+        num_queued = _num_requests([*self._arrived, *self._queued])
+        if num_queued > max_before:
+            raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
 
     def await_responses(
         self, request_id: int | SequenceOf[int] | None = None, timeout_s: float | None = None
@@ -232,8 +236,6 @@ class SteppedExecutor(Executor):
         step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
         touched = step.touched = _with_siblings_of_failed(step.touched)
         self._settle(touched)
-        with self._border:
-            self._num_queued = _num_requests(self._queued)
         if not step.is_empty:
             self._record(step, [*ended, *touched], (time.perf_counter() - started) * 1000)
         self._publish(ended + touched)
@@ -246,7 +248,6 @@ class SteppedExecutor(Executor):
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             calls, self._calls = self._calls, []
-            self._num_queued += _num_requests(arrived)
             for sequence in arrived:
                 self._live.setdefault(sequence.id, []).append(sequence)
                 if not sequence.is_finished:  # a sibling may have failed just now
@@ -314,7 +315,7 @@ class SteppedExecutor(Executor):
                 iter=self._num_steps,
                 iter_latency_ms=latency_ms,
                 num_active_requests=_num_requests(self._active),
-                num_queued_requests=self._num_queued,
+                num_queued_requests=_num_requests(self._queued),
                 num_completed_requests=len(over),
                 max_num_active_requests=self.info.max_num_sequences,
                 num_context_tokens=step.num_context_tokens,

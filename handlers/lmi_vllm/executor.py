@@ -104,14 +104,15 @@ class Executor(SteppedExecutor):
 
     @property
     def _active(self) -> SequenceOf[Sequence]:
-        if self._load.running is None:
-            return list(self._known.values())[: self._load.num_running]
-        return [self._known[name] for name in self._load.running if name in self._known]
+        known, load = self._known.copy(), self._load  # another thread may ask while a step changes them
+        if load.running is None:
+            return list(known.values())[: load.num_running]
+        return [known[name] for name in load.running if name in known]
 
     @property
     def _queued(self) -> SequenceOf[Sequence]:
         active = set(map(_name, self._active))
-        return [*(one for name, one in self._known.items() if name not in active), *self._turns.held]
+        return [*(one for name, one in self._known.copy().items() if name not in active), *self._turns.held.copy()]
 
     def _wake(self) -> None:
         self._engine.wake()

@@ -77,12 +77,6 @@ def strip_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
 
 
-def misshape_config(folder: Path) -> None:
-    """transformers tells of it in two lines, the cause in the second."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 65, "num_attention_heads": 4}))
-
-
 def rename_model_type(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "nonesuch", "architectures": ["NonesuchForCausalLM"]}')
 
@@ -129,7 +123,6 @@ def shard(folder: Path) -> None:
         (remove_config, "config.json", "missing"),
         (break_config, "config.json", "not JSON"),
         (strip_config, "config.json", "no architectures"),
-        (misshape_config, "config.json", "The hidden size (65) is not a multiple"),
         (rename_model_type, "config.json", "nonesuch"),
         (take_a_classifier, "config.json", "BertForSequenceClassification is not a decoder"),
         (remove_all, "model", "does not exist"),
@@ -146,6 +139,14 @@ def test_a_broken_folder_is_one_line_that_names_file_and_cause(
     message = str(caught.value)
     assert file in message and cause in message
     assert "\n" not in message
+
+
+def test_the_cause_in_a_fault_of_transformers_is_told_though_it_stands_on_the_second_line(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 65, "num_attention_heads": 4}))
+    with pytest.raises(ModelUnusable, match=r"config\.json: .*The hidden size \(65\) is not a multiple"):
+        run(folder)
 
 
 def test_shards_give_what_one_file_gives(folder: Path) -> None:
