@@ -9,6 +9,7 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     oom TEXT        answer TEXT, then run out of memory
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
+    trip            raise what no engine should as the request comes
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class ScriptedExecutor(Executor):
 
     def enqueue_request(self, request: Request) -> int:
         order, _, text = bytes(i for i in request.input_token_ids if i < 256).decode(errors="replace").partition(" ")
+        if order == "trip":
+            raise KeyError("the engine's own fault")
         with self._changed:
             request_id = len(self.requests)
             self.requests.append(request)

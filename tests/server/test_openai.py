@@ -249,6 +249,18 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
     assert answer["error"]["param"] == "prompt"
 
 
+def test_an_engine_that_stumbles_over_a_request_refuses_that_one_alone(able: Host) -> None:
+    with socket.create_connection(("127.0.0.1", able.port), timeout=20) as neighbour:
+        body = b'{"prompt": "run a", "max_tokens": 150, "stream": true}'
+        neighbour.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        assert neighbour.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert complete(able, "trip")[0] == 503
+        assert able.executor.num_active == 1, "the neighbour still runs"
+    wait_until(lambda: able.executor.num_active == 0)
+
+
 def test_an_empty_prompt_is_not_called_too_long(able: Host) -> None:
     status, answer = chat(able, "")
     assert (status, answer["error"]["code"]) == (400, "invalid_parameter")
