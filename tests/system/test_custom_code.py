@@ -184,6 +184,7 @@ def test_a_worker_that_dies_loses_its_requests_alone_and_starts_again(handler: S
     first_pid = handler.pid("lmi-code")
     answer = handler.post({"act": "die"})
     assert answer.status == 503 and "lost" in json.loads(answer.body)["error"]
+    assert json.loads(answer.body).keys() == {"code", "message", "error"}
     wait_until(lambda: handler.pid("lmi-code") != first_pid and handler.ping() == 200, "it starts again")
     assert json.loads(handler.post({"name": "Ada"}).body)["calls"] == 1
 

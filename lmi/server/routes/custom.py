@@ -1,6 +1,7 @@
 """The door of a model that is code of its own: a request goes to `handle` whole, its Output comes back as it is.
 
-Takes the place of every other inference route. What `handle` raises is answered 424 with the reference's three keys.
+Takes the place of every other inference route. What goes wrong is answered with the reference's three keys,
+424 for what `handle` raises.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from contextlib import aclosing, closing
 
 import orjson
 
-from lmi.custom.client import Call, CustomCodeFailed
+from lmi.custom.client import Call
 from lmi.custom.messages import Handle, Head
 from lmi.dialects import LMI
 from lmi.errors import ClientGone, LmiError
@@ -52,7 +53,7 @@ async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.end(error_body(error, 424 if isinstance(error, CustomCodeFailed) else error.status) + b"\n")
+        await exchange.end(error_body(error, error.status) + b"\n")
 
 
 async def copy(exchange: Exchange, call: Call) -> None:
@@ -74,12 +75,9 @@ async def copy(exchange: Exchange, call: Call) -> None:
 
 
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
-    if isinstance(error, CustomCodeFailed):
-        await exchange.answer(error.status, JSON, error_body(error, error.status))
-        return
-    frame = LMI.default_frame(service.config.model)
-    rendered = LMI.render_error(error, frame, accepted=False)
-    await exchange.answer(rendered.status, rendered.media_type, rendered.body, rendered.headers.items())
+    """The statuses and headers of the LMI door, and one shape for whatever went wrong."""
+    rendered = LMI.render_error(error, LMI.default_frame(service.config.model), accepted=False)
+    await exchange.answer(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 
 def error_body(error: LmiError, code: int) -> bytes:
