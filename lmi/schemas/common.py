@@ -93,13 +93,13 @@ def check_values(body: bytes, max_texts: int = 0) -> None:
 
 def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
     """The bytes of a prompt that is a text, or a list of so many; of anything else 0."""
+    return len(prompt) if prompt[:1] == b'"' or (prompt[:1] == b"[" and _is_texts(prompt, max_texts)) else 0
+
+
+def _is_texts(prompt: bytes, max_texts: int) -> bool:
     num_quotes = prompt.count(b'"') - prompt.count(b'\\"')  # two a text, and fewer where one ends with a backslash
-    if prompt[:1] == b'"' or (prompt[:1] == b"[" and num_quotes <= 2 * max_texts and _is_texts(prompt)):
-        return len(prompt)
-    return 0
-
-
-def _is_texts(prompt: bytes) -> bool:
+    if num_quotes > 2 * max_texts:
+        return False
     try:
         msgspec.json.decode(prompt, type=list[str])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
