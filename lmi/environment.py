@@ -13,6 +13,7 @@ from lmi.choices import VLLM
 from lmi.config import Config, EngineConfig
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
+MAX_SOCKET_FOLDER_CHARS = 107 - 37  # a socket's path, less the name that vLLM gives it
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)")
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
@@ -30,10 +31,13 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not SECRET.search(name.upper())}
 
 
-def of_engine(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
-    """What the engine in this slot gets beside what it inherits; libraries read it once, at their import."""
+def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:
+    """What the engine in this slot gets beside what it inherits; libraries read it once, at their import.
+
+    `folder` is for sockets and goes with the server.
+    """
     threads = of_threads(config, environ)
-    return threads | of_vllm(config, environ, slot) if config.engine.handler == VLLM else threads
+    return threads | of_vllm(config, environ, slot, folder) if config.engine.handler == VLLM else threads
 
 
 def of_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
@@ -58,8 +62,8 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     return threads
 
 
-def of_vllm(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
-    """vLLM's own variables: nothing is sent or fetched, each rank on a CPU has its cores.
+def of_vllm(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:
+    """vLLM's own variables: nothing is sent or fetched, sockets go with the server, each rank on a CPU has its cores.
 
     What the operator has set stays as it is.
     """
@@ -69,6 +73,8 @@ def of_vllm(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, 
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.engine.model_loading_timeout_s)),
     }
+    if 0 < len(folder) < MAX_SOCKET_FOLDER_CHARS:
+        wanted["VLLM_RPC_BASE_PATH"] = folder
     if config.engine.tensor_parallel_degree > 1 and not config.engine.device_ids:
         groups = rank_cores(config.engine, slot, sorted(os.sched_getaffinity(0)))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in groups)

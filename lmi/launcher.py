@@ -190,7 +190,9 @@ class Supervisor:
         if engine.is_code:
             module, environ = "lmi.custom.worker", environment.of_code(self._config, own, engine.slot)
         else:
-            module, environ = "lmi.engine.worker", own | environment.of_engine(self._config, os.environ, engine.slot)
+            folder = str(self._runtime.path)
+            given = environment.of_engine(self._config, os.environ, engine.slot, folder)
+            module, environ = "lmi.engine.worker", own | given
         engine.pid = processes.spawn(
             [sys.executable, "-P", "-m", module, "--slot", str(engine.slot)],
             environ,

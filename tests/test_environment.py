@@ -72,6 +72,15 @@ def test_vllm_sends_nothing_fetches_nothing_and_has_as_long_to_start_as_we_give_
     assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
     assert given["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
     assert of_engine(vllm_config(), {}, slot=0)["HF_HUB_OFFLINE"] == "1"
+
+
+def test_vllm_s_sockets_go_with_the_server_where_their_paths_are_short_enough() -> None:
+    assert of_engine(vllm_config(), {}, slot=0, folder="/tmp/lmi-1")["VLLM_RPC_BASE_PATH"] == "/tmp/lmi-1"
+    for folder in ("", "/tmp/" + "a" * 80):
+        assert "VLLM_RPC_BASE_PATH" not in of_engine(vllm_config(), {}, slot=0, folder=folder)
+
+
+def test_other_engines_get_none_of_vllm_s_variables() -> None:
     other = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=EngineConfig(num_threads=1))
     assert of_engine(other, {}, slot=0) == of_threads(other, {})
 

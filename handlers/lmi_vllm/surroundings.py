@@ -25,7 +25,7 @@ import lmi.log
 from handlers.lmi_vllm import journal
 from handlers.lmi_vllm.journal import BEGINS
 from handlers.lmi_vllm.masking import hide_foreign_builds
-from lmi import processes, runtime
+from lmi import processes
 from lmi.config import EngineConfig
 
 ENVIRONMENT = {
@@ -35,7 +35,6 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-MAX_SOCKET_FOLDER_CHARS = 107 - 37  # a socket's path, less the name that vLLM gives it
 LOG_NAME = "LMI_VLLM_LOG"
 
 # vLLM compiles one function of its sampler even then: ten seconds at the first log-prob, and a compiler must be there.
@@ -57,8 +56,6 @@ def prepare(config: EngineConfig | None = None) -> None:
     is_eager = config is None or config.options.get("enforce_eager", "true").lower() != "false"
     for name, value in {**ENVIRONMENT, **(EAGER_ON_CPU if is_eager and is_on_cpu else {})}.items():
         os.environ.setdefault(name, value)
-    if len(folder := os.environ.get(runtime.ENVIRONMENT_NAME, "")) in range(1, MAX_SOCKET_FOLDER_CHARS):
-        os.environ.setdefault("VLLM_RPC_BASE_PATH", folder)  # its sockets go when the server's own do
     hide_foreign_builds()
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # what a spawned child runs as its own
     if (settings := lmi.log.settings()) is not None:

@@ -287,6 +287,8 @@ def test_an_engine_that_hangs_in_a_step_leaves_its_stacks_in_the_log(container: 
 
 def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> None:
     server = container(frontend_workers=2).start_and_wait()
+    # gunicorn watches a worker from its first beat on.
+    wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both beat")
     stopped = server.pids("lmi-front")[0]
     os.kill(stopped, signal.SIGSTOP)
     wait_until(lambda: stopped not in server.pids("lmi-front"), "gunicorn killed the silent worker", 25.0)

@@ -128,6 +128,8 @@ def test_two_ranks_answer_as_one_does(inside: Server, apart: Server) -> None:
     one, two = inside.post(SHORT), apart.post(SHORT)
     assert one.status == two.status == 200
     assert one.lines == two.lines and len(one.lines[0]["generated_text"]) > 10
+    folder = Path(apart.environ["TMPDIR"])
+    assert not any(map(Path.is_socket, folder.iterdir())), "vLLM's sockets lie where they go when the server does"
 
 
 def test_streams_end_when_the_parent_of_core_and_ranks_is_killed(apart: Server) -> None:
