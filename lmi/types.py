@@ -113,7 +113,7 @@ class Token:
 
     @property
     def spelling(self) -> str:
-        """What the token spells, whether that was released or held back."""
+        """What the token adds to the text, also where that is held back for a stop string."""
         return self.text if self.piece is None else self.piece
 
 

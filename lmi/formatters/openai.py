@@ -158,7 +158,7 @@ class CompletionStream(Stream):
     def __init__(self, parsed: Parsed) -> None:
         super().__init__(parsed)
         self._begun: dict[int, int] = {}  # index -> characters so far
-        self._prefills: dict[int, list[Token]] = {}  # by request; they come with its first sequence
+        self._prefills: dict[int, list[Token]] = {}  # by request
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         is_first = delta.index not in self._begun
@@ -183,7 +183,11 @@ class CompletionStream(Stream):
         ]
 
     def _prefill(self, delta: Delta) -> list[Token]:
-        return self._prefills.setdefault(delta.index // self._request.num_sequences, delta.prefill or [])
+        """Of the delta's request; they come with its first sequence, which others may overtake."""
+        request = delta.index // self._request.num_sequences
+        if delta.prefill:
+            self._prefills[request] = delta.prefill
+        return self._prefills.get(request, [])
 
     def _reason(self, delta: Delta) -> str | None:
         if delta.finish_reason is None:
@@ -192,7 +196,7 @@ class CompletionStream(Stream):
 
 
 class LogProbs:
-    """The four lists of a completion's log-probs. Offsets are those of the tokens' texts, laid side by side."""
+    """The four lists of a completion's log-probs. Offsets are those of the tokens' spellings, side by side."""
 
     def __init__(self, echo: Echo, offset: int = 0) -> None:
         self._num_top = echo.num_top_log_probs

@@ -409,9 +409,9 @@ def schema_guide(name: str, schema: Any) -> GuidedDecodingParams:
     return GuidedDecodingParams(GuideType.JSON_SCHEMA, check_levels(name, schema).decode())
 
 
-def check_levels(name: str, schema: dict[str, Any]) -> bytes:
-    """The JSON of a schema. Raises InvalidParameter for one that is nested too deep for whoever walks through it."""
+def check_levels(name: str, value: dict[str, Any]) -> bytes:
+    """The JSON of an object. Raises InvalidParameter for one that is nested too deep for whoever walks through it."""
     try:
-        return orjson.dumps(schema)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError:  # of more than 254 levels
-        raise InvalidParameter(name, "a JSON schema of fewer levels", schema) from None
+        raise InvalidParameter(name, "an object of fewer levels", value) from None

@@ -216,6 +216,7 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
     calls = []
     for n, item in enumerate(value):
         call = an_object(f"{name}[{n}]", item)
+        check_levels(f"{name}[{n}]", call)
         function = an_object(f"{name}[{n}].function", call.get("function"))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
@@ -248,8 +249,8 @@ def _tools(value: object) -> dict[str, dict[str, Any]]:
         if not name or name in tools:
             raise InvalidParameter(f"tools[{n}].function.name", "a name of its own", name)
         if function.get("parameters") is not None:
-            field = f"tools[{n}].function.parameters"
-            check_levels(field, an_object(field, function["parameters"]))
+            an_object(f"tools[{n}].function.parameters", function["parameters"])
+        check_levels(f"tools[{n}]", tool)
         tools[name] = tool
     return tools
 

@@ -76,15 +76,21 @@ class AnswerText:
                 tokens[n].top = self._alternatives(top[n])
         if ids:
             self._last_id = ids[-1]
-        if finish_reason is not FinishReason.NOT_FINISHED and (text := self._flush()):
-            if not tokens:
-                tokens.append(Token(self._last_id, ""))
-            tokens[-1].text += text
+        if finish_reason is not FinishReason.NOT_FINISHED:
+            self._release(self._detokenizer.flush(), tokens)
         return tokens
 
-    def _flush(self) -> str:
-        """The text held back: a stop string that never came to its end, U+FFFD for half a character."""
-        text = self._detokenizer.flush()
+    def _release(self, piece: str, tokens: list[Token]) -> None:
+        """Let go what was held back: `piece`, of half a character, and a stop string that did not come whole."""
+        text = self._flush(piece)
+        if text and not tokens:
+            tokens.append(Token(self._last_id, "", piece=None if self._stop is None else ""))
+        if text:
+            tokens[-1].text += text
+        if tokens and tokens[-1].piece is not None:
+            tokens[-1].piece += piece
+
+    def _flush(self, text: str) -> str:
         if self._stop is None:
             return text
         text = self._stop.feed(text) + self._stop.flush()

@@ -148,13 +148,18 @@ def test_an_error_can_be_written_whatever_its_message(
     )
 
 
-def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt() -> None:
+@pytest.mark.parametrize("is_overtaken", [False, True])
+def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: bool) -> None:
+    """But for one that overtakes the first, with which they come."""
     body = b'{"prompt": "ab", "n": 2, "stream": true, "echo": true, "logprobs": 1, "max_tokens": 1}'
     writer = CompletionStream(openai.parse(openai.message(body, ModelConfig(path="demo", name="demo"))))
     prefill = [Token(1, "a"), Token(2, "b", -1.0)]
     first = Delta([Token(3, "c", -1.0)], FinishReason.LENGTH, prefill=prefill, prompt="ab", index=0)
     second = Delta([Token(4, "d", -1.0)], FinishReason.LENGTH, prompt="ab", index=1)
-    records = [record for delta in (first, second) for record in writer.feed(delta)][:2]
+    early = Delta([Token(4, "e", -1.0)], prompt="ab", index=1)
+    deltas = (early, first, second) if is_overtaken else (first, second)
+    records = [record for delta in deltas for record in writer.feed(delta)][:2]
     said = [json.loads(record.removeprefix(b"data: "))["choices"][0]["logprobs"] for record in records]
-    assert [log_probs["tokens"] for log_probs in said] == [["a", "b", "c"], ["a", "b", "d"]]
-    assert [log_probs["text_offset"] for log_probs in said] == [[0, 1, 2]] * 2
+    expected = [["e"], ["a", "b", "c"]] if is_overtaken else [["a", "b", "c"], ["a", "b", "d"]]
+    assert [log_probs["tokens"] for log_probs in said] == expected
+    assert [log_probs["text_offset"] for log_probs in said] == [list(range(len(tokens))) for tokens in expected]

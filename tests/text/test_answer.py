@@ -105,8 +105,15 @@ def test_text_held_back_is_not_lost_when_the_last_result_has_no_tokens(byte_leve
     text = answer(byte_level, stop_sequences=["STOP"])
     ids = byte_level.encode("STO")
     assert text_of(text.feed(ids)) == ""
-    assert text.feed([], finish_reason=LENGTH) == [Token(ids[-1], "STO")]
+    assert text.feed([], finish_reason=LENGTH) == [Token(ids[-1], "STO", piece="")], "they have been spelled"
     assert answer(byte_level).feed([], finish_reason=LENGTH) == []
+
+
+def test_half_a_character_is_spelled_with_a_stop_string_as_without(byte_level: Tokenizer) -> None:
+    ids = [*byte_level.encode("one"), byte_level.encode("👀")[0]]
+    plain, stopped = (answer(byte_level, stop_sequences=stop).feed(ids, finish_reason=LENGTH) for stop in ([], ["X"]))
+    assert [token.spelling for token in plain] == [token.spelling for token in stopped]
+    assert stopped[-1].spelling == "\ufffd"
 
 
 def test_a_stop_string_may_be_found_in_the_text_held_back(byte_level: Tokenizer) -> None:
