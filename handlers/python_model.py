@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,15 +206,17 @@ def _head(output: Any) -> Head:
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
     media_type = given or output.media_type or ""
     others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
-    _check_status(output.code)
+    status = _status(output.code)
     for name, value in [("content-type", media_type), *others.items()]:
         _check_header(name, value)
-    return Head(output.code, media_type, others, output.stream_content is not None and output.code not in WITHOUT_BODY)
+    return Head(status, media_type, others, output.stream_content is not None and status not in WITHOUT_BODY)
 
 
-def _check_status(code: object) -> None:
-    if not isinstance(code, int) or not 200 <= code <= 599:
-        raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
+def _status(code: Any) -> int:
+    with suppress(TypeError, ValueError):
+        if 200 <= int(code) <= 599:
+            return int(code)
+    raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
 
 
 def _check_header(name: str, value: str) -> None:
@@ -225,7 +228,7 @@ def _check_header(name: str, value: str) -> None:
 
 
 def _pieces(output: Any) -> Iterator[bytes]:
-    if output.code in WITHOUT_BODY:
+    if _status(output.code) in WITHOUT_BODY:
         return
     if output.stream_content is None:
         if (data := output.content.get()) is not None:

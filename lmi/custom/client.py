@@ -118,7 +118,7 @@ class CodeWorkers(Connections[WorkerConnection]):
 
     async def begin(self, first: Callable[[int], ToWorker]) -> Call:
         """Begin a call with the message that `first` makes of its id. Raises Unavailable when no worker is there."""
-        await self.wait_for(lambda: self.open)
-        if not self.open:
+        await self.wait_for(lambda: self.alive)
+        if not self.alive:
             raise Unavailable("the model's code is not ready: " + self.describe())
-        return min(self.open.values(), key=lambda connection: connection.num_calls).begin(first)
+        return min(self.alive, key=lambda connection: connection.num_calls).begin(first)

@@ -224,7 +224,7 @@ def load(code: CodeConfig, folder: str, record: EngineRecord) -> Any:
         model = python_model.load(code.path, functions, folder)
         record.stage = "initialise"
         model.begin(code.properties)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         log.error("%s cannot be used", code.path, exc_info=error)
         raise ModelUnusable(f"{code.path}: {_place(error, code.path)}{describe(error)}") from error
     return model

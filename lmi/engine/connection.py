@@ -86,6 +86,11 @@ class Connections(Generic[C]):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def alive(self) -> list[C]:
+        """Without those that have just been lost."""
+        return [connection for connection in self.open.values() if not connection.closed.done()]
+
     async def wait_for(self, is_there: Callable[[], object]) -> None:
         """Wait a moment for a process that has just become ready and may not be connected yet."""
         deadline_s = time.monotonic() + CONNECT_TIMEOUT_S

@@ -130,7 +130,7 @@ def test_whatever_the_code_raises_is_answered_and_the_next_request_too(handler: 
         ({"code": 99}, "code must be an HTTP status from 200 to 599, given 99"),
         ({"code": 100}, "given 100"),
         ({"code": 600}, "given 600"),
-        ({"code": "200"}, "given '200'"),
+        ({"code": "teapot"}, "given 'teapot'"),
         ({"properties": {"x-a": "日本"}}, "property x-a must be one line of Latin-1 characters, given '日本'"),
         ({"properties": {"Content-Type": "日本"}}, "property content-type must be"),
         ({"properties": {"x-a": "a\r\nSet-Cookie: b"}}, "property x-a must be one line"),

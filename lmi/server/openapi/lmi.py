@@ -110,16 +110,17 @@ def _custom(config: Config) -> Door:
         return operation(NAME, "Ask the model's code", described, {"*/*": {}}, names(config.model, path))
 
     about = "SageMaker's paths, answered by the model's own code."
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": PLAIN_ERROR})
+    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": THREE_KEYS})
 
 
+THREE_KEYS = struct({"code": INTEGER, "message": STRING, "error": STRING})
 PLAIN_ERROR = asked({"error": STRING, "code": INTEGER}, "error", "code")
 BATCH: dict[str, Schema] = {
     "Error": PLAIN_ERROR,
     "BatchRequest": BATCH_REQUEST,
     "BatchAnswer": array(struct({"generated_text": STRING})),
     "BatchRecord": {"anyOf": [struct({"outputs": array(STRING)}), ref("BatchError")]},
-    "BatchError": struct({"code": INTEGER, "message": STRING, "error": STRING}),
+    "BatchError": THREE_KEYS,
 }
 
 
