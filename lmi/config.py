@@ -373,11 +373,12 @@ class _Resolution:
         """Two that were named, of which one is served without a word, are seldom meant."""
         if (picked := self.picked.get("option.model_id")) is None:
             return
-        if self.is_model_apart and folder is not None and (folder / "config.json").is_file():
+        is_elsewhere = folder is not None and folder.resolve() != self.model_path
+        if is_elsewhere and folder is not None and (folder / "config.json").is_file():
             self.findings.warnings.append(
                 f"{picked.given.written} ({picked.given.source}): it is served and the model in {folder} is not"
             )
-        for given in picked.shadowed:
+        for given in [given for given in picked.shadowed if given.text != picked.given.text]:
             self.findings.warnings.append(
                 f"{given.written}={given.shown} ({given.source}): has no effect beside {picked.given.source}"
             )
@@ -426,7 +427,8 @@ class _Resolution:
         else:
             unknown = f"{said}: unknown option{closest(given.key, of_engine or ())}"
             self.findings.warnings.append(unknown)
-            self.findings.unknown.append(unknown)
+            if closest(given.key):  # else it may be of an engine whose name is a fault
+                self.findings.unknown.append(unknown)
 
     def config(self, options: dict[str, str]) -> Config:
         values: dict[str, dict[str, Any]] = {"server": {}, "model": {}, "engine": {}}
