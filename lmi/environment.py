@@ -13,7 +13,7 @@ from lmi.choices import VLLM
 from lmi.config import Config, EngineConfig
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
-MAX_SOCKET_FOLDER_CHARS = 107 - 37  # a socket's path, less the name that vLLM gives it
+MAX_SOCKET_FOLDER_BYTES = 107 - 37  # a socket's path, less the name that vLLM gives it
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)")
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
@@ -73,7 +73,7 @@ def of_vllm(config: Config, environ: Mapping[str, str], slot: int, folder: str =
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.engine.model_loading_timeout_s)),
     }
-    if 0 < len(folder) < MAX_SOCKET_FOLDER_CHARS:
+    if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
         wanted["VLLM_RPC_BASE_PATH"] = folder
     if config.engine.tensor_parallel_degree > 1 and not config.engine.device_ids:
         groups = rank_cores(config.engine, slot, sorted(os.sched_getaffinity(0)))

@@ -4,6 +4,7 @@
      ├─ InvalidRequest            the client asked for something we cannot do
      │   ├─ MalformedRequest      the body itself cannot be read: not JSON, wrong types, no inputs
      │   ├─ InvalidParameter      a named field breaks a rule
+     │   │   └─ PromptTooLong     the prompt leaves no room in the model's context
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ UnknownModel              the model or version it names is not served here
      ├─ Overloaded                the queue is full; come back later

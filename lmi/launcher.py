@@ -170,7 +170,7 @@ class Supervisor:
         elif engine.record.phase == Phase.READY and not engine.was_ready:
             engine.was_ready = True
             if engine.record.num_starts > 1:
-                log.info("%s is ready again, %.1f s after it was lost", engine.name, now - engine.record.lost_s)
+                log.info("%s is ready, %.1f s after its last one was lost", engine.name, now - engine.record.lost_s)
         elif why := self._hang(engine, now):
             log.error("%s %s; its stacks follow, then it is killed", engine.name, why)
             self._lose(engine, why, now)
@@ -320,7 +320,7 @@ class Supervisor:
         self._send_engines(signal.SIGKILL)
         self._wait_while(lambda: self._front_end.pid and any(front.num_in_flight for front in self._block.frontends))
         self._send_front_end(signal.SIGTERM)
-        self._wait_while(processes.children)
+        self._wait_while(lambda: self._front_end.pid in processes.children())
         self._send_front_end(signal.SIGKILL)
         killed_s = time.monotonic()
         while (pids := processes.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:

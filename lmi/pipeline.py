@@ -96,7 +96,7 @@ class Pipeline:
             stream.close()
 
     async def _generate_all(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
-        prepared = [await self._prepare(request) for request in requests]  # one that is refused begins no other
+        prepared = await asyncio.gather(*map(self._prepare, requests))  # one that is refused begins no other
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
         tasks = [

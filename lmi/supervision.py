@@ -17,7 +17,7 @@ IDLE_BEAT_S = 10.0
 
 # After SIGTERM: clients hear 503 for a moment, the port closes, open answers end, then what is left is cut.
 DRAIN_CUT_S = 1.5  # after drain_timeout: front ends that are still there are killed
-DRAIN_END_S = 3.0  # after drain_timeout: everything is
+DRAIN_END_S = 2.5  # after drain_timeout: everything is
 
 
 def drain_notice_s(drain_timeout_s: float) -> float:

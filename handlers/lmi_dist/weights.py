@@ -190,6 +190,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of a library says, whose cause may stand on its last line."""
+    """What an error of a library says, whose cause may stand on its last line: never longer than 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines or [type(error).__name__])[:300]
+    said = " ".join(lines or [type(error).__name__])
+    return said if len(said) <= 300 else f"{said[:148]} … {said[-148:]}"

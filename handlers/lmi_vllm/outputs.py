@@ -60,13 +60,13 @@ def of_request(output: RequestOutput) -> Output:
     return Output(
         output.request_id,
         list(completion.token_ids),
-        None if completion.logprobs is None else rows(completion.logprobs, 0),
-        rows(prompt, 1) if prompt else None,
+        None if completion.logprobs is None else rows_of(completion.logprobs, 0),
+        rows_of(prompt, 1) if prompt else None,
         completion.finish_reason,
     )
 
 
-def rows(flat: FlatLogprobs, first: int) -> Rows:
+def rows_of(flat: FlatLogprobs, first: int) -> Rows:
     spans = list(zip(flat.start_indices, flat.end_indices, strict=True))[first:]
     return Rows([flat.token_ids[start:end] for start, end in spans], [flat.logprobs[start:end] for start, end in spans])
 

@@ -79,7 +79,7 @@ class Served:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
 
-    def talk(self, *parts: bytes) -> bytes:
+    def talk(self, *parts: bytes, quiet_s: float = 0.8) -> bytes:
         """Send bytes, say no more, return everything that comes until the server closes or goes quiet."""
         with self.connect() as connection:
             for part in parts:
@@ -87,7 +87,7 @@ class Served:
                     connection.sendall(part)
                 except OSError:
                     break  # the server has had enough
-            return hear(connection)
+            return hear(connection, quiet_s)
 
 
 def hear(connection: socket.socket, quiet_s: float = 0.8) -> bytes:
@@ -189,7 +189,7 @@ CORPUS: dict[str, tuple[bytes, int]] = {
 @pytest.mark.parametrize("name", CORPUS)
 def test_bad_bytes_are_refused_and_nothing_hidden_in_them_runs(served: Served, name: str) -> None:
     data, status = CORPUS[name]
-    assert_refused(served.talk(data), status)
+    assert_refused(served.talk(data, quiet_s=TIMEOUT_S), status)
     assert "/hidden" not in served.app.heard
 
 
@@ -197,7 +197,7 @@ def test_bad_bytes_are_refused_and_nothing_hidden_in_them_runs(served: Served, n
 def test_bad_bytes_that_come_one_by_one_are_refused_too(served: Served, name: str) -> None:
     data, status = CORPUS[name]
     pieces = [data[at : at + 1] for at in range(200)] + [data[200:]]
-    assert_refused(served.talk(*pieces), status)
+    assert_refused(served.talk(*pieces, quiet_s=TIMEOUT_S), status)
 
 
 GOOD: dict[str, tuple[bytes, bytes]] = {
