@@ -373,8 +373,7 @@ class _Resolution:
         """Two that were named, of which one is served without a word, are seldom meant."""
         if (picked := self.picked.get("option.model_id")) is None:
             return
-        is_elsewhere = folder is not None and folder.resolve() != self.model_path
-        if is_elsewhere and folder is not None and (folder / "config.json").is_file():
+        if folder is not None and folder.resolve() != self.model_path and (folder / "config.json").is_file():
             self.findings.warnings.append(
                 f"{picked.given.written} ({picked.given.source}): it is served and the model in {folder} is not"
             )

@@ -164,7 +164,7 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     worker.record = _block.frontends[worker.slot]
     worker.record.claim()
     worker.record.num_starts += 1
-    if worker.record.num_starts > 1:
+    if sum(record.num_starts for record in _block.frontends) > workers:  # a master's successor takes other slots
         logging.getLogger(__name__).info("front end %d starts again as process %d", worker.slot, os.getpid())
     os.environ["LMI_SLOT"] = str(worker.slot)
 
