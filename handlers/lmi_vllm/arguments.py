@@ -24,6 +24,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from handlers.lmi_dist.kv_cache import default_budget
+from handlers.lmi_vllm import compiling
 from handlers.pickled import pickled_files, refusal
 from lmi import processes
 from lmi.config import EngineConfig
@@ -76,8 +77,7 @@ def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
     _check_weights(Path(model_path), typed.get("load_format", "auto"), config.allow_pickle)
     arguments = {**DEFAULTS, "model": model_path, **_ours(config), **typed}
     if current_platform.is_cpu():
-        arguments.setdefault("enforce_eager", True)
-        arguments |= _cache_on_cpu(config, arguments)
+        arguments |= _mode_on_cpu(config) | _cache_on_cpu(config, arguments)
     elif config.max_kv_cache_tokens is not None:
         arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK)
     return arguments
@@ -257,6 +257,15 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
             else:
                 faults.append(f"{_named(config, name, text)}: allowed is a whole number 1..1023")
     return {"speculative_config": {"model": draft, **numbers}}
+
+
+def _mode_on_cpu(config: EngineConfig) -> dict[str, Any]:
+    """vLLM compiles by default; without what that needs it would not start."""
+    if "enforce_eager" in config.options or not compiling.is_eager(config.options):
+        return {}
+    if why := compiling.missing():
+        log.warning("vLLM runs the model eagerly, which is up to a quarter slower: %s", why)
+    return {"enforce_eager": True}
 
 
 def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:

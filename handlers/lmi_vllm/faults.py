@@ -31,6 +31,10 @@ ADVICE = (
     ),
     (re.compile(r"max_model_len .* greater than"), "set option.max_model_len lower"),
     (
+        re.compile(r"CppCompileError|InductorError|C\+\+ compile", re.I),
+        "set option.enforce_eager=true, or mend the C++ compiler (CXX names another one)",
+    ),
+    (
         re.compile(r"import Ray"),
         "or leave option.distributed_executor_backend out: nodes work together without Ray too (option.nnodes)",
     ),

@@ -26,8 +26,10 @@ BEGINS = {
     "vllm.v1.worker.gpu_model_runner": "weights",
     "vllm.v1.worker.gpu.model_runner": "weights",
     "vllm.model_executor.model_loader.default_loader": "kv cache",  # how large it may be is tried out, then it is made
-    "vllm.v1.core.kv_cache_utils": "kernels",  # compiled, captured, warmed up
+    "vllm.compilation.decorators": "compilation",
+    "vllm.v1.core.kv_cache_utils": "kernels",  # captured, warmed up
 }
+SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # lines that go no further than to this module
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
 TELLING_OF_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 STARTED = "started"

@@ -22,8 +22,8 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import lmi.log
-from handlers.lmi_vllm import journal
-from handlers.lmi_vllm.journal import BEGINS
+from handlers.lmi_vllm import compiling, journal
+from handlers.lmi_vllm.journal import BEGINS, SAID_AT_DEBUG
 from handlers.lmi_vllm.masking import hide_foreign_builds
 from lmi import processes
 from lmi.config import EngineConfig
@@ -37,9 +37,6 @@ ENVIRONMENT = {
 }
 LOG_NAME = "LMI_VLLM_LOG"
 
-# vLLM compiles one function of its sampler even then: ten seconds at the first log-prob, and a compiler must be there.
-EAGER_ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
-
 # On a CPU these warn at each start of what is as it should be there: no Triton, no compilation, no tcmalloc, a seed.
 CHATTY_ON_CPU = (
     "vllm.config.vllm",
@@ -52,9 +49,8 @@ CHATTY_ON_CPU = (
 
 def prepare(config: EngineConfig | None = None) -> None:
     """Call before the first import of vllm. What the user has set stays."""
-    is_on_cpu = version("torch").endswith("+cpu")
-    is_eager = config is None or config.options.get("enforce_eager", "true").lower() != "false"
-    for name, value in {**ENVIRONMENT, **(EAGER_ON_CPU if is_eager and is_on_cpu else {})}.items():
+    of_compiler = compiling.environment(config.options if config else {}) if is_on_cpu() else {}
+    for name, value in {**ENVIRONMENT, **of_compiler}.items():
         os.environ.setdefault(name, value)
     hide_foreign_builds()
     sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # what a spawned child runs as its own
@@ -63,6 +59,11 @@ def prepare(config: EngineConfig | None = None) -> None:
     _start_tracker()
     journal.listen()
     _set_levels()
+
+
+def is_on_cpu() -> bool:
+    """Whether this is torch's build for CPUs, which vLLM's is linked with."""
+    return version("torch").endswith("+cpu")
 
 
 def calm_torch() -> None:
@@ -85,8 +86,8 @@ def _set_levels() -> None:
     logging.getLogger("vllm").setLevel(asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING)))
     if asked is None and ours > logging.DEBUG:
         for name in BEGINS:
-            logging.getLogger(name).setLevel(logging.INFO)
-        for name in CHATTY_ON_CPU if version("torch").endswith("+cpu") else ():
+            logging.getLogger(name).setLevel(logging.DEBUG if name in SAID_AT_DEBUG else logging.INFO)
+        for name in CHATTY_ON_CPU if is_on_cpu() else ():
             logging.getLogger(name).setLevel(logging.ERROR)
 
 

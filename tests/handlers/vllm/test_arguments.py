@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import struct
 import subprocess
 import sys
 import warnings
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from handlers.lmi_vllm.masking import hide_foreign_builds
 from lmi import processes
 from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration, SecurityRefused
@@ -23,30 +21,6 @@ from tests.tiny_models import CONTEXT_LENGTH, tiny_model
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def arguments() -> ModuleType:
-    hide_foreign_builds()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what libraries say of themselves at their import
-        import handlers.lmi_vllm.arguments as module
-    return module
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model that is all configuration: 4 layers of 2 heads of 64 for keys and values, a context of 4096."""
-    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 4}
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 320,
-        "dtype": "float32",
-    } | shape
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
-    return tmp_path
 
 
 TOKEN_BYTES = 2 * 4 * 2 * 64 * 2  # keys and values, layers, heads, head_dim, 16 bits
@@ -81,7 +55,6 @@ def test_our_options_reach_the_fields_of_vllm(arguments: ModuleType, folder: Pat
         "max_model_len": 512,
         "tensor_parallel_size": 2,
         "trust_remote_code": True,
-        "enforce_eager": True,
     }
     given = arguments.engine_arguments(engine, str(folder))
     assert {name: given[name] for name in wanted} == wanted

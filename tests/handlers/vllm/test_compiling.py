@@ -1,0 +1,72 @@
+"""Where vLLM compiles on a CPU, as it does by itself, and where it cannot."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from handlers.lmi_vllm import compiling
+from lmi.config import EngineConfig
+from tests.served import Server, serve
+from tests.tiny_models import tiny_model
+
+pytestmark = pytest.mark.vllm
+
+PROMPT = {"inputs": "The quick", "parameters": {"max_new_tokens": 24}}
+SETTINGS = ("option.rolling_batch=vllm", "option.dtype=fp32", "option.max_kv_cache_tokens=8192", "frontend_workers=1")
+
+
+@pytest.fixture
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+
+
+def test_a_machine_with_a_compiler_compiles_unless_someone_says_otherwise(
+    switched_on: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compiling.missing() is None
+    assert not compiling.is_eager({}) and compiling.is_eager({"enforce_eager": "1"})
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    assert compiling.is_eager({}) and not compiling.is_eager({"enforce_eager": "False"})
+
+
+def test_what_is_missing_is_named(switched_on: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert compiling.missing() == "there is no C++ compiler no-such-compiler"
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert str(tmp_path / "Python.h") in str(compiling.missing())
+
+
+def test_without_a_compiler_the_model_runs_eagerly_and_one_line_says_why(
+    switched_on: None,
+    arguments: ModuleType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert "enforce_eager" not in arguments.engine_arguments(EngineConfig(handler="vllm"), str(folder))
+    assert caplog.messages == []
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert arguments.engine_arguments(EngineConfig(handler="vllm"), str(folder))["enforce_eager"] is True
+    [line] = caplog.messages
+    assert "no-such-compiler" in line
+
+
+@pytest.mark.timeout(300)
+def test_a_server_compiles_by_default_and_the_next_start_finds_what_it_made(tmp_path: Path) -> None:
+    environ = {"TORCHDYNAMO_DISABLE": "0", "XDG_CACHE_HOME": str(tmp_path)}
+    with serve(tiny_model("llama_wide"), *SETTINGS, environ=environ) as server:
+        first, text = compilation_s(server), server.post(PROMPT).lines[0]["generated_text"]
+    with serve(tiny_model("llama_wide"), *SETTINGS, environ=environ) as server:
+        assert compilation_s(server) < first / 2
+        assert server.post(PROMPT).lines[0]["generated_text"] == text
+    assert list((tmp_path / "vllm" / "torchinductor").rglob("*.so"))
+
+
+def compilation_s(server: Server) -> float:
+    [ready] = [line for line in server.log_lines() if line.get("event") == "ready"]
+    return float(ready["stages_s"]["compilation"])
