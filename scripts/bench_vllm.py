@@ -1,8 +1,8 @@
 """`lmi serve` with vLLM as its engine against vLLM's own servers, measured; `bench_vllm_report.py` tells of it.
 
-One model, one set of engine options, one load; one server at a time, in turns, each turn the other way round. A round
-beside which others used more than a quarter of a core does not count and is done again. Tokens are those that answers
-report, held against each server's own counter.
+One model, one load, the same requests; every server as it is by default; one at a time, in turns, each turn the other
+way round. A round beside which others used more than a quarter of a core does not count and is done again. Tokens are
+those that answers report, held against each server's own counter.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -30,20 +31,18 @@ from bench_server import Server
 NUM_TOKENS = 64
 ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> how often each asks in a round
 MOST = max(ASKS)
-STREAMED, WHOLE, LOG_PROBS = "streamed", "whole", "log-probs"
-CASES = [(STREAMED, n) for n in ASKS] + [(WHOLE, n) for n in ASKS] + [(LOG_PROBS, MOST)]
+STREAMED, WHOLE, LOG_PROBS, OWN_DOOR = "streamed", "whole", "log-probs", "own door"
+CASES = {
+    STREAMED: tuple(ASKS),  # at /v1/completions, as the next two
+    WHOLE: tuple(ASKS),
+    LOG_PROBS: (MOST,),
+    OWN_DOOR: tuple(ASKS),  # at /invocations, whose every line carries a log-prob
+}
 NUM_LOG_PROBS = 5
 MAX_FOREIGN = 0.25  # cores
 MAX_AGAIN = 2  # times that a round is done again in one turn
 
-# What every engine here is built with.
-OPTIONS = {
-    "dtype": "bfloat16",
-    "max_num_seqs": 64,
-    "max_model_len": 1024,
-    "max_num_batched_tokens": 2048,
-    "enforce_eager": True,
-}
+# vLLM's own server takes nine tenths of all memory for its KV cache and does not start where it is not free.
 ENVIRON: dict[str, str | None] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "HF_HUB_OFFLINE": "1",
@@ -51,8 +50,7 @@ ENVIRON: dict[str, str | None] = {
     "OMP_NUM_THREADS": None,
     "GOMP_SPINCOUNT": None,
 }
-NUM_THREADS = 1  # of our engine, which chooses so itself on two cores for a small model, and of the bare one
-BARE_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(NUM_THREADS), "GOMP_SPINCOUNT": "1000"}
+BARE_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
 
 FRONT, CORE, WORKER, REST = "front", "core", "worker", "rest"
 TITLES = {
@@ -67,19 +65,30 @@ LMI, VLLM, RUST, BARE = "lmi", "vllm", "vllm_rust", "bare"
 
 
 @dataclass(frozen=True)
+class Asking:
+    """One kind of request: where it goes, what it says, how its answer is read."""
+
+    path: str
+    body: Callable[[str], dict[str, object]]  # given the prompt
+    records: Records
+
+    def request(self, prompt: str) -> bytes:
+        return bench_load.request(self.path, json.dumps(self.body(prompt)).encode())
+
+
+@dataclass(frozen=True)
 class Peer:
-    """A server to measure: how to start it, ask it, and read its answers."""
+    """A server to measure: how to start it and ask it."""
 
     name: str
-    start: Callable[[str], AbstractContextManager[Server]]  # given the model's folder
-    path: str
-    body: Callable[[str, str], dict[str, object]]  # prompt, kind of case
-    records: Mapping[str, Records]  # by kind of case
+    start: Callable[[str, Path], AbstractContextManager[Server]]  # given the model's folder and one for its caches
+    askings: Mapping[str, Asking]  # by kind of case
     counter: str  # of its own metrics: tokens sent out
     root_role: str = REST  # of the process that is started
 
-    def request(self, prompt: str, kind: str) -> bytes:
-        return bench_load.request(self.path, json.dumps(self.body(prompt, kind)).encode())
+    @property
+    def cases(self) -> list[tuple[str, int]]:
+        return [(kind, num_streams) for kind in self.askings for num_streams in CASES[kind]]
 
     def roles(self, root: int) -> dict[int, str]:
         roles = {}
@@ -89,39 +98,40 @@ class Peer:
         return roles
 
 
-def lmi_body(prompt: str, kind: str) -> dict[str, object]:
-    parameters: dict[str, object] = {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}
-    if kind == LOG_PROBS:
-        parameters |= {"details": True, "logprobs": NUM_LOG_PROBS}
-    return {"inputs": prompt, "stream": kind != WHOLE, "parameters": parameters}
+def completion(prompt: str, **more: object) -> dict[str, object]:
+    return {"model": "bench", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True} | more
 
 
-def vllm_body(prompt: str, kind: str) -> dict[str, object]:
-    body = {"model": "bench", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-    if kind != WHOLE:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return body | ({"logprobs": NUM_LOG_PROBS} if kind == LOG_PROBS else {})
+def completions() -> dict[str, Asking]:
+    """What every server is asked, at the same path with the same words."""
+    chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
+    stream: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+    wanted = {STREAMED: stream, WHOLE: {}, LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS}}
+    return {kind: Asking("/v1/completions", partial(completion, **more), chunk) for kind, more in wanted.items()}
+
+
+def own_door(prompt: str) -> dict[str, object]:
+    parameters = {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}
+    return {"inputs": prompt, "stream": True, "parameters": parameters}
+
+
+def kept_in(caches: Path) -> dict[str, str | None]:
+    """What a server compiles lies in its cache folder, or by torch's own choice in that for temporary files."""
+    caches.mkdir(exist_ok=True)
+    return {"XDG_CACHE_HOME": str(caches), "TMPDIR": str(caches), "VLLM_CACHE_ROOT": None}
 
 
 def lmi_peer(engine: str) -> Peer:
     properties = {
         "log_level": "INFO",  # its default: a line for each request, as vLLM's Python server writes
         "option.rolling_batch": engine,
-        "option.dtype": "bf16",
-        "option.max_rolling_batch_size": OPTIONS["max_num_seqs"],
-        "option.max_model_len": OPTIONS["max_model_len"],
-        "option.max_rolling_batch_prefill_tokens": OPTIONS["max_num_batched_tokens"],
-        "option.enforce_eager": "true",
-        "option.num_threads": NUM_THREADS,
+        "option.model_name": "bench",
     }
     line = Records(mark=re.compile(rb'\{"token": \{"id": \d'))
-    answer = Records(mark=re.compile(rb'"generated_text": '), count=NUM_TOKENS)
     return Peer(
         name="lmi" if engine == "vllm" else f"lmi ({engine})",
-        start=lambda model: bench_server.lmi(properties, model, ENVIRON),
-        path="/invocations",
-        body=lmi_body,
-        records={STREAMED: line, LOG_PROBS: line, WHOLE: answer},
+        start=lambda model, caches: bench_server.lmi(properties, model, ENVIRON | kept_in(caches)),
+        askings=completions() | {OWN_DOOR: Asking("/invocations", own_door, line)},
         counter="lmi_generated_tokens_total",
     )
 
@@ -130,24 +140,19 @@ def vllm_peer(rust_binary: str | None = None) -> Peer:
     environ = dict(ENVIRON)
     if rust_binary:
         environ |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": rust_binary}
-    chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
 
     @contextmanager
-    def start(model: str) -> Iterator[Server]:
+    def start(model: str, caches: Path) -> Iterator[Server]:
         port = bench_server.free_port()
         command = [sys.executable, str(Path(__file__).with_name("bench_vllm_serve.py")), "serve", model]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "bench"]
-        for name, value in OPTIONS.items():
-            command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-        with bench_server.process(command, port, environ, "/health") as server:
+        with bench_server.process(command, port, environ | kept_in(caches), "/health") as server:
             yield server
 
     return Peer(
         name="vLLM, Rust front end" if rust_binary else "vllm serve",
         start=start,
-        path="/v1/completions",
-        body=vllm_body,
-        records=dict.fromkeys((STREAMED, LOG_PROBS, WHOLE), chunk),
+        askings=completions(),
         counter="vllm:generation_tokens_total",
         root_role=REST if rust_binary else FRONT,
     )
@@ -195,15 +200,15 @@ class Record:
 
 
 def turn(peer: Peer, record: Record, model: str, repeats: int, seed: str, deadline_s: float) -> None:
-    """Start the server, measure every case, stop it."""
-    with peer.start(model) as server:
+    """Start the server, measure every case, stop it. Only its first start finds nothing compiled."""
+    with peer.start(model, Path(model, f"caches of {peer.name}".replace(" ", "-"))) as server:
         record.starts_s.append(server.start_s)
         roles = peer.roles(server.process.pid)
-        for kind in (STREAMED, WHOLE, LOG_PROBS):
+        for kind in peer.askings:
             for num_streams in (1, MOST):
                 one_round(peer, server, roles, (kind, num_streams), "warm-up", num_asks=1)
         for repeat in range(repeats):
-            for case in CASES:
+            for case in peer.cases:
                 for again in range(1 + MAX_AGAIN):
                     done = one_round(peer, server, roles, case, f"{seed} {repeat}.{again}")
                     if record.add(case, done) or time.monotonic() > deadline_s:
@@ -221,9 +226,10 @@ def one_round(
     kind, num_streams = case
     num_asks = num_asks or ASKS[num_streams]
     prompts = iter(bench_vllm_model.prompts(num_streams * num_asks, f"{seed} {case}"))
-    requests = [[peer.request(next(prompts), kind) for _ in range(num_asks)] for _ in range(num_streams)]
+    asking = peer.askings[kind]
+    requests = [[asking.request(next(prompts)) for _ in range(num_asks)] for _ in range(num_streams)]
     num_before = num_counted(server.port, peer.counter)
-    done = bench_load.run_round(server.port, requests, peer.records[kind], roles)
+    done = bench_load.run_round(server.port, requests, asking.records, roles)
     if done.num_tokens != num_streams * num_asks * NUM_TOKENS:
         raise RuntimeError(f"{peer.name}: {done.num_tokens} tokens in {num_streams * num_asks} answers of {NUM_TOKENS}")
     give_up_s = time.monotonic() + 10  # counters may follow a moment later
@@ -244,7 +250,7 @@ def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
     """The engine without a server, in a process of its own, under the load of the most streams."""
     num_prompts = MOST * ASKS[MOST]
     rounds = [bench_vllm_model.prompts(num_prompts, f"{seed} {number}") for number in range(repeats + MAX_AGAIN + 1)]
-    settings = {"model": model, "options": OPTIONS, "num_users": MOST, "num_tokens": NUM_TOKENS, "rounds": rounds}
+    settings = {"model": model, "num_users": MOST, "num_tokens": NUM_TOKENS, "rounds": rounds}
     environ = {**os.environ, **ENVIRON, **BARE_ENVIRON}
     output = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("bench_vllm_bare.py"))],

@@ -45,14 +45,14 @@ def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens:
     return Round(num_made, num_made, seconds, (), (), cpu_s, foreign)
 
 
-def main(model: str, options: dict[str, Any], num_users: int, num_tokens: int, rounds: list[list[str]]) -> None:
+def main(model: str, num_users: int, num_tokens: int, rounds: list[list[str]]) -> None:
     """`rounds` are the prompts of each; the first is for warming up and is not printed."""
     from tokenizers import Tokenizer
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     tokenizer = Tokenizer.from_file(str(Path(model, "tokenizer.json")))
-    engine = LLMEngine.from_engine_args(EngineArgs(model=model, **options))
+    engine = LLMEngine.from_engine_args(EngineArgs(model=model))
     for number, texts in enumerate(rounds):
         ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
         done = run_round(engine, ids, num_users, num_tokens)

@@ -20,24 +20,44 @@ import bench_server
 import bench_vllm
 from bench_load import Round
 from bench_table import README, Goal, machine, table, write
-from bench_vllm import ASKS, BARE, CORE, FRONT, LMI, LOG_PROBS, MOST, REST, RUST, STREAMED, VLLM, WHOLE, WORKER, Record
+from bench_vllm import (
+    ASKS,
+    BARE,
+    CORE,
+    FRONT,
+    LMI,
+    LOG_PROBS,
+    MOST,
+    OWN_DOOR,
+    REST,
+    RUST,
+    STREAMED,
+    VLLM,
+    WHOLE,
+    WORKER,
+    Record,
+)
 
 MARKS = ("<!-- vllm figures -->", "<!-- end of vllm figures -->")
 PLOT = Path(__file__).parent / "figures" / "vllm.png"
 
 GOALS: list[Goal] = [
-    ("tokens_ratio_64", "output tokens/s, 64 streams / `vllm serve`", ">=", 1.3),
-    ("tokens_ratio_1", "same, 1 stream", ">=", 0.95),
+    ("tokens_ratio_1", "output tokens/s, 1 stream / `vllm serve`", ">=", 1.0),
+    ("tokens_ratio_8", "same, 8 streams", ">=", 1.0),
+    ("tokens_ratio_32", "same, 32 streams", ">=", 1.0),
+    ("tokens_ratio_64", "same, 64 streams", ">=", 1.15),
     ("tokens_log_probs_ratio", "same, 64 streams, both with log-probs", ">=", 1.0),
     ("tokens_rust_ratio_64", "same, 64 streams / vLLM's Rust front end", ">=", 1.05),
-    ("bare_share", "same, 64 streams / the bare engine in one process, as many threads", ">=", 0.85),
+    ("bare_share", "same, 64 streams / the bare engine in one process on one thread", ">=", 0.85),
+    ("own_door_share", "same, 64 streams, lmi at `/invocations` / lmi at `/v1/completions`", ">=", 0.9),
     ("first_p50_ratio_64", "time to first token, 64 streams, p50 / `vllm serve`", "<=", 0.7),
     ("first_p99_ratio_64", "same, p99", "<=", 1.0),
     ("front_cpu_ratio", "front-end CPU a streamed token, 64 streams / API process of `vllm serve`", "<=", 0.33),
-    ("front_cpu_log_probs_ratio", "same, with details and log-probs", "<=", 0.5),
+    ("front_cpu_log_probs_ratio", "same, with log-probs", "<=", 0.5),
     ("all_cpu_ratio", "CPU of all processes a streamed token, 64 streams / `vllm serve`", "<=", 1.0),
     ("front_memory_ratio", "front-end worker's memory / API process of `vllm serve`", "<=", 0.25),
-    ("start_ratio", "time from start to ready / `vllm serve`", "<=", 0.5),
+    ("first_start_ratio", "first start of a model, to ready / `vllm serve`", "<=", 1.0),
+    ("start_ratio", "its later starts, to ready / `vllm serve`", "<=", 0.5),
 ]
 
 
@@ -98,7 +118,9 @@ def ratios(records: dict[str, Record]) -> dict[str, float]:
     speeds = ours.median(with_log_probs, tokens_per_s), theirs.median(with_log_probs, tokens_per_s)
     pairs["tokens_log_probs_ratio"] = speeds
     pairs["bare_share"] = ours.median(most, tokens_per_s), records[BARE].median(most, tokens_per_s)
-    pairs["start_ratio"] = middle(ours.starts_s), middle(theirs.starts_s)
+    pairs["own_door_share"] = ours.median((OWN_DOOR, MOST), tokens_per_s), ours.median(most, tokens_per_s)
+    pairs["first_start_ratio"] = ours.starts_s[0], theirs.starts_s[0]
+    pairs["start_ratio"] = middle(ours.starts_s[1:]), middle(theirs.starts_s[1:])
     pairs["front_memory_ratio"] = ours.memory(FRONT), theirs.memory(FRONT)
     if RUST in records:
         pairs["tokens_rust_ratio_64"] = ours.median(most, tokens_per_s), records[RUST].median(most, tokens_per_s)
@@ -118,31 +140,25 @@ def streams_table(records: dict[str, Record]) -> str:
     ]
     for num_streams in ASKS:
         for key, record in records.items():
-            if (STREAMED, num_streams) not in record.rounds:
-                continue
-            cells = {name: record.median((STREAMED, num_streams), figure) for name, figure in COLUMNS.items()}
-            whole = record.median((WHOLE, num_streams), tokens_per_s)
-            times = ["", ""]
-            if key != BARE:
-                times = [f"{cells[f'{name}_p50_ms']:.1f} / {cells[f'{name}_p99_ms']:.1f}" for name in ("first", "gap")]
-            cpu = " / ".join(
-                f"{cells[name]:.0f}" if cells[name] else "–" for name in ("front_us", "core_us", "worker_us")
-            )
-            row = [
-                str(num_streams),
-                record.name,
-                f"{cells['tokens_per_s']:.0f}",
-                *times,
-                cpu,
-                f"{whole:.0f}" if whole else "",
-            ]
-            lines.append(f"| {' | '.join(row)} |")
+            for kind, where in ((STREAMED, ""), (OWN_DOOR, " at `/invocations`")):
+                if (kind, num_streams) in record.rounds:
+                    cells = stream_cells(record, (kind, num_streams), has_times=key != BARE)
+                    lines.append(f"| {num_streams} | {record.name}{where} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def stream_cells(record: Record, case: tuple[str, int], *, has_times: bool) -> list[str]:
+    """What stands behind a server's name in the table of streams."""
+    cells = {name: record.median(case, figure) for name, figure in COLUMNS.items()}
+    whole = record.median((WHOLE, case[1]), tokens_per_s) if case[0] == STREAMED else None
+    times = [f"{cells[f'{name}_p50_ms']:.1f} / {cells[f'{name}_p99_ms']:.1f}" for name in ("first", "gap")]
+    cpu = " / ".join(f"{cells[name]:.0f}" if cells[name] else "–" for name in ("front_us", "core_us", "worker_us"))
+    return [f"{cells['tokens_per_s']:.0f}", *(times if has_times else ["", ""]), cpu, f"{whole:.0f}" if whole else ""]
 
 
 def servers_table(records: dict[str, Record]) -> str:
     lines = [
-        "| server | ready after, s | memory, MB: front end / engine core / worker / rest "
+        "| server | ready after, s: first start / later | memory, MB: front end / engine core / worker / rest "
         f"| front-end CPU µs a token, 64 streams with {bench_vllm.NUM_LOG_PROBS} log-probs | tokens/s with them |",
         "|---|---|---|---|---|",
     ]
@@ -153,7 +169,8 @@ def servers_table(records: dict[str, Record]) -> str:
         with_log_probs = (LOG_PROBS, MOST)
         front, speed = record.median(with_log_probs, us_per_token(FRONT)), record.median(with_log_probs, tokens_per_s)
         others = [f"{front:.0f}", f"{speed:.0f}"] if front and speed else ["", ""]
-        lines.append(f"| {record.name} | {middle(record.starts_s):.1f} | {memory} | {' | '.join(others)} |")
+        starts = " / ".join(f"{value:.1f}" for value in (record.starts_s[0], middle(record.starts_s[1:])) if value)
+        lines.append(f"| {record.name} | {starts} | {memory} | {' | '.join(others)} |")
     return "\n".join(lines)
 
 
@@ -169,11 +186,11 @@ def conditions(records: dict[str, Record], has_realtime: bool) -> str:
     rust = "" if RUST in records else " vLLM's Rust front end is not in this build of vLLM, so it was not measured."
     return (
         f"On {machine()}. A random Llama of 5 million parameters in bfloat16, prompts of "
-        f"{bench_vllm.bench_vllm_model.WORDS_EACH} words, {bench_vllm.NUM_TOKENS} new tokens, greedy; the same options "
-        f"of the engine for all ({', '.join(f'{name}={value}' for name, value in bench_vllm.OPTIONS.items())}). Each "
-        f"server in its own best thread setting: option.num_threads={bench_vllm.NUM_THREADS} for lmi's engine and as "
-        "many threads for the bare one, `vllm serve` as it binds its worker by default. Logs and metrics are each "
-        "one's default; lmi's lines carry each token's log-prob, vLLM's do not. One server at a time, in turns. "
+        f"{bench_vllm.bench_vllm_model.WORDS_EACH} words, {bench_vllm.NUM_TOKENS} new tokens, greedy, the same "
+        "requests to `/v1/completions` of each server. Every server as it is by default; only the KV cache of vLLM's "
+        "own has a size (VLLM_CPU_KVCACHE_SPACE), since by default it takes nine tenths of memory. The row of "
+        "`/invocations` is lmi at its own door, where each line of a stream carries a log-prob. The bare engine has "
+        "the one thread that lmi's engine chooses here for a small model. One server at a time, in turns. "
         f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because others used more than "
         f"{bench_vllm.MAX_FOREIGN:g} of a core meanwhile.{rust}"
     )
