@@ -21,6 +21,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from handlers.lmi_vllm import guides
 from handlers.lmi_vllm.adapters import Adapters, Turns
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.engines import Apart, Engine, Failure, Inside, Load, Work
@@ -144,10 +145,10 @@ class Executor(SteppedExecutor):
                 self._engine.add(self._work(sequence))
                 self._known[_name(sequence)] = sequence
             except Exception as error:
-                is_its_fault = isinstance(error, ValueError | VLLMValidationError)
-                if not is_its_fault:
+                if self._kind_of(error) is not ErrorKind.INVALID:
                     log.exception("vLLM did not take request %d", sequence.id)
-                sequence.fail(str(error), ErrorKind.INVALID if is_its_fault else ErrorKind.GENERATION)
+                has_guide = sequence.request.guided_decoding_params is not None  # all else was checked before
+                sequence.fail(guides.refusal(error) if has_guide else str(error), self._kind_of(error))
                 refused.append(sequence)
         return refused
 

@@ -12,8 +12,9 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.v1.engine import EngineCoreOutput
 
+from handlers.lmi_vllm import guides
 from handlers.sequence import Sequence
-from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
+from lmi.executor import ErrorKind, FinishReason, PromptLogProb, TokenLogProb
 
 # Ends that our own rules have not seen by then, though vLLM says them.
 REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP_WORDS}
@@ -86,7 +87,7 @@ def feed(sequence: Sequence, output: Output) -> None:
             top = best(known, position, num_top) if num_top else None
             sequence.append(token_id, known.log_probs[position][0], top)
     if output.finish_reason is not None and not sequence.is_finished:
-        _end(sequence, output.finish_reason)
+        _end(sequence, output.id, output.finish_reason)
 
 
 def best(rows: Rows, position: int, num_top: int) -> list[TokenLogProb]:
@@ -105,9 +106,11 @@ def _note_prompt(sequence: Sequence, rows: Rows) -> None:
     ]
 
 
-def _end(sequence: Sequence, reason: str) -> None:
+def _end(sequence: Sequence, name: str, reason: str) -> None:
     """vLLM ended what our rules would have gone on with."""
     if reason in REASONS:
         sequence.finish_reason = REASONS[reason]
+    elif sequence.request.guided_decoding_params is not None:
+        sequence.fail(guides.refusal_of(name), ErrorKind.INVALID)
     else:
         sequence.fail(f"vLLM gave the request up: {reason}")

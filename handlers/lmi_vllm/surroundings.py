@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import lmi.log
-from handlers.lmi_vllm import compiling, journal
+from handlers.lmi_vllm import compiling, guides, journal
 from handlers.lmi_vllm.journal import BEGINS, SAID_AT_DEBUG
 from handlers.lmi_vllm.masking import hide_foreign_builds
 from lmi import processes
@@ -57,6 +57,7 @@ def prepare(config: EngineConfig | None = None) -> None:
     if (settings := lmi.log.settings()) is not None:
         os.environ[LOG_NAME] = json.dumps(settings)
     _start_tracker()
+    guides.listen()
     journal.listen()
     _set_levels()
 
@@ -155,6 +156,7 @@ def _in_child() -> None:
     lmi.log.setup(f"{role} {multiprocessing.current_process().name}", level, format)
     sys.stderr = _Stderr()
     warnings.simplefilter("ignore", FutureWarning)  # of names that torch will drop, for vLLM's authors
+    guides.listen()
     journal.listen()
     _set_levels()
 

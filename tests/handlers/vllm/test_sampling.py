@@ -317,8 +317,10 @@ def test_a_guided_answer_has_the_structure_and_ends_by_itself(
     [
         GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":'),
         GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type": "nothing"}'),
+        GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"$ref": "#"}'),  # no text has this structure
         GuidedDecodingParams(GuideType.JSON_SCHEMA, "[" * 5000),
         GuidedDecodingParams(GuideType.REGEX, "[a-"),
+        GuidedDecodingParams(GuideType.REGEX, r"\p{L}{1,500}" * 20),  # larger than the compiler takes
         GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root = a"),
         GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= missing"),
     ],
@@ -328,6 +330,8 @@ def test_a_broken_structure_fails_alone(engine: Executor, guide: GuidedDecodingP
     before = tokens(engine)
     ids = engine.enqueue_requests([ask(), ask(guided_decoding_params=guide), ask()])
     [[left], [middle], [right]] = engine.await_responses(ids)  # type: ignore[misc]
-    assert middle.error is not None and middle.error.kind is ErrorKind.INVALID and middle.error.message
+    assert middle.error is not None and middle.error.kind is ErrorKind.INVALID
+    assert middle.error.message.startswith("guided_decoding_params must be a structure that vLLM can follow: ")
+    assert "\n" not in middle.error.message and ".cc:" not in middle.error.message
     assert left.result.output_token_ids == right.result.output_token_ids == [before]  # type: ignore[union-attr]
     assert tokens(engine) == before
