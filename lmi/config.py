@@ -25,6 +25,8 @@ from lmi.options import (
     FORMATTER_WORDS,
     OF_ONE_ENGINE,
     OPTIONS,
+    REASONING_FORMS,
+    TOOL_CALL_FORMS,
     TRANSLATED_FOR_VLLM,
     WITHOUT_EFFECT,
     find,
@@ -68,7 +70,9 @@ class ModelConfig:
     dynamic_batch: bool = False  # option.rolling_batch=disable
     enable_streaming: bool = False  # of the dynamic-batch schema
     chat_template: str | None = None
-    tool_call_parser: str | None = None  # hermes, json; None: what the model says is text
+    tool_call_parser: str | None = (
+        None  # hermes, json; text: calls stay text; None: chats that let a model call are refused
+    )
     reasoning_parser: str | None = None  # think
     is_demo: bool = False
 
@@ -196,6 +200,7 @@ def resolve(
     resolution.choose_code(folder, cwd)
     resolution.choose_engine(machine)
     resolution.choose_replicas(machine)
+    resolution.choose_forms()
     resolution.warn_of_what_one_engine_uses()
     options = resolution.other_options()
     if findings.faults:
@@ -350,6 +355,19 @@ class _Resolution:
             self.findings.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
             return
         self.num_engines, self.device_ids = num_engines, gpus[: num_engines * gpus_each]
+
+    def choose_forms(self) -> None:
+        """Calls and thoughts of a form that is not read here stay in the text."""
+        for key, known, instead in (
+            ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
+            ("option.reasoning_parser", REASONING_FORMS, None),
+        ):
+            name = self._given(key, None)
+            if name is not None and name not in known:
+                given = self.picked[key].given
+                said = f"{given.written}={given.shown} ({given.source}): this form stays plain text"
+                self.findings.warnings.append(f"{said}, read here are {', '.join(known)}")
+                self._settle(key, instead, "not read here")
 
     def choose_model(self, folder: Path | None, cwd: Path) -> None:
         if self.unusable is not None:

@@ -47,6 +47,16 @@ def choice(*words: str, **long_names: str) -> Kind:
     return Kind(", ".join(words), parse)
 
 
+def form(*words: str, **other_names: str) -> Kind:
+    """One of `words`, in any case; `other_names` are further names of them. Any other name is a form not read here."""
+    known = {word: word for word in words} | other_names
+
+    def parse(text: str) -> str:
+        return known.get(text.lower()) or str(FORM_NAME.parse(text))
+
+    return Kind(f"{', '.join(words)}, or another name, which means plain text", parse)
+
+
 def matching(allowed: str, pattern: str) -> Kind:
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -125,6 +135,7 @@ ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY_POINT = matching("a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.]+|[^\0]+\.py")
+FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FORMATTER_WORDS = ("json", "jsonlines", "sse")
 
 
@@ -133,6 +144,33 @@ def _formatter(text: str) -> str:
 
 
 FORMATTER = Kind("json, jsonlines, sse, or a function in the model's own model.py", _formatter)
+# vLLM's names of the same forms. Source: the parsers of vLLM 0.32.
+TOOL_CALL_FORMS, REASONING_FORMS = ("hermes", "json", "text"), ("think",)
+TOOL_CALL_FORM = form(
+    *TOOL_CALL_FORMS,
+    qwen="hermes",
+    qwen25="hermes",
+    qwen2_5="hermes",
+    qwen3="hermes",
+    qwen3_json="hermes",
+    granite4="hermes",
+    llama3="json",
+    llama3_json="json",
+    llama4_json="json",
+)
+REASONING_FORM = form(
+    *REASONING_FORMS,
+    deepseek_r1="think",
+    deepseek_v3="think",
+    glm45="think",
+    glm47="think",
+    holo2="think",
+    kimi_k2="think",
+    minimax_m2="think",
+    nemotron_v3="think",
+    olmo3="think",
+    qwen3="think",
+)
 DTYPE = choice(
     "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"
 )
@@ -230,9 +268,14 @@ OPTIONS = (
     ),
     Option("option.chat_template", "model.chat_template", TEXT, "chat template: a file, or the text itself"),
     Option(
-        "option.tool_call_parser", "model.tool_call_parser", choice("hermes", "json"), "form of a model's tool calls"
+        "option.tool_call_parser",
+        "model.tool_call_parser",
+        TOOL_CALL_FORM,
+        "form of a model's tool calls: hermes, json",
     ),
-    Option("option.reasoning_parser", "model.reasoning_parser", choice("think"), "marks around a model's thoughts"),
+    Option(
+        "option.reasoning_parser", "model.reasoning_parser", REASONING_FORM, "marks around a model's thoughts: think"
+    ),
     Option(
         "option.trust_remote_code",
         "engine.trust_remote_code",

@@ -325,6 +325,46 @@ def test_an_unknown_key_is_told_with_the_closest_known_one(folder: Path, key: st
     assert warning == f"{key} (serving.properties:1): unknown option; the closest known key is {nearest}"
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "form"),
+    [
+        ("tool_call_parser", "hermes", "hermes"),
+        ("tool_call_parser", "qwen", "hermes"),
+        ("tool_call_parser", "qwen3_json", "hermes"),
+        ("tool_call_parser", "llama3_json", "json"),
+        ("tool_call_parser", "Llama4_JSON", "json"),
+        ("tool_call_parser", "text", "text"),
+        ("reasoning_parser", "deepseek_r1", "think"),
+        ("reasoning_parser", "qwen3", "think"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["lmi-dist", "vllm"])
+@pytest.mark.usefixtures("vllm")
+def test_vllms_names_of_a_form_that_we_read_mean_it(folder: Path, key: str, name: str, form: str, engine: str) -> None:
+    resolved = settle(folder, f"option.rolling_batch={engine}\noption.{key}={name}\noption.strict=true")
+    assert getattr(resolved.config.model, key) == form
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "instead", "known"),
+    [
+        ("tool_call_parser", "mistral", "text", "hermes, json, text"),
+        ("tool_call_parser", "kimi_k2", "text", "hermes, json, text"),
+        ("tool_call_parser", "qwen3_coder", "text", "hermes, json, text"),
+        ("tool_call_parser", "granite-20b-fc", "text", "hermes, json, text"),
+        ("reasoning_parser", "openai_gptoss", None, "think"),
+    ],
+)
+def test_a_form_that_we_do_not_read_stays_text_with_a_warning(
+    folder: Path, key: str, name: str, instead: str | None, known: str
+) -> None:
+    resolved = settle(folder, f"option.{key}={name}\noption.strict=true")
+    assert getattr(resolved.config.model, key) == instead
+    (warning,) = resolved.warnings
+    assert warning == (f"option.{key}={name} (serving.properties:1): this form stays plain text, read here are {known}")
+
+
 def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)

@@ -279,7 +279,7 @@ def _tool_call_form(choice: str, tools: Mapping[str, Any], frame: OpenAIFrame) -
         return "json"
     if frame.tool_call_parser is None:
         raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
-    return frame.tool_call_parser
+    return None if frame.tool_call_parser == "text" else frame.tool_call_parser
 
 
 def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:

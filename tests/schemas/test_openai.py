@@ -314,6 +314,12 @@ def test_free_calls_need_a_parser() -> None:
         chat(ModelConfig(path="demo", name="demo"), tools=[TOOL])
 
 
+def test_calls_of_a_form_that_is_not_read_stay_text() -> None:
+    model = ModelConfig(path="demo", name="demo", tool_call_parser="text")
+    parsed = chat(model, tools=[TOOL])
+    assert parsed.echo.tool_calls is None and parsed.requests[0].chat.tools == [TOOL]
+
+
 def test_two_definitions_of_one_name_are_refused() -> None:
     tools = [
         {"type": "function", "function": {"name": name, "parameters": {"$defs": {"X": {"type": kind}}}}}
