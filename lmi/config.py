@@ -248,7 +248,8 @@ class _Resolution:
     def choose_code(self, folder: Path | None, cwd: Path) -> None:
         """Which code of the model's own is run, by what its file holds."""
         entry: str | None = self._given("option.entryPoint", None)
-        is_builtin = entry is not None and entry.startswith("djl_python.")
+        is_builtin = entry is not None and entry.startswith(model_code.BUILT_IN)
+        hides_handler = is_builtin and not model_code.TRIES_HANDLER.fullmatch(str(entry))
         places = choices.code_folders(self._given("option.model_id", None), folder, cwd)
         name = "model.py" if entry is None or is_builtin else entry
         path = next((place / name for place in places if (place / name).is_file()), None)
@@ -262,8 +263,8 @@ class _Resolution:
         except ModelUnusable as error:
             self.unusable = error
             return
-        handler = self._given("option.handler", model_code.HANDLER)
-        if is_builtin or handler not in outline.names:
+        handler = wanted = self._given("option.handler", model_code.HANDLER)
+        if hides_handler or handler not in outline.names:
             if "option.handler" in self.picked and not is_builtin:
                 self._refuse("option.handler", f"a function of {path}")
             handler = None
@@ -272,8 +273,10 @@ class _Resolution:
         if handler is None and not kinds:
             if name == entry:
                 self._refuse("option.entryPoint", f"a file with a function {model_code.HANDLER} or a formatter")
-            said = f"{path}: has neither a function {model_code.HANDLER} nor a formatter, so it is not run"
-            self.findings.warnings.append(said)
+            lacks = f"has neither a function {wanted} nor a formatter"
+            if wanted in outline.names:
+                lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
+            self.findings.warnings.append(f"{path}: {lacks}, so it is not run")
             return
         self.code = CodeConfig(
             path=str(path.resolve()),
@@ -302,6 +305,9 @@ class _Resolution:
             self._settle("option.rolling_batch", choices.CUSTOM, f"{self.code.path} has a function {self.code.handler}")
             return
         asked = self._given("option.rolling_batch", "auto")
+        if asked.lower() == choices.NO_ROLLING_BATCH and (reason := self._asynchronous()):
+            self.findings.notes.append(f"option.rolling_batch={asked} means auto beside {reason}")
+            asked = "auto"
         try:
             handler, reason = choices.choose_handler(asked, machine)
         except BadConfiguration as error:
@@ -317,6 +323,13 @@ class _Resolution:
             self.choose("option.max_rolling_batch_size", MAX_NUM_SEQUENCES, f"default of {handler}")
             self.choose("option.max_rolling_batch_prefill_tokens", MAX_PREFILL_TOKENS, f"default of {handler}")
         self.choose_dynamic_batch()
+
+    def _asynchronous(self) -> str:
+        """What says that `disable` leaves the batching to the engine, as LMI's asynchronous mode does; or nothing."""
+        entry = self._given("option.entryPoint", "")
+        if entry.endswith("async_service"):
+            return f"option.entryPoint={entry}"
+        return "option.async_mode=true" if self._given("option.async_mode", False) else ""
 
     def choose_dynamic_batch(self) -> None:
         """`batch_size` bounds the running sequences, and nothing waits to be put together."""

@@ -6,12 +6,15 @@ The front end and the supervisor decide by it what to start; the code itself run
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
 
 HANDLER = "handle"
+BUILT_IN = "djl_python."  # entry points of the reference itself
+TRIES_HANDLER = re.compile(r"djl_python\.lmi_.*|.*async_service")  # those of them that run a model.py's handler first
 MARKS = ("output_formatter", "input_formatter")  # decorators of djl_python
 
 

@@ -134,7 +134,9 @@ DEGREE = Kind("a whole number of at least 1, or max", _degree)
 ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-ENTRY_POINT = matching("a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.]+|[^\0]+\.py")
+ENTRY_POINT = matching(
+    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
+)
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FORMATTER_WORDS = ("json", "jsonlines", "sse")
 
@@ -285,6 +287,13 @@ OPTIONS = (
     ),
     Option("option.allow_pickle", "engine.allow_pickle", BOOLEAN, "load pickled weights, which can run code"),
     Option("option.rolling_batch", "engine.handler", TEXT, "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable"),
+    Option(
+        "option.async_mode",
+        "",
+        BOOLEAN,
+        "with option.rolling_batch=disable: the engine of auto, in-flight batching, the LMI schema",
+        has_flag=False,
+    ),
     Option("option.dtype", "engine.dtype", DTYPE, "type of the weights: auto, fp32, bf16, fp16"),
     Option(
         "option.quantize",
@@ -400,7 +409,7 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
 WITHOUT_EFFECT = frozenset(
     "max_idle_time log_request_metric metrics_aggregation "
     "required_memory_mb reserved_memory_mb translatorFactory load_models model_store download_dir features "
-    "option.mpi_mode option.async_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
+    "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
     "option.task option.pythonExecutable option.enable_venv option.max_output_size "
     "option.log_request_metric option.bedrock_compat".split()
 )

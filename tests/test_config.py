@@ -582,6 +582,23 @@ def test_without_a_rolling_batch_the_engine_is_the_one_of_auto(folder: Path) -> 
     assert both.config.engine.max_num_sequences == 7
 
 
+ASYNC_SERVICE = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service"
+
+
+@pytest.mark.parametrize("text", ["option.async_mode=true", ASYNC_SERVICE, f"{ASYNC_SERVICE}\noption.async_mode=true"])
+def test_no_rolling_batch_in_asynchronous_mode_is_the_engine_of_auto_in_the_lmi_schema(folder: Path, text: str) -> None:
+    resolved = settle(folder, f"option.rolling_batch=disable\n{text}\noption.strict=true")
+    assert not resolved.config.model.dynamic_batch
+    assert (resolved.config.engine.handler, resolved.config.engine.options) == ("lmi-dist", {})
+    assert resolved.warnings == ()
+    assert any("option.rolling_batch=disable means auto beside" in note for note in resolved.notes)
+
+
+@pytest.mark.parametrize("text", ["option.async_mode=false", "option.entryPoint=djl_python.huggingface"])
+def test_no_rolling_batch_without_asynchronous_mode_is_a_dynamic_batch(folder: Path, text: str) -> None:
+    assert settle(folder, f"option.rolling_batch=disable\n{text}").config.model.dynamic_batch
+
+
 def test_what_only_a_dynamic_batch_has_is_noted_with_a_rolling_one(folder: Path) -> None:
     resolved = settle(folder, "max_dynamic_batch_size=4\noption.enable_streaming=huggingface")
     assert (resolved.config.model.dynamic_batch, resolved.config.engine.max_num_sequences) == (False, 64)
@@ -686,6 +703,16 @@ def test_code_that_holds_nothing_to_run_is_told(folder: Path) -> None:
     assert resolved.config.code is None
 
 
+def test_a_handler_that_an_entry_point_hides_is_told_as_what_it_is(folder: Path) -> None:
+    (folder / "model.py").write_text("def handle(inputs): ...")
+    resolved = settle(folder, "option.entryPoint=djl_python.huggingface")
+    (warning,) = resolved.warnings
+    assert warning == (
+        f"{folder / 'model.py'}: has no formatter, and option.entryPoint=djl_python.huggingface answers "
+        "in place of its function handle, so it is not run"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "text", "found"),
     [
@@ -706,6 +733,10 @@ def test_code_that_holds_nothing_to_run_is_told(folder: Path) -> None:
             "option.entryPoint=djl_python.huggingface",
             {"has_output_formatter": True},
         ),
+        ("def handle(inputs): ...", ASYNC_SERVICE, {"handler": "handle"}),
+        ("def other(inputs): ...", f"{ASYNC_SERVICE}\noption.handler=other", {"handler": "other"}),
+        ("async def handle(inputs): ...", f"{ASYNC_SERVICE}\noption.rolling_batch=disable", {"handler": "handle"}),
+        ("@output_formatter\ndef f(o): ...", f"{ASYNC_SERVICE}\noption.rolling_batch=disable", {"handler": None}),
     ],
 )
 def test_what_a_models_code_is_for_is_read_from_its_text(
@@ -714,7 +745,7 @@ def test_what_a_models_code_is_for_is_read_from_its_text(
     (folder / "model.py").write_text(source)
     config = settle(folder, text).config
     assert config.code is not None and {name: getattr(config.code, name) for name in found} == found
-    assert config.is_custom == ("handler" in found)
+    assert config.is_custom == bool(found.get("handler"))
     assert config.model.output_formatter is None
     assert config.engine.handler == ("python" if config.is_custom else "lmi-dist")
     assert load(dump(config)) == config
