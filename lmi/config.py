@@ -23,6 +23,7 @@ from lmi.options import (
     ENGINE_KEYS,
     ENTRY_POINT,
     FORMATTER_WORDS,
+    LORA_KEYS,
     OF_ONE_ENGINE,
     OPTIONS,
     REASONING_FORMS,
@@ -36,6 +37,7 @@ from lmi.sources import Findings, Given, Picked, closest, collect, fault, pick
 
 MAX_NUM_SEQUENCES = 64  # of the embedded engine; others know their own
 MAX_PREFILL_TOKENS = 256
+ONE_DEVICE = f"1 on {choices.EMBEDDED}, which runs on one device; more with option.rolling_batch=vllm, once installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,15 +316,29 @@ class _Resolution:
             self._refuse("option.rolling_batch", str(error))
             return
         self.has_dynamic_batch = asked.lower() == choices.NO_ROLLING_BATCH
-        if asked != handler:
+        degree = self._degree_of_several(machine)
+        if handler == choices.EMBEDDED and degree and choices.VLLM in choices.installed_handlers():
+            handler, reason = choices.VLLM, f"{degree} needs several devices"
+            self.findings.warnings.append(f"{degree}: {choices.EMBEDDED} runs on one device, so the engine is vllm")
+        elif asked != handler:
             self.findings.notes.append(f"option.rolling_batch={asked}: the engine is {handler}, because {reason}")
         self._settle("option.rolling_batch", handler, reason)
         if handler == choices.EMBEDDED and self._given("option.quantize", "int8") != "int8":
-            self._refuse("option.quantize", f"int8 on {handler}")
+            self._refuse("option.quantize", f"int8 on {handler}, more with option.rolling_batch=vllm")
         if handler == choices.EMBEDDED:
             self.choose("option.max_rolling_batch_size", MAX_NUM_SEQUENCES, f"default of {handler}")
             self.choose("option.max_rolling_batch_prefill_tokens", MAX_PREFILL_TOKENS, f"default of {handler}")
         self.choose_dynamic_batch()
+
+    def _degree_of_several(self, machine: Machine) -> str:
+        """The parallel degree over 1 that was given, as it was written; or nothing."""
+        num_gpus = 0 if self._given("option.device", "auto") == "cpu" else len(machine.gpus)
+        for key in ("option.tensor_parallel_degree", "option.pipeline_parallel_degree"):
+            degree = self._given(key, 1)
+            if (num_gpus if degree == "max" else degree) > 1:
+                given = self.picked[key].given
+                return f"{given.written}={given.shown} ({given.source})"
+        return ""
 
     def _asynchronous(self) -> str:
         """What says that `disable` leaves the batching to the engine, as LMI's asynchronous mode does; or nothing."""
@@ -354,7 +370,7 @@ class _Resolution:
             self._settle("option.tensor_parallel_degree", tensor, f"max of {len(gpus)} GPUs")
         for key, degree in (("tensor", tensor), ("pipeline", pipeline)):
             if is_embedded and degree > 1:
-                self._refuse(f"option.{key}_parallel_degree", f"1 on {choices.EMBEDDED}, which runs on one device")
+                self._refuse(f"option.{key}_parallel_degree", ONE_DEVICE)
                 return
         if handler == choices.VLLM and not gpus and pipeline > 1:  # its engine would die of the first request
             self._refuse("option.pipeline_parallel_degree", "1 on vllm where no GPU is used")
@@ -448,7 +464,8 @@ class _Resolution:
         elif given.key in (of_engine or ()):
             return
         elif given.key in ENGINE_KEYS and (handler == choices.EMBEDDED or of_engine is not None):
-            self.findings.warnings.append(f"{said}: {handler} does not use it")
+            instead = ", option.rolling_batch=vllm does" if given.key in LORA_KEYS else ""
+            self.findings.warnings.append(f"{said}: {handler} does not use it{instead}")
         elif given.key in ENGINE_KEYS:
             return
         elif is_strict and given.key.startswith("option."):

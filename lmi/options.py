@@ -417,6 +417,8 @@ WITHOUT_EFFECT = frozenset(
 # Options of the table that one engine alone uses, and what happens with the others.
 OF_ONE_ENGINE = {"option.trust_remote_code": ("vllm", "code that comes with a model is never run")}
 
+LORA_KEYS = frozenset(("option.enable_lora", "option.max_loras", "option.max_lora_rank", "option.max_cpu_loras"))
+
 # Keys that some engine understands: never called unknown, handed on unless the engine's own names are known.
 ENGINE_KEYS = frozenset(
     "option.revision option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "

@@ -27,6 +27,12 @@ def folder(tmp_path: Path) -> Path:
     return model
 
 
+@pytest.fixture
+def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if vLLM were not installed."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+
+
 def settle(
     folder: Path,
     text: str = "",
@@ -202,6 +208,7 @@ def test_the_lmi_name_beats_the_tgi_name_without_a_conflict(folder: Path) -> Non
     assert "option.quantize: int8 (OPTION_QUANTIZE) counts, not awq (HF_MODEL_QUANTIZE)" in resolved.notes
 
 
+ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 BAD_LINES = {
     "port=http": "a whole number 0..65535",
     "port=65536": "a whole number 0..65535",
@@ -224,11 +231,11 @@ BAD_LINES = {
     "option.output_formatter=a-b": "json, jsonlines, sse, or a function in the model's own model.py",
     "option.input_formatter=read": "a function of the model's own model.py",
     "option.tensor_parallel_degree=all": "a whole number of at least 1, or max",
-    "option.tensor_parallel_degree=2": "1 on lmi-dist, which runs on one device",
-    "option.pipeline_parallel_degree=2": "1 on lmi-dist, which runs on one device",
+    "option.tensor_parallel_degree=2": ONE_DEVICE,
+    "option.pipeline_parallel_degree=2": ONE_DEVICE,
     "option.model_name=a/b": "1 to 128 letters, digits or ._:@-, a letter or digit first",
     "option.model_alias=a,b c": "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first",
-    "option.quantize=awq": "int8 on lmi-dist",
+    "option.quantize=awq": "int8 on lmi-dist, more with option.rolling_batch=vllm",
     "option.device=cuda": "auto or cpu, since no GPU is visible",
     "option.entryPoint=model.py": "a Python file in the model's folder, or djl_python.…",
     "option.entryPoint=my.module": "a Python file in the model's folder, or djl_python.…",
@@ -240,6 +247,7 @@ BAD_LINES = {
 }
 
 
+@pytest.mark.usefixtures("no_vllm")
 @pytest.mark.parametrize("line", BAD_LINES)
 def test_a_bad_value_names_key_value_source_and_what_is_allowed(folder: Path, line: str) -> None:
     key, _, value = line.partition("=")
@@ -452,6 +460,7 @@ def test_secrets_are_never_shown(folder: Path) -> None:
         ("option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=max", FOUR_GPUS, (4, 1, ("0", "1", "2", "3"))),
     ],
 )
+@pytest.mark.usefixtures("no_vllm")
 def test_replicas_are_as_many_as_fit_between_the_two_bounds(
     folder: Path, text: str, machine: Machine, wanted: object
 ) -> None:
@@ -525,6 +534,37 @@ def test_ranks_of_vllm_are_gpus_or_share_the_cores(folder: Path, text: str, mach
     assert (engine.num_engines, engine.tensor_parallel_degree) == wanted
     (fault,) = faults(folder, "option.rolling_batch=vllm\noption.pipeline_parallel_degree=2")
     assert fault.endswith("allowed is 1 on vllm where no GPU is used")
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("text", "machine", "wanted"),
+    [
+        ("option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=4", FOUR_GPUS, ("vllm", 4, 1)),
+        ("option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=max", FOUR_GPUS, ("vllm", 4, 1)),
+        ("option.rolling_batch=scheduler\noption.pipeline_parallel_degree=2", FOUR_GPUS, ("vllm", 1, 2)),
+        ("option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=2", CPU, ("vllm", 2, 1)),
+        ("option.rolling_batch=disable\noption.tensor_parallel_degree=2", CPU, ("vllm", 2, 1)),
+        ("option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=1", FOUR_GPUS, ("lmi-dist", 1, 1)),
+        ("option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=max", CPU, ("lmi-dist", 1, 1)),
+    ],
+)
+def test_the_embedded_engine_gives_a_parallel_degree_over_one_to_vllm(
+    folder: Path, text: str, machine: Machine, wanted: object
+) -> None:
+    resolved = settle(folder, text, machine=machine)
+    engine = resolved.config.engine
+    assert (engine.handler, engine.tensor_parallel_degree, engine.pipeline_parallel_degree) == wanted
+    said = ": lmi-dist runs on one device, so the engine is vllm"
+    assert [warning.endswith(said) for warning in resolved.warnings] == [True] * (engine.handler == "vllm")
+    assert resolved.config.model.dynamic_batch == ("disable" in text)
+
+
+def test_adapters_on_the_embedded_engine_are_told_which_engine_has_them(folder: Path) -> None:
+    resolved = settle(folder, "option.rolling_batch=lmi-dist\noption.enable_lora=true")
+    assert resolved.warnings == (
+        "option.enable_lora (serving.properties:2): lmi-dist does not use it, option.rolling_batch=vllm does",
+    )
 
 
 @pytest.mark.parametrize(
