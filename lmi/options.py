@@ -370,8 +370,8 @@ OPTIONS = (
     Option(
         "retry_threshold",
         "engine.retry_threshold",
-        integer(1, 1000),
-        "deaths of an engine in retry_window, then the server ends",
+        integer(0, 1000),
+        "deaths of an engine in retry_window, then the server ends; 0 as 1: the first one ends it",
         aliases=("option.retry_threshold",),
         env=("PROCESS_MAX_START_RETRIES",),
     ),

@@ -191,6 +191,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_request_size", 64 << 20),
         ("SERVING_MIN_WORKERS", "3", "engine.num_engines", 3),
         ("PROCESS_MAX_START_RETRIES", "5", "engine.retry_threshold", 5),
+        ("SERVING_RETRY_THRESHOLD", "0", "engine.retry_threshold", 0),
         ("SERVING_JOB_QUEUE_SIZE", "", "server.job_queue_size", 1000),
     ],
 )
@@ -243,7 +244,7 @@ BAD_LINES = {
     "load_on_devices=0": "*, since no GPU is used",
     "load_on_devices=a": "* or GPU numbers with ; between",
     "minWorkers=0": "a whole number 1..1024",
-    "retry_threshold=0": "a whole number 1..1000",
+    "retry_threshold=-1": "a whole number 0..1000",
 }
 
 

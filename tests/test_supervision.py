@@ -48,8 +48,11 @@ def test_starts_that_fail_count_however_long_each_took_until_one_succeeds() -> N
     assert None not in ends
 
 
-def test_one_allowed_death_is_the_end_at_once() -> None:
-    assert RestartTable(max_deaths=1, window_s=600).delay_s(0, 1) is None
+@pytest.mark.parametrize("max_deaths", [0, 1])
+def test_the_first_death_is_the_end_where_no_more_are_allowed(max_deaths: int) -> None:
+    table = RestartTable(max_deaths, window_s=600)
+    assert table.delay_s(0, 1) is None
+    assert table.num_deaths == 1
 
 
 @pytest.fixture

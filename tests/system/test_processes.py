@@ -155,6 +155,14 @@ def test_an_engine_that_keeps_dying_fails_the_server_after_a_ping_of_500(contain
     assert_nothing_left(server)
 
 
+def test_without_retries_the_first_death_of_an_engine_ends_the_server(container: Make) -> None:
+    server = container(option__rolling_batch="crashing", retry_threshold=0).start()
+    assert server.wait() == 1
+    assert server.last_words()["cause"] == "engine_lost"
+    assert server.log.read_text().count("starts as process") == 1
+    assert_nothing_left(server)
+
+
 def test_an_engine_that_freezes_while_it_loads_is_killed_with_its_stacks_in_the_log(container: Make) -> None:
     server = container(option__rolling_batch="freezing", retry_threshold=1, model_loading_timeout=6.0).start()
     assert server.wait() == 1
