@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
+from lmi.model_urls import local_path
 
 PLATFORM_FOLDER = Path("/opt/ml/model")
 DEMO = "demo"
@@ -44,12 +45,14 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
     A folder that holds nothing but one other folder stands for that one, since archives are often packed so.
     """
     if asked is not None:
-        folder = cwd / asked
+        folder = cwd / local_path(asked)
+        if asked == DEMO and not folder.exists():
+            return demo_folder()
         if not folder.is_dir():
             problem = "is not a folder" if folder.exists() else "does not exist"
-            hint = (
-                "; downloading a model from a hub is not built yet" if re.fullmatch(r"[\w.-]+/[\w.-]+", asked) else ""
-            )
+            hint = "; downloading a model is not built yet" if re.match(r"[a-z0-9]+://", asked) else ""
+            if re.fullmatch(r"[\w.-]+/[\w.-]+", asked):
+                hint = "; downloading a model from a hub is not built yet"
             raise ModelUnusable(f"{asked}: {problem}{hint}")
     elif platform_folder.is_dir() and any(platform_folder.iterdir()):
         folder = platform_folder
@@ -176,6 +179,7 @@ def _folder_of(library: str) -> Path | None:
 def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:
     if model_id is None:
         return folder or demo_folder()
+    model_id = local_path(model_id)
     for base in (folder or cwd, cwd):
         if (base / model_id).is_dir():
             return base / model_id

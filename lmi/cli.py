@@ -22,7 +22,7 @@ import orjson
 from lmi import __version__, log
 from lmi.config import Resolved, Setting, resolve_folder
 from lmi.errors import StartError
-from lmi.options import BOOLEAN, OPTIONS, Option
+from lmi.options import BOOLEAN, MODELS, OPTIONS, Option
 
 REPORTED_LIBRARIES = (
     "torch",
@@ -111,10 +111,12 @@ def _flag(name: str, option: Option) -> Command:
     help = f"{option.help} [{option.key}]"
     if option.kind is BOOLEAN:
         return click.option(f"{option.flag}/--no-{option.flag[2:]}", name, default=None, help=help)
-    return click.option(option.flag, name, metavar="VALUE", help=help)
+    return click.option(*option.flags, name, metavar="VALUE", multiple=option.kind is MODELS, help=help)
 
 
-def _text(value: bool | str | None) -> str | None:
+def _text(value: bool | str | tuple[str, ...] | None) -> str | None:
+    if isinstance(value, tuple):
+        return ",".join(value) or None
     return str(value).lower() if isinstance(value, bool) else value
 
 
@@ -138,9 +140,11 @@ def serve(folder: str | None, flags: dict[str, str]) -> int:
 
 @lmi.command("djl-serving")
 @click.option("-s", "--model-store", "folder", metavar="DIR", help="folder of the model")
-def djl_serving(folder: str | None) -> int:
+@click.option("-m", "--models", multiple=True, metavar="NAME=PATH", help="folder and name of the model")
+def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
     """Serve as the LMI container's own start command does."""
-    return _serve(resolve_folder(folder, os.environ, {}))
+    named = _text(models)
+    return _serve(resolve_folder(folder, os.environ, {"load_models": named} if named else {}))
 
 
 @lmi.command()

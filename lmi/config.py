@@ -17,13 +17,15 @@ import msgspec
 
 from lmi import choices, model_code
 from lmi.choices import Machine
-from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.errors import BadConfiguration, ModelUnusable, shorten
+from lmi.model_urls import NamedModel, local_path
 from lmi.options import (
     ADDRESS,
     ENGINE_KEYS,
     ENTRY_POINT,
     FORMATTER_WORDS,
     LORA_KEYS,
+    MODELS,
     OF_ONE_ENGINE,
     OPTIONS,
     REASONING_FORMS,
@@ -177,7 +179,7 @@ def resolve_folder(
 ) -> Resolved:
     """What `lmi serve ASKED` would run with. Raises BadConfiguration or ModelUnusable."""
     cwd = cwd or Path.cwd()
-    folder = choices.find_folder(asked, cwd)
+    folder = choices.find_folder(asked or _named_folder(environ, flags, cwd), cwd)
     file = folder / "serving.properties" if folder else None
     properties = read(file) if file and file.exists() else Properties()
     return resolve(properties, environ, flags, folder=folder, cwd=cwd)
@@ -212,6 +214,19 @@ def resolve(
     return Resolved(resolution.config(options), resolution.settings(), tuple(findings.warnings), tuple(findings.notes))
 
 
+def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
+    """The folder that `load_models` names, if it does. It may be missing where another option names the model."""
+    givens = sorted(collect(Properties(), environ, flags), key=lambda given: given.rank)
+    texts = [given.text for given in givens if given.key == "load_models"]
+    models: tuple[NamedModel, ...] = ()
+    with suppress(ValueError):  # its own row reports a bad one
+        models = MODELS.parse(texts[0]) if texts else ()
+    is_named = any(given.key == "option.model_id" for given in givens)
+    if not models or (is_named and not (cwd / local_path(models[0].url)).is_dir()):
+        return None
+    return models[0].url
+
+
 def _expand(givens: list[Given], machine: Machine) -> list[Given]:
     """Givens that stand for others: an address is host and port, gpu.minWorkers is minWorkers where a GPU is."""
     expanded = []
@@ -228,6 +243,10 @@ def _expand(givens: list[Given], machine: Machine) -> list[Given]:
                 host, port = ADDRESS.parse(given.text)
                 expanded.append(replace(given, key="host", text=host, rank=(layer, 1)))
                 expanded.append(replace(given, key="port", text=str(port), rank=(layer, 1)))
+        if given.key == "load_models":
+            with suppress(ValueError):
+                engines = [model.engine for model in MODELS.parse(given.text)[:1] if model.engine]
+                expanded += [replace(given, key="engine", text=engine, rank=(layer, 1)) for engine in engines]
     return expanded
 
 
@@ -414,7 +433,36 @@ class _Resolution:
         self.is_model_apart = path != folder  # a local folder that option.model_id names
         self._warn_of_other_models(folder)
         self.choose("option.model_id", str(self.model_path), "the folder" if folder else "the built-in demo")
-        self.choose("option.model_name", name, "the model's last name")
+        self.choose_names(self._loaded_name(folder, cwd), name)
+
+    def choose_names(self, loaded: str, name: str) -> None:
+        """One of a model's names stands in answers, and it has the others too; `name` is for where nobody gave one."""
+        served = self._given("option.served_model_name", ())
+        given = {**dict.fromkeys(served, "option.served_model_name"), **({loaded: "load_models"} if loaded else {})}
+        first, reason = next(iter(given.items()), (name, "the model's last name"))
+        self.choose("option.model_name", first, reason)
+        aliases = self._given("option.model_alias", ())
+        others = [one for one in (*aliases, *given) if one != self._final("option.model_name")]
+        if tuple(others) != aliases:
+            self._settle("option.model_alias", tuple(dict.fromkeys(others)), "further names that were given")
+
+    def _loaded_name(self, folder: Path | None, cwd: Path) -> str:
+        """The name that `load_models` gives to the model in `folder`; what is not served of it is told."""
+        models: tuple[NamedModel, ...] = self._given("load_models", ())
+        if not models:
+            return ""
+        given = self.picked["load_models"].given
+        for model in models[1:]:
+            self.findings.warnings.append(
+                f"{given.written} ({given.source}): one model is served, so {shorten(str(model))} is not"
+            )
+        place = cwd / local_path(models[0].url)
+        if place.is_dir() and choices.find_folder(str(place), cwd) != folder:
+            self.findings.warnings.append(
+                f"{given.written} ({given.source}): the model in {folder or self.model_path} is served and this is not"
+            )
+            return ""
+        return models[0].name
 
     def _warn_of_other_models(self, folder: Path | None) -> None:
         """Two that were named, of which one is served without a word, are seldom meant."""

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from lmi import model_urls
+from lmi.model_urls import NamedModel
+
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -111,6 +114,17 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(NAME.parse(name.strip()) for name in re.split("[;,]", text))
 
 
+def _served_names(text: str) -> tuple[str, ...]:
+    return tuple(SERVED_NAME.parse(name) for name in re.split(r"[;,\s]+", text.strip("[]").replace('"', "")) if name)
+
+
+def _models(text: str) -> tuple[NamedModel, ...]:
+    models = model_urls.parse(text)
+    for name in [model.name for model in models if model.name]:
+        NAME.parse(name)
+    return models
+
+
 def _address(text: str) -> tuple[str, int]:
     parts = urlsplit(text)
     if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
@@ -133,6 +147,11 @@ SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
 DEGREE = Kind("a whole number of at least 1, or max", _degree)
 ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+SERVED_NAME = matching(
+    "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
+)
+SERVED_NAMES = Kind(f"names with , or blanks between, each {SERVED_NAME.allowed}", _served_names)
+MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE", _models)
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY_POINT = matching(
     "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
@@ -190,11 +209,21 @@ class Option:
     env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…, the first one given counts
     platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
     has_flag: bool = True
+    more_flags: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
-        words = re.sub(r"([a-z])([A-Z])", r"\1_\2", self.key.removeprefix("option.")).lower()
-        return "--" + words.replace("_", "-")
+        return _flag(self.key)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """All of them: its own, those of its aliases, and more."""
+        return tuple(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *self.more_flags]))
+
+
+def _flag(key: str) -> str:
+    words = re.sub(r"([a-z])([A-Z])", r"\1_\2", key.removeprefix("option.")).lower()
+    return "--" + words.replace("_", "-")
 
 
 OPTIONS = (
@@ -231,6 +260,7 @@ OPTIONS = (
         SECONDS_OR_NONE,
         "seconds for a whole request, then 504",
         aliases=("option.predict_timeout",),
+        env=("PREDICT_TIMEOUT",),
         platform=("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "SAGEMAKER_MODEL_SERVER_TIMEOUT"),
     ),
     Option("drain_timeout", "server.drain_timeout_s", SECONDS, "seconds for open answers after SIGTERM"),
@@ -250,6 +280,7 @@ OPTIONS = (
         "",
         TEXT,
         "folder of the model, or demo; nothing: the folder of serving.properties itself",
+        aliases=("option.model",),
         env=("HF_MODEL_ID",),
     ),
     Option("option.model_name", "model.name", NAME, "name in URLs and answers; nothing: the folder's name"),
@@ -258,6 +289,19 @@ OPTIONS = (
         "model.aliases",
         Kind(f"names with ; between, each {NAME.allowed}", _names),
         "further names of the model in URLs",
+    ),
+    Option(
+        "option.served_model_name",
+        "",
+        SERVED_NAMES,
+        "the model's name, then further ones; nothing: option.model_name",
+    ),
+    Option(
+        "load_models",
+        "",
+        MODELS,
+        "the folder to serve and the model's name, as NAME=PATH",
+        more_flags=("-m", "--models"),
     ),
     Option("option.output_formatter", "model.output_formatter", FORMATTER, "form of answers, or a function for it"),
     Option("option.input_formatter", "", FUNCTION, "function of model.py that reads requests"),
@@ -329,7 +373,13 @@ OPTIONS = (
     ),
     Option("max_batch_delay", "", integer(0), "milliseconds to wait for a batch; accepted, nothing waits"),
     Option("option.max_kv_cache_tokens", "engine.max_kv_cache_tokens", integer(1), "size of the KV cache in tokens"),
-    Option("option.max_model_len", "engine.max_sequence_length", integer(1), "longest prompt and answer together"),
+    Option(
+        "option.max_model_len",
+        "engine.max_sequence_length",
+        integer(1),
+        "longest prompt and answer together",
+        env=("MAX_TOTAL_TOKENS",),
+    ),
     Option("option.batch_invariant", "engine.batch_invariant", BOOLEAN, "neighbours change no bit of an answer"),
     Option(
         "option.tensor_parallel_degree",
@@ -337,7 +387,7 @@ OPTIONS = (
         DEGREE,
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
         aliases=("option.tensor_parallel_size",),
-        env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"),
+        env=("TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS", "TENSOR_PARALLEL_SIZE"),
     ),
     Option(
         "option.pipeline_parallel_degree",
@@ -365,6 +415,7 @@ OPTIONS = (
         SECONDS,
         "seconds for loading the model",
         aliases=("option.model_loading_timeout",),
+        env=("MODEL_LOADING_TIMEOUT",),
         platform=("SAGEMAKER_STARTUP_TIMEOUT",),
     ),
     Option(
@@ -408,7 +459,7 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
 # Keys of the reference that ask for nothing here: processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
     "max_idle_time log_request_metric metrics_aggregation "
-    "required_memory_mb reserved_memory_mb translatorFactory load_models model_store download_dir features "
+    "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features "
     "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
     "option.task option.pythonExecutable option.enable_venv option.max_output_size "
     "option.log_request_metric option.bedrock_compat".split()

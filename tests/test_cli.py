@@ -152,6 +152,16 @@ def test_the_installed_commands_serve_the_folder_that_they_are_given(words: list
     assert done.stderr.startswith("lmi: /nowhere: does not exist\n")
 
 
+@pytest.mark.parametrize("words", [["lmi", "serve"], ["serve"], ["djl-serving"]])
+@pytest.mark.parametrize("flag", ["-m", "--models"])
+def test_the_installed_commands_serve_the_folder_of_a_named_model(words: list[str], flag: str) -> None:
+    script = Path(sys.executable).parent / words[0]
+    command = [str(script), *words[1:], flag, "test::Python=file:/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert done.stderr.startswith("lmi: file:/nowhere: does not exist\n")
+
+
 @pytest.mark.parametrize("name", ["lmi", "serve", "djl-serving"])
 def test_the_installed_commands_refuse_unknown_words_in_one_line(name: str) -> None:
     script = Path(sys.executable).parent / name

@@ -191,6 +191,10 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_request_size", 64 << 20),
         ("SERVING_MIN_WORKERS", "3", "engine.num_engines", 3),
         ("PROCESS_MAX_START_RETRIES", "5", "engine.retry_threshold", 5),
+        ("PREDICT_TIMEOUT", "240", "server.predict_timeout_s", 240.0),
+        ("MODEL_LOADING_TIMEOUT", "1800", "engine.model_loading_timeout_s", 1800.0),
+        ("MAX_TOTAL_TOKENS", "4096", "engine.max_sequence_length", 4096),
+        ("TENSOR_PARALLEL_SIZE", "1", "engine.tensor_parallel_degree", 1),
         ("SERVING_RETRY_THRESHOLD", "0", "engine.retry_threshold", 0),
         ("SERVING_JOB_QUEUE_SIZE", "", "server.job_queue_size", 1000),
     ],
@@ -675,6 +679,71 @@ def test_a_model_may_have_further_names(folder: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("text", ["org/chat-7b, chat", "org/chat-7b chat", '["org/chat-7b", "chat"]'])
+def test_the_first_served_name_is_the_models_and_the_others_answer_too(folder: Path, text: str) -> None:
+    model = settle(folder, f"option.rolling_batch=lmi-dist\noption.served_model_name={text}").config.model
+    assert (model.name, model.aliases) == ("org/chat-7b", ("chat",))
+    named = settle(folder, f"option.model_name=ours\noption.model_alias=more\noption.served_model_name={text}")
+    assert (named.config.model.name, named.config.model.aliases) == ("ours", ("more", "org/chat-7b", "chat"))
+    assert named.warnings == ()
+    assert source_of(named, "option.model_name") == "serving.properties:1"
+
+
+@pytest.mark.parametrize("url", ["{folder}", "file:{folder}", "file://{folder}"])
+def test_load_models_gives_the_folder_and_the_name(folder: Path, url: str) -> None:
+    text = f"test::MPI={url.format(folder=folder)}"
+    for environ, flags in (({"SERVING_LOAD_MODELS": text}, {}), ({}, {"load_models": text})):
+        resolved = resolve_folder(None, environ, flags, folder.parent.parent)
+        assert (resolved.config.model.path, resolved.config.model.name) == (str(folder), "test")
+        assert resolved.warnings == ()
+    resolved = resolve_folder(str(folder), {"SERVING_LOAD_MODELS": text}, {}, folder.parent)
+    assert (resolved.config.model.name, resolved.warnings) == ("test", ())
+
+
+def test_the_name_of_load_models_stays_where_another_option_names_the_model(folder: Path) -> None:
+    environ = {"SERVING_LOAD_MODELS": f"test::MPI={folder.parent}/nowhere", "HF_MODEL_ID": str(folder)}
+    resolved = resolve_folder(None, environ, {}, folder.parent)
+    assert (resolved.config.model.path, resolved.config.model.name) == (str(folder), "test")
+    del environ["HF_MODEL_ID"]
+    with pytest.raises(ModelUnusable, match="nowhere: does not exist"):
+        resolve_folder(None, environ, {}, folder.parent)
+
+
+def test_the_names_of_both_ways_answer(folder: Path) -> None:
+    environ = {"SERVING_LOAD_MODELS": f"test={folder}", "OPTION_SERVED_MODEL_NAME": "llama"}
+    model = resolve_folder(None, environ, {}, folder.parent).config.model
+    assert (model.name, model.aliases) == ("llama", ("test",))
+
+
+def test_models_of_load_models_that_are_not_served_are_told(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    both = {"SERVING_LOAD_MODELS": f"a={folder},b={other}"}
+    resolved = resolve_folder(None, both, {}, tmp_path)
+    assert (resolved.config.model.name, resolved.config.model.path) == ("a", str(folder))
+    assert resolved.warnings == (f"load_models (SERVING_LOAD_MODELS): one model is served, so 'b::={other}' is not",)
+    elsewhere = resolve_folder(str(other), {"SERVING_LOAD_MODELS": f"a={folder}"}, {}, tmp_path)
+    assert elsewhere.config.model.name == "other"
+    (warning,) = elsewhere.warnings
+    assert warning == f"load_models (SERVING_LOAD_MODELS): the model in {other} is served and this is not"
+
+
+@pytest.mark.parametrize("text", ["ALL", "NONE"])
+def test_all_models_of_the_store_are_the_folder_that_is_served(folder: Path, text: str) -> None:
+    assert settle(folder, "", {"SERVING_LOAD_MODELS": text}).config == settle(folder).config
+
+
+def test_the_engine_of_load_models_is_held_to_the_same_rule(folder: Path) -> None:
+    (fault,) = faults(folder, environ={"SERVING_LOAD_MODELS": "test::DeepSpeed=/opt/ml/model"})
+    assert fault.startswith("load_models='DeepSpeed' (SERVING_LOAD_MODELS): allowed is ")
+
+
+@pytest.mark.parametrize("text", ["test=", "a b=", "[a=/m", "-=/m"])
+def test_a_malformed_load_models_is_refused(folder: Path, text: str) -> None:
+    with pytest.raises(BadConfiguration, match="allowed is NAME=PATH"):
+        resolve_folder(str(folder), {"SERVING_LOAD_MODELS": text}, {}, folder.parent)
+
+
 @pytest.mark.parametrize("model_id", ["someone/some-model", "s3://bucket/prefix/", "missing"])
 def test_a_model_that_is_no_folder_is_refused_by_name(folder: Path, model_id: str) -> None:
     for text, environ in ((f"option.model_id={model_id}", {}), ("", {"HF_MODEL_ID": model_id})):
@@ -695,6 +764,8 @@ def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path)
         resolve_folder("weights.bin", {}, {}, tmp_path)
     with pytest.raises(ModelUnusable, match="hub is not built yet"):
         resolve_folder("someone/some-model", {}, {}, tmp_path)
+    with pytest.raises(ModelUnusable, match="s3://bucket/m: does not exist; downloading a model is not built yet"):
+        resolve_folder(None, {"SERVING_LOAD_MODELS": "m::Python=s3://bucket/m"}, {}, tmp_path)
 
 
 def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(tmp_path: Path) -> None:
@@ -721,6 +792,13 @@ def test_the_demo_is_found_without_importing_an_engine(tmp_path: Path) -> None:
         resolved = resolve_folder(None, {}, flags, tmp_path)
         assert resolved.config.model.is_demo
         assert resolved.config.model.name == "demo"
+
+
+def test_demo_as_the_folder_is_the_demo_where_no_folder_has_that_name(tmp_path: Path) -> None:
+    assert resolve_folder("demo", {}, {}, tmp_path).config.model.is_demo
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(ModelUnusable, match="is empty"):
+        resolve_folder("demo", {}, {}, tmp_path)
 
 
 @pytest.mark.parametrize(

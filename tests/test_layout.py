@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Bottom first. A module may import from the layers below its own and from its own package, and nothing else of ours.
 LAYERS = (
-    {"lmi", "lmi.errors"},
+    {"lmi", "lmi.errors", "lmi.model_urls"},
     {"lmi.executor", "lmi.listener", "lmi.log", "lmi.options", "lmi.processes", "lmi.properties", "lmi.state"},
     {"lmi.capabilities", "lmi.choices", "lmi.model_code", "lmi.sources", "lmi.types"},
     {"lmi.config"},

@@ -1,0 +1,48 @@
+"""Models as `load_models` names them: the reference's `-m` and SERVING_LOAD_MODELS.
+
+    test::MPI=/opt/ml/model       NAME:VERSION:ENGINE:DEVICE=URL, of which only the URL must be there
+    [test]=file:/opt/ml/model     the same in brackets
+    file:///opt/ml/model          a URL or a path; several models have commas or blanks between
+    ALL, NONE                     nothing is named
+
+Source: the start-up arguments of djl-serving. Looks at no folder.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """`name` and `engine` are empty where the entry does not say them; version and device have no meaning here."""
+
+    url: str
+    name: str = ""
+    engine: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}::{self.engine}={self.url}" if self.name or self.engine else self.url
+
+
+def parse(text: str) -> tuple[NamedModel, ...]:
+    """Raises ValueError for an entry of another form."""
+    return () if text.upper() in ("ALL", "NONE") else tuple(map(_entry, re.split(r"[,\s]+", text.strip())))
+
+
+def local_path(url: str) -> str:
+    """The path of a `file:` URL; anything else as it is."""
+    return unquote(urlsplit(url).path) if url.startswith("file:") else url
+
+
+def _entry(text: str) -> NamedModel:
+    head, equals, url = text.partition("=")
+    if not equals or "/" in head:  # a place alone
+        head, url = "", text
+    if not url:
+        raise ValueError
+    head = head[1:-1] if head.startswith("[") and head.endswith("]") else head
+    name, _version, engine, *_device = [*head.split(":"), "", ""]
+    return NamedModel(url, name, engine)
