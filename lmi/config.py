@@ -24,11 +24,13 @@ from lmi.options import (
     ENGINE_KEYS,
     ENTRY_POINT,
     FORMATTER_WORDS,
+    GENERATION_TASKS,
     LORA_KEYS,
     MODELS,
     OF_ONE_ENGINE,
     OPTIONS,
     REASONING_FORMS,
+    REASONS,
     TOOL_CALL_FORMS,
     TRANSLATED_FOR_VLLM,
     WITHOUT_EFFECT,
@@ -108,6 +110,9 @@ class EngineConfig:
     retry_threshold: int = 3
     retry_window_s: float = 600.0
     strict: bool = False  # an option that nobody knows stops the start
+    environ: dict[str, str] = field(
+        default_factory=dict
+    )  # option.env: variables of engines and of the model's own code
     options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more
     option_sources: dict[str, str] = field(default_factory=dict, compare=False)  # of any option.*, for messages
 
@@ -205,6 +210,7 @@ def resolve(
     resolution.choose_engine(machine)
     resolution.choose_replicas(machine)
     resolution.choose_forms()
+    resolution.warn_of_task()
     resolution.warn_of_what_one_engine_uses()
     options = resolution.other_options()
     if findings.faults:
@@ -477,6 +483,13 @@ class _Resolution:
                 f"{given.written}={given.shown} ({given.source}): has no effect beside {picked.given.source}"
             )
 
+    def warn_of_task(self) -> None:
+        task, handler = self._given("option.task", "auto"), self._final("option.rolling_batch")
+        if task.lower() not in GENERATION_TASKS and handler != choices.CUSTOM:
+            given = self.picked["option.task"].given
+            said = f"{given.written}={given.shown} ({given.source})"
+            self.findings.warnings.append(f"{said}: only text generation is served, so {handler} generates text")
+
     def warn_of_what_one_engine_uses(self) -> None:
         for key, (handler, instead) in OF_ONE_ENGINE.items():
             if self._given(key, _default(key)) != _default(key) and self._final("option.rolling_batch") != handler:
@@ -508,7 +521,8 @@ class _Resolution:
         if handler == choices.CUSTOM and given.key.startswith("option."):
             return  # the code is given every option
         if given.key in WITHOUT_EFFECT:
-            self.findings.notes.append(f"{said}: has no effect here")
+            reason = f": {REASONS[given.key]}" if given.key in REASONS else ""
+            self.findings.notes.append(f"{said}: has no effect here{reason}")
         elif given.key in (of_engine or ()):
             return
         elif given.key in ENGINE_KEYS and (handler == choices.EMBEDDED or of_engine is not None):

@@ -36,18 +36,22 @@ def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str
 
     `folder` is for sockets and goes with the server.
     """
+    given = config.engine.environ
+    environ = {**environ, **given}
     threads = of_threads(config, environ)
-    return threads | of_vllm(config, environ, slot, folder) if config.engine.handler == VLLM else threads
+    of_library = of_vllm(config, environ, slot, folder) if config.engine.handler == VLLM else {}
+    return threads | of_library | given
 
 
 def of_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
-    """What a process gets that runs code of the model's own: no secrets, and where it is the model, its own GPUs."""
-    inherited = without_secrets(environ)
+    """What a process gets that runs code of the model's own: no secrets but those of option.env, and where it is the
+    model, its own GPUs."""
+    inherited = without_secrets(environ) | config.engine.environ
     if not config.is_custom:
         return inherited
     num_each = len(config.engine.device_ids) // config.engine.num_engines
     gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]
-    return inherited | of_threads(config, environ) | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+    return inherited | of_threads(config, inherited) | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
 def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:

@@ -125,6 +125,17 @@ def _models(text: str) -> tuple[NamedModel, ...]:
     return models
 
 
+def _variables(text: str) -> dict[str, str]:
+    """A comma inside a value stays: a new variable begins where a name and `=` follow."""
+    variables = {}
+    for pair in re.split(r"[;,](?=\s*[A-Za-z_]\w*=)", text):
+        name, equals, value = pair.strip().partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not equals or "\0" in value:
+            raise ValueError
+        variables[name] = value
+    return variables
+
+
 def _address(text: str) -> tuple[str, int]:
     parts = urlsplit(text)
     if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
@@ -151,6 +162,7 @@ SERVED_NAME = matching(
     "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
 )
 SERVED_NAMES = Kind(f"names with , or blanks between, each {SERVED_NAME.allowed}", _served_names)
+VARIABLES = Kind("NAME=VALUE, several with , between", _variables)
 MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE", _models)
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY_POINT = matching(
@@ -397,6 +409,7 @@ OPTIONS = (
         aliases=("option.pipeline_parallel_size",),
         env=("PIPELINE_PARALLEL_DEGREE",),
     ),
+    Option("option.env", "engine.environ", VARIABLES, "environment of engines and of the model's own code, as A=1,B=2"),
     Option("option.num_threads", "engine.num_threads", integer(1, 1024), "threads of an engine on a CPU"),
     Option("minWorkers", "", integer(1, 1024), "least number of replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)),
     Option("maxWorkers", "", integer(1, 1024), "most replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)),
@@ -438,13 +451,22 @@ OPTIONS = (
         "Python file whose function handle is the model; djl_python.… means nothing",
         env=("DJL_ENTRY_POINT",),
     ),
+    Option(
+        "option.task",
+        "",
+        TEXT,
+        "what the model is for; text is generated, whatever it says",
+        env=("HF_TASK",),
+        has_flag=False,
+    ),
     Option("option.handler", "", FUNCTION, "the function of entryPoint, instead of handle"),
 )
 
 # Environment names of options that have no row here, and names whose values are written in another way.
 OTHER_ENV = {
     "HF_REVISION": "option.revision",
-    "HF_TASK": "option.task",
+    "MAX_INPUT_LENGTH": "max_input_length",
+    "MAX_INPUT_TOKENS": "max_input_length",
     "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
     "ENABLE_CUDA_GRAPHS": "option.enforce_eager",
     "LWS_GROUP_SIZE": "option.nnodes",  # these three are given to each pod of a Kubernetes LeaderWorkerSet
@@ -458,12 +480,16 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
 
 # Keys of the reference that ask for nothing here: processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
-    "max_idle_time log_request_metric metrics_aggregation "
+    "max_idle_time max_input_length log_request_metric metrics_aggregation "
     "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features "
     "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
-    "option.task option.pythonExecutable option.enable_venv option.max_output_size "
+    "option.pythonExecutable option.enable_venv option.max_output_size "
     "option.log_request_metric option.bedrock_compat".split()
 )
+
+# Why, where that is not plain.
+REASONS = {"max_input_length": "a prompt may fill all but one token of the context, which option.max_model_len sets"}
+GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))
 
 # Options of the table that one engine alone uses, and what happens with the others.
 OF_ONE_ENGINE = {"option.trust_remote_code": ("vllm", "code that comes with a model is never run")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.config import Config, dump, load
@@ -33,7 +33,7 @@ class Runtime:
         except OSError as error:
             raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
         try:
-            (runtime.path / "config.json").write_bytes(dump(config))
+            (runtime.path / "config.json").write_bytes(dump(_without_environ(config)))
             Block.create(runtime.path / "state", *runtime._num_records())
         except OSError as error:
             runtime.remove()
@@ -75,3 +75,8 @@ class Runtime:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _without_environ(config: Config) -> Config:
+    """option.env reaches those it is for in their environment; a front end reads the file too and has no use for it."""
+    return replace(config, engine=replace(config.engine, environ={}))

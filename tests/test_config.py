@@ -145,6 +145,8 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.handler": "other",
         "option.input_formatter": "read",
         "option.tool_call_parser": "hermes",
+        "option.env": "A=1",
+        "option.task": "text-generation",
         "option.reasoning_parser": "think",
     }
     (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...\ndef other(inputs): ...")
@@ -447,6 +449,56 @@ def test_secrets_are_never_shown(folder: Path) -> None:
     told = repr((resolved.settings, resolved.warnings, resolved.notes))
     assert secret not in told and "***" in told
     assert resolved.config.engine.options["hf_token"] == secret
+    assert resolved.config.engine.environ == {"A": secret}
+
+
+@pytest.mark.parametrize(
+    ("text", "environ"),
+    [
+        ("A=1", {"A": "1"}),
+        ("A=1,B=2", {"A": "1", "B": "2"}),
+        ("A=1; B=2", {"A": "1", "B": "2"}),
+        ("A=1,2,B=x=y", {"A": "1,2", "B": "x=y"}),
+        ("A=,B=2", {"A": "", "B": "2"}),
+    ],
+)
+def test_option_env_is_a_variable_each_for_engines_and_code(
+    folder: Path, text: str, environ: Mapping[str, str]
+) -> None:
+    resolved = settle(folder, f"option.env={text}\noption.strict=true")
+    assert resolved.config.engine.environ == environ
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+
+
+def test_a_malformed_option_env_is_refused_without_its_values(folder: Path) -> None:
+    (fault,) = faults(folder, "option.env=hf_abcdefgh")
+    assert fault == "option.env=*** (serving.properties:1): allowed is NAME=VALUE, several with , between"
+
+
+@pytest.mark.parametrize("task", ["feature-extraction", "text-classification", "summarization"])
+def test_another_task_than_generation_is_told_with_what_is_served(folder: Path, task: str) -> None:
+    for resolved in (settle(folder, f"option.task={task}"), settle(folder, "", {"HF_TASK": task})):
+        (warning,) = resolved.warnings
+        assert warning.startswith(f"option.task={task} (")
+        assert warning.endswith("): only text generation is served, so lmi-dist generates text")
+    (folder / "model.py").write_text("def handle(inputs): ...")
+    assert settle(folder, f"option.task={task}").warnings == ()
+
+
+@pytest.mark.parametrize("task", ["text-generation", "auto", "Text-Generation"])
+def test_the_task_of_generation_needs_no_word(folder: Path, task: str) -> None:
+    resolved = settle(folder, f"option.task={task}")
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+
+
+@pytest.mark.parametrize("name", ["MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS"])
+def test_the_bound_of_a_prompt_that_tgi_has_is_told_with_the_one_that_counts(folder: Path, name: str) -> None:
+    resolved = settle(folder, "", {name: "1024"})
+    assert resolved.warnings == ()
+    assert (
+        f"max_input_length ({name}): has no effect here: a prompt may fill all but one token of the context, "
+        "which option.max_model_len sets" in resolved.notes
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.environment import num_engine_threads, of_child, of_engine, of_threads, rank_cores, without_secrets
+from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.environment import num_engine_threads, of_child, of_code, of_engine, of_threads, rank_cores, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,23 @@ def test_ranks_share_the_cores_in_equal_groups(
 ) -> None:
     config = EngineConfig(handler="vllm", tensor_parallel_degree=2, **engine)
     assert rank_cores(config, slot, range(num_cores)) == groups
+
+
+@pytest.mark.parametrize("handler", ["lmi-dist", "vllm"])
+def test_engines_have_the_variables_of_option_env_above_all_others(handler: str) -> None:
+    given = {"OMP_NUM_THREADS": "7", "HF_HUB_OFFLINE": "0", "MINE": "a,b", "MY_TOKEN": "t"}
+    engine = EngineConfig(handler=handler, environ=given)
+    config = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=engine)
+    assert of_engine(config, {"MINE": "inherited"}, slot=0).items() >= given.items()
+
+
+def test_code_of_the_models_own_has_the_variables_of_option_env(tmp_path: Path) -> None:
+    model, server = ModelConfig(path=str(tmp_path), name="m"), ServerConfig()
+    for handler in (None, "handle"):
+        code = CodeConfig(path="model.py", handler=handler)
+        engine = EngineConfig(environ={"MY_TOKEN": "t", "OMP_NUM_THREADS": "7"})
+        environ = of_code(Config(server=server, model=model, engine=engine, code=code), {"HF_TOKEN": "x"}, slot=0)
+        assert (environ["MY_TOKEN"], environ["OMP_NUM_THREADS"], "HF_TOKEN" in environ) == ("t", "7", False)
 
 
 @pytest.mark.parametrize("name", ["GUNICORN_CMD_ARGS", "GUNICORN_FD", "LISTEN_FDS", "WEB_CONCURRENCY"])

@@ -104,13 +104,17 @@ def test_the_port_answers_while_the_model_loads(container: Make) -> None:
 
 def test_secrets_reach_the_engine_and_no_front_end(container: Make) -> None:
     secrets = {"HF_TOKEN": "hf_canary", "AWS_SECRET_ACCESS_KEY": "canary", "OPTION_API_KEY": "canary"}
-    server = container(environ={**secrets, "TOKENIZERS_PARALLELISM": "false"}).start_and_wait()
+    given = {**secrets, "TOKENIZERS_PARALLELISM": "false"}
+    server = container(environ=given, option__env="SETTING=canary_of_env,OTHER=1").start_and_wait()
     fronts = [*server.pids("lmi-front"), *server.pids("lmi-gunicorn")]
     assert len(fronts) >= 2
     for pid in fronts:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"canary" not in environ and b"TOKENIZERS_PARALLELISM" in environ
-    assert b"hf_canary" in Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
+    engine = Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
+    assert b"hf_canary" in engine and b"SETTING=canary_of_env\0" in engine
+    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/config.json")  # which front ends read
+    assert b"canary_of_env" not in settings.read_bytes()
 
 
 def test_a_port_in_use_is_exit_3_and_names_its_owner(container: Make) -> None:
