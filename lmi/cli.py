@@ -7,6 +7,7 @@ one line and exit code 2.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import os
@@ -20,9 +21,10 @@ import click
 import orjson
 
 from lmi import __version__, log
+from lmi.choices import vllm_arguments
 from lmi.config import Resolved, Setting, resolve_folder
 from lmi.errors import StartError
-from lmi.options import BOOLEAN, MODELS, OPTIONS, Option
+from lmi.options import BOOLEAN, MODELS, OPTIONS, Option, elsewhere, known_keys
 
 REPORTED_LIBRARIES = (
     "torch",
@@ -37,6 +39,7 @@ REPORTED_LIBRARIES = (
 )
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
+NEAR = 0.83  # of difflib: --prot is meant as --port, --workers is not as --min-workers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,6 +66,10 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message())
         return error.exit_code
+    except click.NoSuchOption as error:
+        where = error.ctx.command_path if error.ctx else "lmi"
+        click.echo(f"{where}: {_unknown(error.option_name)} See {where} --help.", err=True)
+        return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "lmi"
         click.echo(f"{where}: {' '.join(error.format_message().split())} See {where} --help.", err=True)
@@ -74,6 +81,20 @@ def run(arguments: list[str]) -> int:
         return 1
     except StartError as error:
         return _fail(error)
+
+
+def _unknown(flag: str) -> str:
+    """A hint is given where it can be meant: the key of an engine's own option, or a flag of nearly that name."""
+    if elsewhere(flag):
+        return f"{flag}: {elsewhere(flag)}."
+    key = flag.removeprefix("--").replace("-", "_")
+    known = {*known_keys(), *(f"option.{name}" for name in vllm_arguments())}
+    named = [name for name in (key, f"option.{key}") if name in known]
+    if named:
+        return f"{flag} is not a flag, say --set {named[0]}=VALUE."
+    flags = [flag for option in FLAGGED.values() for flag in option.flags]
+    near = difflib.get_close_matches(flag, [*flags, "--model-dir", "--set", "--json"], 1, NEAR)
+    return f"No such option {flag}." + (f" Did you mean {near[0]}?" if near else "")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

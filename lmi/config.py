@@ -34,6 +34,7 @@ from lmi.options import (
     TOOL_CALL_FORMS,
     TRANSLATED_FOR_VLLM,
     WITHOUT_EFFECT,
+    elsewhere,
     find,
 )
 from lmi.properties import Properties, read
@@ -531,8 +532,10 @@ class _Resolution:
         elif given.key in ENGINE_KEYS:
             return
         elif is_strict and given.key.startswith("option."):
-            hint = closest(given.key, of_engine or ())
+            hint = f"; {elsewhere(given.key)}" if elsewhere(given.key) else closest(given.key, of_engine or ())
             self.findings.faults.append(f"{said}: unknown option, and option.strict is true{hint}")
+        elif elsewhere(given.key):
+            self.findings.warnings.append(f"{said}: {elsewhere(given.key)}")
         else:
             unknown = f"{said}: unknown option{closest(given.key, of_engine or ())}"
             self.findings.warnings.append(unknown)

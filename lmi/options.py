@@ -481,14 +481,33 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
 # Keys of the reference that ask for nothing here: processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
     "max_idle_time max_input_length log_request_metric metrics_aggregation "
-    "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features "
+    "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features fail_fast "
+    "option.fail_fast option.enable_auto_tool_choice option.enable_reasoning option.paged_attention option.n_positions "
+    "option.batch_size option.device_map option.low_cpu_mem_usage "
     "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
     "option.pythonExecutable option.enable_venv option.max_output_size "
     "option.log_request_metric option.bedrock_compat".split()
 )
 
 # Why, where that is not plain.
-REASONS = {"max_input_length": "a prompt may fill all but one token of the context, which option.max_model_len sets"}
+REASONS = {
+    "max_input_length": "a prompt may fill all but one token of the context, which option.max_model_len sets",
+    "option.batch_size": "option.max_rolling_batch_size bounds the sequences that run at once",
+    "option.enable_auto_tool_choice": "option.tool_call_parser switches it on",
+    "option.enable_reasoning": "option.reasoning_parser switches it on",
+    "option.device_map": "option.device and option.tensor_parallel_degree choose the devices",
+    "fail_fast": "a start that fails always ends the server",
+    "option.fail_fast": "a start that fails always ends the server",
+}
+
+# Words, as keys and as flags, that other servers have for what this one has not; never taken for a slip of the pen.
+ELSEWHERE = {
+    "api_key": "this server has no keys yet",
+    "ssl_certfile": "this server speaks plain HTTP",
+    "ssl_keyfile": "this server speaks plain HTTP",
+    "lora_modules": "no adapters are loaded at the start yet",
+    "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
+}
 GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))
 
 # Options of the table that one engine alone uses, and what happens with the others.
@@ -506,7 +525,8 @@ ENGINE_KEYS = frozenset(
     "option.max_num_tokens option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "
     "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block option.seed option.nnodes "
     "option.node_rank option.master_addr option.master_port option.distributed_executor_backend "
-    "option.speculative_config".split()
+    "option.speculative_config option.disable_custom_all_reduce option.lmcache_config_file option.block_size "
+    "option.long_lora_scaling_factors option.fully_sharded_loras".split()
 )
 
 _BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}
@@ -532,6 +552,11 @@ def key_of_env(name: str) -> str:
 TRANSLATED_FOR_VLLM = frozenset(
     "option.speculative_draft_model option.speculative_length option.draft_model_tp_size".split()
 )
+
+
+def elsewhere(key: str) -> str:
+    """What a key or flag of other servers means here, or nothing."""
+    return ELSEWHERE.get(key.removeprefix("option.").lstrip("-").replace("-", "_").lower(), "")
 
 
 def known_keys() -> list[str]:

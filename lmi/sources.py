@@ -17,6 +17,7 @@ from lmi.errors import shorten
 from lmi.options import OPTIONS, OTHER_ENV, TEXT, TRANSLATED, find, key_of_env, known_keys
 from lmi.properties import Properties
 
+NEARLY_SAME = 0.86  # of difflib: rolling_back is meant as rolling_batch, max_new_tokens is not as max_num_tokens
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
 SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE)
 
@@ -96,7 +97,7 @@ def closest(key: str, further: Iterable[str] = ()) -> str:
     `further`: keys that are known beside those of every engine.
     """
     known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
-    matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, 0.75)
+    matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, NEARLY_SAME)
     return f"; the closest known key is {known[matches[0]]}" if matches else ""
 
 

@@ -143,6 +143,42 @@ def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> No
 
 
 @pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--api-key", "--api-key: this server has no keys yet."),
+        ("--ssl-keyfile=a", "--ssl-keyfile: this server speaks plain HTTP."),
+        ("--gpu-memory-utilization=0.9", "is not a flag, say --set option.gpu_memory_utilization=VALUE."),
+        ("--enforce-eager", "is not a flag, say --set option.enforce_eager=VALUE."),
+        ("--enable-auto-tool-choice", "is not a flag, say --set option.enable_auto_tool_choice=VALUE."),
+        ("--max-idle-time", "is not a flag, say --set max_idle_time=VALUE."),
+        ("--prot", "No such option --prot. Did you mean --port?"),
+        ("--max-modellen", "No such option --max-modellen. Did you mean --max-model-len?"),
+        ("--workers", "No such option --workers."),
+        ("-x", "No such option -x."),
+    ],
+)
+def test_an_unknown_flag_is_told_with_what_it_can_have_meant(flag: str, said: str) -> None:
+    done = command("serve", "/nowhere", flag)
+    assert done.returncode == 2
+    assert done.stderr.startswith("lmi serve: ") and done.stderr.endswith(f"{said} See lmi serve --help.\n")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--served-model-name", "a", "--tensor-parallel-size", "1", "--pipeline-parallel-size", "1"],
+        ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--quantization", "int8"],
+    ],
+)
+def test_vllms_names_of_our_options_are_flags_too(folder: Path, flags: list[str]) -> None:
+    done = command("config", "--json", "--model", str(folder), *flags)
+    assert done.returncode == 0
+    given = [row for row in json.loads(done.stdout)["options"] if row["source"].startswith("--")]
+    assert [row["value"] for row in given if row["option"] == "option.model_id"] == [str(folder)]
+    assert len(given) == 1 + len(flags) // 2
+
+
+@pytest.mark.parametrize(
     "words", [["lmi", "serve"], ["serve"], ["serve", "serve"], ["djl-serving", "-s"], ["lmi", "djl-serving", "-s"]]
 )
 def test_the_installed_commands_serve_the_folder_that_they_are_given(words: list[str]) -> None:

@@ -380,6 +380,29 @@ def test_a_form_that_we_do_not_read_stays_text_with_a_warning(
     assert warning == (f"option.{key}={name} (serving.properties:1): this form stays plain text, read here are {known}")
 
 
+@pytest.mark.parametrize(
+    "key", ["worker", "option.enable_logging", "option.max_new_token_count", "option.lora", "rank"]
+)
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("engine", ["lmi-dist", "vllm"])
+def test_a_key_that_is_not_nearly_a_known_one_gets_no_hint(folder: Path, key: str, engine: str) -> None:
+    (warning,) = settle(folder, f"option.rolling_batch={engine}\n{key}=1").warnings
+    assert warning == f"{key} (serving.properties:2): unknown option"
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("option.api_key", "this server has no keys yet"),
+        ("option.max_new_tokens", "a request says it, as max_new_tokens among its parameters"),
+    ],
+)
+def test_a_key_that_means_something_elsewhere_is_told_so(folder: Path, key: str, said: str) -> None:
+    assert settle(folder, f"{key}=1").warnings == (f"{key} (serving.properties:1): {said}",)
+    (fault,) = faults(folder, f"{key}=1\noption.strict=true")
+    assert fault == f"{key} (serving.properties:1): unknown option, and option.strict is true; {said}"
+
+
 def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
@@ -430,6 +453,13 @@ def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, val
 
 
 def test_what_the_reference_needs_and_we_do_not_is_only_noted(folder: Path) -> None:
+    keys = "enable_auto_tool_choice enable_reasoning paged_attention n_positions device_map batch_size".split()
+    text = "\n".join(f"option.{key}=1" for key in keys)
+    resolved = settle(folder, f"{text}\noption.strict=true", {"SERVING_FAIL_FAST": "true"})
+    assert resolved.warnings == () and resolved.config.engine.options == {}
+    noted = [note for note in resolved.notes if "has no effect here" in note]
+    assert len(noted) == len(keys) + 1
+    assert "fail_fast (SERVING_FAIL_FAST): has no effect here: a start that fails always ends the server" in noted
     resolved = settle(folder, "option.mpi_mode=true\nmax_idle_time=4\nengine=MPI\n", {"SERVING_FEATURES": "vllm"})
     assert resolved.warnings == () and resolved.config.engine.options == {}
     assert {note for note in resolved.notes if note.endswith("has no effect here")} == {
