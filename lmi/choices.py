@@ -25,6 +25,15 @@ VLLM = "vllm"
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 CUSTOM = "python"  # the model is code of its own
 LIBRARIES = {VLLM: "vllm", "trtllm": "tensorrt_llm"}  # what the handlers of this package need beside it
+NEURON = "Neuron devices are not served here"
+NOT_HERE = {  # engines of the reference
+    "trtllm": "there is no handler for TensorRT-LLM here yet",
+    "deepspeed": "DeepSpeed is not served here",
+    "neuronx": NEURON,
+    "tnx": NEURON,
+    "transformers-neuronx": NEURON,
+    "optimum": NEURON,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +123,22 @@ def choose_handler(asked: str, machine: Machine, installed: frozenset[str] | Non
         return EMBEDDED, "scheduler is served by lmi-dist"
     if word in installed:
         return word, "asked for"
-    missing = {name: f"the library {library} is not installed" for name, library in LIBRARIES.items()}
-    reason = f" ({word}: {missing[word]})" if word in missing else ""
+    reason = ""
+    if word in LIBRARIES and word in announced_handlers():
+        reason = f" ({word}: the library {LIBRARIES[word]} is not installed)"
+    elif word in NOT_HERE:
+        reason = f"; auto chooses {EMBEDDED} or vllm ({word}: {NOT_HERE[word]})"
     raise BadConfiguration(", ".join(["auto", NO_ROLLING_BATCH, "scheduler", *sorted(installed)]) + reason)
+
+
+def announced_handlers() -> frozenset[str]:
+    return frozenset(entry.name for entry in importlib.metadata.entry_points(group="lmi.handlers")) | {EMBEDDED}
 
 
 def installed_handlers() -> frozenset[str]:
     """Handlers that are announced and whose library is there."""
-    announced = {entry.name for entry in importlib.metadata.entry_points(group="lmi.handlers")} | {EMBEDDED}
-    return frozenset(name for name in announced if name not in LIBRARIES or _folder_of(LIBRARIES[name]) is not None)
+    is_missing = {name for name, library in LIBRARIES.items() if _folder_of(library) is None}
+    return announced_handlers() - is_missing
 
 
 def vllm_arguments() -> frozenset[str]:

@@ -277,6 +277,8 @@ class _Resolution:
         """Which code of the model's own is run, by what its file holds."""
         entry: str | None = self._given("option.entryPoint", None)
         is_builtin = entry is not None and entry.startswith(model_code.BUILT_IN)
+        if is_builtin:
+            self._check_built_in(str(entry).removeprefix(model_code.BUILT_IN))
         hides_handler = is_builtin and not model_code.TRIES_HANDLER.fullmatch(str(entry))
         places = choices.code_folders(self._given("option.model_id", None), folder, cwd)
         name = "model.py" if entry is None or is_builtin else entry
@@ -314,6 +316,15 @@ class _Resolution:
             has_output_formatter="output_formatter" in kinds,
             has_input_formatter="input_formatter" in kinds,
         )
+
+    def _check_built_in(self, name: str) -> None:
+        """Entry points of the reference mean nothing here, but for those that do not generate text on CPUs or GPUs."""
+        given = self.picked["option.entryPoint"].given
+        if "stable" in name:
+            self._refuse("option.entryPoint", "an entry point that generates text, images are not made here")
+        elif "neuron" in name:
+            said = f"{choices.NEURON}, the model runs on GPUs or a CPU"
+            self.findings.warnings.append(f"{given.written}={given.shown} ({given.source}): {said}")
 
     def _check_formatter_names(self, names: frozenset[str]) -> dict[str, str]:
         """The functions that options name as formatters, each of which must be among `names`."""
@@ -501,7 +512,7 @@ class _Resolution:
 
     def other_options(self) -> dict[str, str]:
         """What engines may know more about; everything that nobody knows is told."""
-        handler, options = self._final("option.rolling_batch"), {}
+        handler, options = self._final("option.rolling_batch"), self._options_for_engine()
         of_engine = self._keys_of_engine(handler)
         for picked in [picked for key, picked in self.picked.items() if find(key) is None]:
             key = picked.given.key
@@ -509,6 +520,20 @@ class _Resolution:
             self._tell_of_other(picked.given, handler, of_engine)
             if is_option and is_used and key not in WITHOUT_EFFECT:
                 options[key.removeprefix("option.")] = picked.value
+        return options
+
+    def _options_for_engine(self) -> dict[str, str]:
+        """Those rows of the table that engines read themselves."""
+        options = {}
+        for key, picked in self.picked.items():
+            option = find(key)
+            if option is not None and option.is_for_engine:
+                options[key.removeprefix("option.")] = picked.given.text
+        is_auto = "option.max_model_len" in self.picked and self.picked["option.max_model_len"].value is None
+        if is_auto and self._final("option.rolling_batch") == choices.VLLM:
+            options["max_model_len"] = (
+                "auto"  # as long as its cache can hold; without a word, as long as the model allows
+            )
         return options
 
     def _keys_of_engine(self, handler: str) -> frozenset[str] | None:
@@ -631,7 +656,7 @@ class _Resolution:
 
 
 # What it means to set nothing, where no field of a Config has a value that says it.
-UNSET = {"load_on_devices": "*", "predict_timeout": "none"}
+UNSET = {"load_on_devices": "*", "predict_timeout": "none", "option.request_stats_max_iterations": "0"}
 DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
 
 

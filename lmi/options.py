@@ -18,6 +18,7 @@ from lmi import model_urls
 from lmi.model_urls import NamedModel
 
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -97,6 +98,17 @@ def _size(text: str) -> int:
     return int(match[1]) * SIZE_UNITS[match[2]]
 
 
+def _length(text: str) -> int | None:
+    """As vLLM reads lengths: small units are decimal, large ones binary. None: as long as the engine can."""
+    if text.lower() in ("auto", "-1"):
+        return None
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6}(?=[km]))?)([kmKM]?)", text)
+    length = round(float(match[1]) * LENGTH_UNITS[match[2]]) if match else 0
+    if not 1 <= length < 2**31:
+        raise ValueError
+    return length
+
+
 def _degree(text: str) -> int | str:
     return "max" if text.lower() == "max" else int(integer(1, 1024).parse(text))
 
@@ -155,6 +167,7 @@ BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds)
 SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)
 SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
+LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
 DEGREE = Kind("a whole number of at least 1, or max", _degree)
 ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
@@ -167,6 +180,10 @@ MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE",
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 ENTRY_POINT = matching(
     "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
+)
+ENGINE = Kind(
+    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)",
+    choice("Python", "MPI", python="Python", mpi="MPI").parse,
 )
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FORMATTER_WORDS = ("json", "jsonlines", "sse")
@@ -222,6 +239,7 @@ class Option:
     platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
     has_flag: bool = True
     more_flags: tuple[str, ...] = ()
+    is_for_engine: bool = False  # every engine finds its text among EngineConfig.options
 
     @property
     def flag(self) -> str:
@@ -388,9 +406,16 @@ OPTIONS = (
     Option(
         "option.max_model_len",
         "engine.max_sequence_length",
-        integer(1),
+        LENGTH,
         "longest prompt and answer together",
         env=("MAX_TOTAL_TOKENS",),
+    ),
+    Option(
+        "option.request_stats_max_iterations",
+        "",
+        integer(0),
+        "steps of which an engine keeps each request's statistics",
+        is_for_engine=True,
     ),
     Option("option.batch_invariant", "engine.batch_invariant", BOOLEAN, "neighbours change no bit of an answer"),
     Option(
@@ -441,9 +466,7 @@ OPTIONS = (
     ),
     Option("retry_window", "engine.retry_window_s", SECONDS, "seconds in which those deaths are counted"),
     Option("option.strict", "engine.strict", BOOLEAN, "an unknown option.* stops the start"),
-    Option(
-        "engine", "", choice("Python", "MPI", python="Python", mpi="MPI"), "accepted, means nothing", has_flag=False
-    ),
+    Option("engine", "", ENGINE, "accepted, means nothing", has_flag=False),
     Option(
         "option.entryPoint",
         "",

@@ -216,6 +216,8 @@ def test_the_lmi_name_beats_the_tgi_name_without_a_conflict(folder: Path) -> Non
 
 
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+ENGINE = "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)"
+LENGTH = "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto"
 BAD_LINES = {
     "port=http": "a whole number 0..65535",
     "port=65536": "a whole number 0..65535",
@@ -246,7 +248,14 @@ BAD_LINES = {
     "option.device=cuda": "auto or cpu, since no GPU is visible",
     "option.entryPoint=model.py": "a Python file in the model's folder, or djl_python.…",
     "option.entryPoint=my.module": "a Python file in the model's folder, or djl_python.…",
-    "engine=PyTorch": "Python, MPI",
+    "engine=PyTorch": ENGINE,
+    "engine=DeepSpeed": ENGINE,
+    "engine=FasterTransformer": ENGINE,
+    "option.entryPoint=djl_python.stable-diffusion": "an entry point that generates text, images are not made here",
+    "option.max_model_len=0": LENGTH,
+    "option.max_model_len=1.5K": LENGTH,
+    "option.max_model_len=32g": LENGTH,
+    "option.request_stats_max_iterations=-1": "a whole number of at least 0",
     "load_on_devices=0": "*, since no GPU is used",
     "load_on_devices=a": "* or GPU numbers with ; between",
     "minWorkers=0": "a whole number 1..1024",
@@ -740,6 +749,52 @@ def test_an_engine_that_is_not_there_is_refused_with_those_that_are(folder: Path
         f"option.rolling_batch='{word}' (serving.properties:1): allowed is auto, disable, scheduler, "
     )
     assert "lmi-dist" in fault
+
+
+@pytest.mark.parametrize("word", ["trtllm", "DeepSpeed", "neuronx"])
+def test_an_engine_of_the_reference_that_is_not_here_is_refused_with_the_reason_and_the_way_out(
+    folder: Path, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = folder / "site" / "tensorrt_llm"  # installed, and still no reason to say that it is not
+    library.mkdir(parents=True)
+    (library / "__init__.py").touch()
+    monkeypatch.syspath_prepend(library.parent)
+    (fault,) = faults(folder, f"option.rolling_batch={word}")
+    assert f"; auto chooses lmi-dist or vllm ({word.lower()}: " in fault
+    assert "not installed" not in fault
+
+
+def test_an_entry_point_for_neuron_devices_is_told(folder: Path) -> None:
+    for name in ("transformers-neuronx", "transformers_neuronx"):
+        (warning,) = settle(folder, f"option.entryPoint=djl_python.{name}").warnings
+        assert warning == (
+            f"option.entryPoint=djl_python.{name} (serving.properties:1): Neuron devices are not served here, "
+            "the model runs on GPUs or a CPU"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("1m", 10**6), ("1M", 1 << 20)],
+)
+def test_a_length_has_the_units_of_vllm(folder: Path, text: str, length: int) -> None:
+    assert settle(folder, "", {}, {"option.max_model_len": text}).config.engine.max_sequence_length == length
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(("engine", "options"), [("lmi-dist", {}), ("vllm", {"max_model_len": "auto"})])
+def test_a_length_of_auto_is_the_engines_own_choice(folder: Path, engine: str, options: object) -> None:
+    for word in ("auto", "-1"):
+        resolved = settle(folder, f"option.rolling_batch={engine}\noption.max_model_len={word}")
+        assert (resolved.config.engine.max_sequence_length, resolved.config.engine.options) == (None, options)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("engine", ["lmi-dist", "vllm"])
+def test_request_statistics_are_an_option_of_every_engine(folder: Path, engine: str) -> None:
+    text = f"option.rolling_batch={engine}\noption.request_stats_max_iterations=5\noption.strict=true"
+    resolved = settle(folder, text)
+    assert (resolved.config.engine.options, resolved.warnings) == ({"request_stats_max_iterations": "5"}, ())
 
 
 def test_a_model_beside_the_file_or_named_by_it_is_found(folder: Path) -> None:
