@@ -670,7 +670,7 @@ def _default(key: str) -> Any:
 
 def _text(value: Any) -> str:
     """A value as serving.properties would have it."""
-    if value is None or value == "":
+    if value is None or value in ("", {}):
         return ""
     if isinstance(value, bool):
         return str(value).lower()

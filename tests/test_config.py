@@ -449,6 +449,7 @@ def test_an_option_of_the_table_that_the_engine_does_not_use_is_told(folder: Pat
         ("option.strict", "false"),
         ("load_on_devices", "*"),
         ("predict_timeout", "none"),
+        ("option.env", ""),
         ("option.max_rolling_batch_size", "64"),
         ("option.max_rolling_batch_prefill_tokens", "256"),
     ],
