@@ -77,9 +77,7 @@ class ModelConfig:
     dynamic_batch: bool = False  # option.rolling_batch=disable
     enable_streaming: bool = False  # of the dynamic-batch schema
     chat_template: str | None = None
-    tool_call_parser: str | None = (
-        None  # hermes, json; text: calls stay text; None: chats that let a model call are refused
-    )
+    tool_call_parser: str | None = None  # hermes, json; text: calls stay text; None: a chat with free calls is refused
     reasoning_parser: str | None = None  # think
     is_demo: bool = False
 
@@ -111,9 +109,7 @@ class EngineConfig:
     retry_threshold: int = 3
     retry_window_s: float = 600.0
     strict: bool = False  # an option that nobody knows stops the start
-    environ: dict[str, str] = field(
-        default_factory=dict
-    )  # option.env: variables of engines and of the model's own code
+    environ: dict[str, str] = field(default_factory=dict)  # option.env, of engines and of the model's own code
     options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more
     option_sources: dict[str, str] = field(default_factory=dict, compare=False)  # of any option.*, for messages
 
@@ -319,12 +315,11 @@ class _Resolution:
 
     def _check_built_in(self, name: str) -> None:
         """Entry points of the reference mean nothing here, but for those that do not generate text on CPUs or GPUs."""
-        given = self.picked["option.entryPoint"].given
         if "stable" in name:
             self._refuse("option.entryPoint", "an entry point that generates text, images are not made here")
         elif "neuron" in name:
-            said = f"{choices.NEURON}, the model runs on GPUs or a CPU"
-            self.findings.warnings.append(f"{given.written}={given.shown} ({given.source}): {said}")
+            said = self.picked["option.entryPoint"].given.said
+            self.findings.warnings.append(f"{said}: {choices.NEURON}, the model runs on GPUs or a CPU")
 
     def _check_formatter_names(self, names: frozenset[str]) -> dict[str, str]:
         """The functions that options name as formatters, each of which must be among `names`."""
@@ -373,8 +368,7 @@ class _Resolution:
         for key in ("option.tensor_parallel_degree", "option.pipeline_parallel_degree"):
             degree = self._given(key, 1)
             if (num_gpus if degree == "max" else degree) > 1:
-                given = self.picked[key].given
-                return f"{given.written}={given.shown} ({given.source})"
+                return self.picked[key].given.said
         return ""
 
     def _asynchronous(self) -> str:
@@ -430,9 +424,9 @@ class _Resolution:
         ):
             name = self._given(key, None)
             if name is not None and name not in known:
-                given = self.picked[key].given
-                said = f"{given.written}={given.shown} ({given.source}): this form stays plain text"
-                self.findings.warnings.append(f"{said}, read here are {', '.join(known)}")
+                read_here = ", ".join(one for one in known if one != instead)
+                said = f"{self.picked[key].given.said}: this form stays plain text, read here are {read_here}"
+                self.findings.warnings.append(said)
                 self._settle(key, instead, "not read here")
 
     def choose_model(self, folder: Path | None, cwd: Path) -> None:
@@ -491,15 +485,12 @@ class _Resolution:
                 f"{picked.given.written} ({picked.given.source}): it is served and the model in {folder} is not"
             )
         for given in [given for given in picked.shadowed if given.text != picked.given.text]:
-            self.findings.warnings.append(
-                f"{given.written}={given.shown} ({given.source}): has no effect beside {picked.given.source}"
-            )
+            self.findings.warnings.append(f"{given.said}: has no effect beside {picked.given.source}")
 
     def warn_of_task(self) -> None:
         task, handler = self._given("option.task", "auto"), self._final("option.rolling_batch")
         if task.lower() not in GENERATION_TASKS and handler != choices.CUSTOM:
-            given = self.picked["option.task"].given
-            said = f"{given.written}={given.shown} ({given.source})"
+            said = self.picked["option.task"].given.said
             self.findings.warnings.append(f"{said}: only text generation is served, so {handler} generates text")
 
     def warn_of_what_one_engine_uses(self) -> None:
@@ -531,9 +522,7 @@ class _Resolution:
                 options[key.removeprefix("option.")] = picked.given.text
         is_auto = "option.max_model_len" in self.picked and self.picked["option.max_model_len"].value is None
         if is_auto and self._final("option.rolling_batch") == choices.VLLM:
-            options["max_model_len"] = (
-                "auto"  # as long as its cache can hold; without a word, as long as the model allows
-            )
+            options["max_model_len"] = "auto"  # what its cache can hold; its default is what the model allows
         return options
 
     def _keys_of_engine(self, handler: str) -> frozenset[str] | None:
@@ -542,7 +531,7 @@ class _Resolution:
         return frozenset(f"option.{name}" for name in names) | TRANSLATED_FOR_VLLM if names else None
 
     def _tell_of_other(self, given: Given, handler: str, of_engine: frozenset[str] | None) -> None:
-        said = f"{given.written} ({given.source})"
+        said, meaning = f"{given.written} ({given.source})", elsewhere(given.key)
         is_strict = self._given("option.strict", False)
         if handler == choices.CUSTOM and given.key.startswith("option."):
             return  # the code is given every option
@@ -552,15 +541,16 @@ class _Resolution:
         elif given.key in (of_engine or ()):
             return
         elif given.key in ENGINE_KEYS and (handler == choices.EMBEDDED or of_engine is not None):
-            instead = ", option.rolling_batch=vllm does" if given.key in LORA_KEYS else ""
+            is_lora = handler == choices.EMBEDDED and given.key in LORA_KEYS
+            instead = ", option.rolling_batch=vllm does" if is_lora else ""
             self.findings.warnings.append(f"{said}: {handler} does not use it{instead}")
         elif given.key in ENGINE_KEYS:
             return
         elif is_strict and given.key.startswith("option."):
-            hint = f"; {elsewhere(given.key)}" if elsewhere(given.key) else closest(given.key, of_engine or ())
+            hint = f"; {meaning}" if meaning else closest(given.key, of_engine or ())
             self.findings.faults.append(f"{said}: unknown option, and option.strict is true{hint}")
-        elif elsewhere(given.key):
-            self.findings.warnings.append(f"{said}: {elsewhere(given.key)}")
+        elif meaning:
+            self.findings.warnings.append(f"{said}: {meaning}")
         else:
             unknown = f"{said}: unknown option{closest(given.key, of_engine or ())}"
             self.findings.warnings.append(unknown)

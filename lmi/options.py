@@ -407,7 +407,7 @@ OPTIONS = (
         "option.max_model_len",
         "engine.max_sequence_length",
         LENGTH,
-        "longest prompt and answer together",
+        "longest prompt and answer together, as in 4096 or 32k; auto: as long as the engine can",
         env=("MAX_TOTAL_TOKENS",),
     ),
     Option(

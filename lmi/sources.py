@@ -33,6 +33,11 @@ class Given:
     rank: tuple[int, int]  # layer, order inside the layer
 
     @property
+    def said(self) -> str:
+        """How messages call it."""
+        return f"{self.written}={self.shown} ({self.source})"
+
+    @property
     def shown(self) -> str:
         if SECRET.search(self.key):
             return "***"
@@ -142,5 +147,5 @@ def _parse(given: Given, findings: Findings) -> tuple[Any] | None:
 
 
 def _conflict(givens: list[Given]) -> str:
-    said = ", ".join(f"{given.written}={given.shown} ({given.source})" for given in givens)
+    said = ", ".join(given.said for given in givens)
     return f"{said}: these mean the same option, allowed is one value"
