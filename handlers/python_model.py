@@ -7,28 +7,31 @@ that user code raises passes through as it is. Source: the reference's public do
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import inspect
 import json
+import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handlers.attributes import Attributes
+from handlers.lazy_tokenizer import LazyTokenizer
+from handlers.python_answer import Answers, as_bytes
+from handlers.signatures import accepted, call, first_annotation, first_name, synchronous
+from lmi.custom.messages import Open
+
 COMPAT = Path(__file__).parent / "compat"
-JSON = "application/json"
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
 HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
 WITHOUT_BODY = (204, 205, 304)
-NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
-NO_TOKEN = (-1, "", None, True)
+BUILT_IN = "djl_python."  # begins an entryPoint that names a service of the reference
 
-TokenFields = tuple[int, str, float | None, bool]
+log = logging.getLogger(__name__)
 
 
 class Head(NamedTuple):
@@ -50,113 +53,95 @@ class Functions:
 
 
 class PythonModel:
-    """The functions of one file. Raises what the file raises, LookupError for a function that is not there."""
+    """The functions of one file. Raises what the file raises, LookupError for a function that is not there.
 
-    def __init__(self, path: str, functions: Functions) -> None:
+    `properties` are the options of the model, `folder` has its tokenizer, `name` is what clients call it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        functions: Functions,
+        properties: Mapping[str, str] | None = None,
+        *,
+        folder: str = ".",
+        name: str = "model",
+    ) -> None:
         module = _import(Path(path))
         self._handle = _named(module, functions.handler) if functions.handler else None
         self._output_formatter = _find(module, functions.output_formatter, "is_output_formatter")
         self._input_formatter = _find(module, functions.input_formatter, "is_input_formatter")
+        self._properties = dict(properties or {})
+        self._tokenizer = LazyTokenizer(folder)
+        self._name = name
 
-    def begin(self, properties: Mapping[str, str]) -> None:
-        """The call without content that lets a handler load what it needs."""
-        if self._handle is not None:
-            from djl_python import Input
+    def begin(self) -> None:
+        """The call without content, but with the options, that lets a handler load what it needs.
 
-            _finish(_call(self._handle, Input(properties)))
+        Beside a service of the reference (`entryPoint=djl_python....`) a handler need not expect it: the reference
+        hides what it raises there, so it is logged, and the requests call the handler as they would have.
+        """
+        if self._handle is None:
+            return
+        from djl_python import Input
+
+        try:
+            for _ in _outputs(call(self._handle, Input(self._properties))):
+                pass
+        except Exception as error:
+            if not self._properties.get("entryPoint", "").startswith(BUILT_IN):
+                raise
+            log.error("the first call of %s, without content, failed", self._handle.__name__, exc_info=error)
 
     def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Iterator[Head | bytes]:
         """The answer to one request: its head, then its pieces as they are made. Close it when nobody listens."""
-        from djl_python import Output
-
         assert self._handle is not None
-        output = _call(self._handle, _input(properties, body, query))
-        if output is None:
-            yield Head(204, "", {})
-            return
-        if not isinstance(output, Output):
-            raise TypeError(f"{self._handle.__name__} must return an Output or None, not {type(output).__name__}")
-        try:
-            yield _head(output)
-            yield from _pieces(output)
-        finally:
-            _finish(output)
+        result = call(self._handle, _input(properties, body, query))
+        with closing(_outputs(result)) as outputs:
+            first = next(outputs, None)
+            if first is None:
+                yield Head(204, "", {})
+                return
+            _check_type(first, self._handle)
+            yield _head(first, is_streaming=hasattr(result, "__aiter__"))
+            yield from _pieces(first)
+            for output in outputs:
+                _check_type(output, self._handle)
+                yield from _pieces(output)
 
-    def read_input(self, properties: Mapping[str, str], body: bytes) -> bytes:
-        """The request that the input formatter makes of a body, as the JSON of the LMI schema."""
+    def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
+        """What the input formatter makes of a body: its own object, None where it is the body's own, and the JSON."""
         from djl_python.encode_decode import decode
 
         formatter = self._input_formatter
         assert formatter is not None
         given = _input(properties, body)
-        wants_dict = _first_annotation(formatter) in (dict, "dict") or _first_name(formatter) == "decoded_payload"
+        wants_dict = first_annotation(formatter).lower() == "dict" or first_name(formatter) == "decoded_payload"
         argument = decode(given, given.get_property("content-type")) if wants_dict else given
-        request = _call(formatter, argument, **_accepted(formatter, {"tokenizer": None, "output_formatter": None}))
-        return json.dumps(request if isinstance(request, dict) else _request_fields(request)).encode()
-
-    def answer(self, request_id: int, prompt: str, parameters: Mapping[str, Any]) -> CustomAnswer:
-        assert self._output_formatter is not None
-        return CustomAnswer(self._output_formatter, request_id, prompt, parameters)
-
-
-class CustomAnswer:
-    """One answer on its way through the output formatter."""
-
-    def __init__(
-        self, formatter: Callable[..., Any], request_id: int, prompt: str, parameters: Mapping[str, Any]
-    ) -> None:
-        from djl_python.request_io import Sequence, TextGenerationOutput, TextInput
-
-        self._formatter = formatter
-        self._is_legacy = _num_required(formatter) == NUM_LEGACY_PARAMETERS
-        request = TextInput(request_id=request_id, parameters=dict(parameters), input_text=prompt)
-        self._sequence = Sequence()
-        self._output = TextGenerationOutput(request_id, request, sequences={0: self._sequence})
-        self._prompt = prompt
-        self._text: list[str] = []
-
-    def feed(self, tokens: Iterable[TokenFields], finish_reason: str | None) -> bytes:
-        """What the formatter writes for these tokens. It is called once for each, until all are read."""
-        tokens = list(tokens) or ([NO_TOKEN] if finish_reason is not None else [])
-        self._take(tokens, finish_reason)
-        written = []
-        while self._sequence.has_next_token():
-            num_read = self._sequence._next
-            written.append(_as_bytes(self._format()))
-            if self._sequence._next == num_read:  # it looks at whole answers and reads no tokens
-                self._sequence._next = len(self._sequence.tokens)
-        return b"".join(written)
-
-    def _take(self, tokens: list[TokenFields], finish_reason: str | None) -> None:
-        from djl_python.request_io import Token
-
-        for token_id, text, log_prob, is_special in tokens:
-            self._sequence.tokens.append(Token(token_id, text, log_prob, is_special))
-            self._sequence.cumulative_log_prob += log_prob or 0.0
-        self._sequence.finish_reason = finish_reason
-        self._output.finished = finish_reason is not None
-
-    def _format(self) -> Any:
-        if not self._is_legacy:
-            return _call(self._formatter, self._output)
-        token, is_first, is_last = self._sequence.get_next_token()
-        self._text.append(token.text)
-        details = {
-            "finish_reason": self._sequence.finish_reason if is_last else None,
-            "generated_tokens": self._sequence._next,
-            "inputs": self._prompt,
-            "tokens": [read.as_dict() for read in self._sequence.tokens[: self._sequence._next]],
+        options = {
+            "tokenizer": self._tokenizer,
+            "properties": dict(self._properties),
+            "configs": Attributes(self._properties),
+            "output_formatter": None,
         }
-        return _call(self._formatter, token, is_first, is_last, details, "".join(self._text), self._output.request_id)
+        request = call(formatter, argument, **accepted(formatter, options))
+        if isinstance(request, dict):
+            return None, json.dumps(request).encode()
+        return request, json.dumps(_request_fields(request)).encode()
+
+    def answers(self, opened: Open, request: Any) -> Answers:
+        """The answers to one body, whose `request` `read_input` has returned."""
+        assert self._output_formatter is not None
+        return Answers(self._output_formatter, opened, request, self._name, self._tokenizer)
 
 
-def load(path: str, functions: Functions, folder: str) -> PythonModel:
+def load(path: str, functions: Functions, properties: Mapping[str, str], folder: str, name: str) -> PythonModel:
     """The file with djl_python's names importable, its own folder too, and `folder` as the current one."""
     for place in (str(COMPAT), folder, str(Path(path).parent)):
         if place not in sys.path:
             sys.path.insert(0, place)
     os.chdir(folder)
-    return PythonModel(path, functions)
+    return PythonModel(path, functions, properties, folder=folder, name=name)
 
 
 def _import(path: Path) -> Any:
@@ -191,16 +176,27 @@ def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] 
     )
 
 
-def _call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    result = function(*args, **named)
-    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+def _outputs(result: Any) -> Iterator[Any]:
+    """What a handler has returned, or each thing that its asynchronous generator yields, finished when it was used."""
+    items = synchronous(result) if hasattr(result, "__aiter__") else iter(() if result is None else (result,))
+    with closing(items) if hasattr(items, "close") else nullcontext():
+        for item in items:
+            try:
+                yield item
+            finally:
+                _finish(item)
+            if getattr(item, "is_last", False):
+                return
 
 
-async def _awaited(result: Any) -> Any:
-    return await result
+def _check_type(output: Any, handler: Callable[..., Any]) -> None:
+    from djl_python import Output
+
+    if not isinstance(output, Output):
+        raise TypeError(f"{handler.__name__} must return an Output or None, not {type(output).__name__}")
 
 
-def _head(output: Any) -> Head:
+def _head(output: Any, *, is_streaming: bool) -> Head:
     """Raises ValueError for what HTTP cannot carry."""
     headers = {str(name): str(value) for name, value in output.properties.items()}
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
@@ -209,7 +205,8 @@ def _head(output: Any) -> Head:
     status = _status(output.code)
     for name, value in [("content-type", media_type), *others.items()]:
         _check_header(name, value)
-    return Head(status, media_type, others, output.stream_content is not None and status not in WITHOUT_BODY)
+    is_streaming = is_streaming or output.stream_content is not None
+    return Head(status, media_type, others, is_streaming and status not in WITHOUT_BODY)
 
 
 def _status(code: Any) -> int:
@@ -236,32 +233,13 @@ def _pieces(output: Any) -> Iterator[bytes]:
         return
     write = output.stream_formatter or (lambda item: item)
     items = output.stream_content
-    for item in _synchronous(items) if hasattr(items, "__aiter__") else items:
-        yield _as_bytes(write(item))
-
-
-def _synchronous(items: Any) -> Iterator[Any]:
-    """An asynchronous iterator's items, on an event loop of its own."""
-    iterator = aiter(items)
-    with asyncio.Runner() as runner:
-        while True:
-            try:
-                yield runner.run(_awaited(anext(iterator)))
-            except StopAsyncIteration:
-                return
+    for item in synchronous(items) if hasattr(items, "__aiter__") else items:
+        yield as_bytes(write(item))
 
 
 def _finish(output: Any) -> None:
     if output is not None and getattr(output, "finalizer", None) is not None:
         output.finalizer()
-
-
-def _as_bytes(written: Any) -> bytes:
-    if written is None:
-        return b""
-    if isinstance(written, bytes | bytearray | memoryview):
-        return bytes(written)
-    return written.encode() if isinstance(written, str) else json.dumps(written, ensure_ascii=False).encode()
 
 
 def _request_fields(request: Any) -> dict[str, Any]:
@@ -270,28 +248,5 @@ def _request_fields(request: Any) -> dict[str, Any]:
     fields = {"inputs": getattr(request, "input_text", None), "stream": parameters.pop("stream", None)}
     if callable(parameters.get("output_formatter")):
         del parameters["output_formatter"]
-    return fields | {"parameters": parameters}
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(function).parameters.values())
-
-
-def _num_required(function: Callable[..., Any]) -> int:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is p.empty for p in _parameters(function))
-
-
-def _first_annotation(function: Callable[..., Any]) -> Any:
-    return next((parameter.annotation for parameter in _parameters(function)), None)
-
-
-def _first_name(function: Callable[..., Any]) -> str | None:
-    return next((parameter.name for parameter in _parameters(function)), None)
-
-
-def _accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """Those that the function takes by name."""
-    parameters = _parameters(function)
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    return named if takes_all else {p.name: named[p.name] for p in parameters[1:] if p.name in named}
+    adapters = {"adapters": request.adapters} if getattr(request, "adapters", None) else {}
+    return fields | {"parameters": parameters} | adapters

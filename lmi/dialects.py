@@ -266,6 +266,7 @@ DYNAMIC_BATCH = Dialect(
     formatter=_dynamic_batch_formatter,
     render_error=_render_dynamic_batch_error,
     render_status=_render_dynamic_batch_status,
+    is_customisable=True,
 )
 
 TRITON = Dialect(

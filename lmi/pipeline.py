@@ -86,7 +86,7 @@ class Pipeline:
                 delta.index, delta.prompt = first_index + index, prompt
                 if index == 0 and not is_prompt_told:
                     is_prompt_told = True
-                    delta.num_prompt_tokens = len(prompt_ids)
+                    delta.num_prompt_tokens, delta.prompt_token_ids = len(prompt_ids), prompt_ids
                     if request.prefill_details:
                         delta.prefill = prompt_tokens(self._tokenizer, prompt_ids, result.prompt_log_probs)
                 if delta.finish_reason is not None:
@@ -204,7 +204,10 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
         result.top_log_probs[0] if result.top_log_probs else None,
         reason,
     )
-    return Delta(tokens, FinishReason.STOP_SEQUENCE if answer.stopped else REASONS[reason])
+    if answer.stopped:
+        return Delta(tokens, FinishReason.STOP_SEQUENCE, stop_reason=answer.stop_string)
+    stop_id = result.output_token_ids[0][-1] if reason is EngineReason.STOP_WORDS else None
+    return Delta(tokens, REASONS[reason], stop_reason=stop_id)
 
 
 def output_config(request: GenerationRequest) -> OutputConfig:

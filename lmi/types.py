@@ -122,9 +122,10 @@ class Delta:
     """What one engine Response brought of one sequence: new tokens, and on its last Delta the reason of the end.
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
-    of the second. `prefill` (prompt tokens) and `num_prompt_tokens` stand on the first Delta of each request, prefill
-    when it was asked for. `prompt` is the text that the answer continues, on every Delta: as given, as rendered from a
-    chat, or, where `return_full_text` asks for it, as decoded from token ids. An error inside a stream is raised by the
+    of the second. `prefill` (prompt tokens), `num_prompt_tokens` and `prompt_token_ids` stand on the first Delta of
+    each request, prefill when it was asked for. `prompt` is the text that the answer continues, on every Delta: as
+    given, as rendered from a chat, or, where `return_full_text` asks for it, as decoded from token ids. `stop_reason`:
+    the stop string or the stop token's id that ended the sequence. An error inside a stream is raised by the
     pipeline, never hidden in a Delta. A sequence's whole text is the concatenation of all its token texts.
     """
 
@@ -134,6 +135,8 @@ class Delta:
     num_prompt_tokens: int = 0
     prompt: str = ""
     index: int = 0
+    prompt_token_ids: Sequence[int] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(slots=True)

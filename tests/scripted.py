@@ -27,7 +27,10 @@ from pathlib import Path
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
+from handlers.python_model import Functions, PythonModel
+from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.custom import worker
+from lmi.custom.client import CodeWorkers
 from lmi.engine.client import Engines
 from lmi.engine.server import Desk, FrontEnd
 from lmi.executor import (
@@ -232,6 +235,7 @@ class Host:
     block: Block
     config: Config
     loop: asyncio.AbstractEventLoop
+    code: CodeWorkers | None = None
 
     def post(
         self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
@@ -267,16 +271,18 @@ def host(
     server: dict[str, object] | None = None,
     model: dict[str, object] | None = None,
     capabilities: Capabilities = CAPABILITIES,
+    code: CodeConfig | None = None,
 ) -> Iterator[Host]:
-    """Serve a scripted engine on a free port of loopback."""
+    """Serve a scripted engine on a free port of loopback, with the model's own code in a thread if there is any."""
     write_byte_tokenizer(folder / "model")
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
         model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
         engine=EngineConfig(),
+        code=code,
     )
     executor = ScriptedExecutor(capabilities)
-    block = Block.create(folder / "state", 1, 1)
+    block = Block.create(folder / "state", 1, 1, int(code is not None))
     started: list[Host] = []
     stop = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, config, executor, block, started, stop)))
@@ -308,7 +314,10 @@ async def _serve(
     tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    app = build_app(Service(config, block, block.frontends[0], engines, pipeline))
+    code, code_server = None, None
+    if config.code is not None:
+        code, code_server = await _run_code(folder, config, config.code, block)
+    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, code))
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http="httptools", ws="none", timeout_graceful_shutdown=1
@@ -319,13 +328,27 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, config, loop))
+    started.append(Host(port, executor, block, config, loop, code))
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True
     await task
     pump.cancel()
     engine_server.close()
+    if code_server is not None:
+        code_server.close()
+
+
+async def _run_code(folder: Path, config: Config, code: CodeConfig, block: Block) -> tuple[CodeWorkers, asyncio.Server]:
+    """What a code worker does, on the loop; `djl_python` must be importable."""
+    functions = Functions(code.handler, code.output_formatter, code.input_formatter)
+    model = PythonModel(code.path, functions, code.properties, folder=config.model.path, name=config.model.name)
+    record = block.formatters[0]
+    bench = worker.Bench(model, record)
+    path = str(folder / "code-0.sock")
+    server = await asyncio.get_running_loop().create_unix_server(lambda: worker.FrontEnd(bench), path)
+    record.phase = Phase.READY
+    return CodeWorkers([path], [record]), server
 
 
 async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[FrontEnd]) -> None:

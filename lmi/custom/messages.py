@@ -1,9 +1,10 @@
 """What a front end and a code worker say to each other.
 
-A call is a request to `handle`, a body for the input formatter, or an answer on its way through the output formatter;
-its id is the front end's, unique on its connection. Pieces come in windows: the worker sends no more than WINDOW of
-them before the front end has taken one (`Taken`), so a slow client slows the code that writes for it. A call ends with
-an `End` or a `Failed`, or where the front end says `Drop`. Encoding is msgpack of typed structs, as on the engines'
+A call is a request to `handle`, or one that passes through the formatters: its body through the one for inputs, its
+answers through the one for outputs, or both, so that the second finds what the first has read. Its id is the front
+end's, unique on its connection. The pieces of `handle` come in windows: the worker sends no more than WINDOW of them
+before the front end has taken one (`Taken`), so a slow client slows the code that writes for it. A call ends with an
+`End` or a `Failed`, or where the front end says `Drop`. Encoding is msgpack of typed structs, as on the engines'
 sockets; anything else closes the connection.
 """
 
@@ -16,6 +17,8 @@ import msgspec
 WINDOW = 32  # pieces of one call on their way
 MAX_PIECE_BYTES = 1 << 20
 
+TokenFields = tuple[int, str, float | None, bool]  # id, text, log_prob, is_special
+
 
 class Handle(msgspec.Struct, frozen=True, tag="handle", array_like=True):
     call_id: int
@@ -25,7 +28,7 @@ class Handle(msgspec.Struct, frozen=True, tag="handle", array_like=True):
 
 
 class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
-    """Answered with a Head and the body of an LMI request."""
+    """Answered with one Piece, the body of a request. The call stays open, so that an Open can follow."""
 
     call_id: int
     properties: dict[str, str]
@@ -33,17 +36,34 @@ class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
-    """An answer begins. Each Feed after it is answered with one Piece; the one with a reason is the last."""
+    """Answers begin, one for each prompt. Each Feed is answered with one Piece, before the first of them with a Head.
+
+    `fields` are those of the request's body beside the prompt; `details` and `return_full_text` as they count for it.
+    """
 
     call_id: int
-    prompt: str
-    parameters: dict[str, Any]
+    prompts: list[str]
+    fields: dict[str, Any]
+    is_streaming: bool
+    details: bool
+    return_full_text: bool
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed", array_like=True):
+    """New tokens of the answer to the prompt at `index`, with a reason where it ends; the last end ends the call.
+
+    `top_tokens` (for each token) and `prefill` are there where the request asked for them. The prompt's token ids and
+    `prefill` stand in the first Feed of a prompt.
+    """
+
     call_id: int
-    tokens: list[tuple[int, str, float | None, bool]]  # id, text, log_prob, is_special
-    finish_reason: str | None
+    index: int
+    tokens: list[TokenFields]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    top_tokens: list[list[TokenFields]] | None = None
+    prompt_token_ids: list[int] | None = None
+    prefill: list[TokenFields] | None = None
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken", array_like=True):

@@ -26,7 +26,7 @@ from typing import Any
 
 import lmi.log
 from lmi import processes
-from lmi.config import CodeConfig
+from lmi.config import CodeConfig, ModelConfig
 from lmi.custom.messages import (
     MAX_PIECE_BYTES,
     WINDOW,
@@ -65,14 +65,11 @@ class Job:
 
     def __init__(self, front_end: FrontEnd, message: Handle | ReadInput | Open) -> None:
         self.front_end = front_end
-        self.first = message
-        self.answer: Any = None  # of Open: the formatter's state
+        self.id = message.call_id
+        self.request: Any = None  # of ReadInput: what the input formatter has returned
+        self.answers: Any = None  # of Open: the output formatter's state
         self.is_dropped = threading.Event()
         self.room = threading.Semaphore(WINDOW)
-
-    @property
-    def id(self) -> int:
-        return self.first.call_id
 
     def drop(self) -> None:
         self.is_dropped.set()
@@ -120,14 +117,16 @@ class Bench:
             if isinstance(message, Handle):
                 self._handle(job, message)
             elif isinstance(message, ReadInput):
-                self._send(job, Head(job.id, 200, "", {}, False))
-                self._send_all(job, [self._model.read_input(message.properties, message.body)])
+                job.request, body = self._model.read_input(message.properties, message.body)
+                self._send(job, Piece(job.id, body))
+                return
             elif isinstance(message, Open):
-                job.answer = self._model.answer(job.id, message.prompt, message.parameters)
+                job.answers = self._model.answers(message, job.request)
+                self._send(job, Head(job.id, 200, job.answers.media_type, {}, message.is_streaming))
                 return
             else:
-                self._send(job, Piece(job.id, job.answer.feed(message.tokens, message.finish_reason)))
-                if message.finish_reason is None:
+                self._send(job, Piece(job.id, job.answers.feed(message)))
+                if not job.answers.are_over:
                     return
             self._send(job, End(job.id))
         except BaseException as error:  # whatever the code raises, exit() and cancellation too, is this call's alone
@@ -165,17 +164,17 @@ class FrontEnd(Connection):
 
     def take(self, payload: bytes) -> None:
         message = decode_to_worker(payload)
-        if isinstance(message, Handle | ReadInput | Open):
+        job = self._jobs.get(message.call_id)
+        if job is None and isinstance(message, Handle | ReadInput | Open):
             job = self._jobs[message.call_id] = Job(self, message)
-            self._bench.put(job, message)
-        elif (known := self._jobs.get(message.call_id)) is None:
+        if job is None:
             return
-        elif isinstance(message, Feed):
-            self._bench.put(known, message)
-        elif isinstance(message, Taken):
-            known.room.release()
+        if isinstance(message, Taken):
+            job.room.release()
         elif isinstance(message, Drop):
             self._jobs.pop(message.call_id).drop()
+        else:
+            self._bench.put(job, message)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -215,19 +214,19 @@ async def _beat(bench: Bench) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-def load(code: CodeConfig, folder: str, record: EngineRecord) -> Any:
+def load(code: CodeConfig, model: ModelConfig, record: EngineRecord) -> Any:
     """The model's functions, ready. Raises ModelUnusable with what the file raised."""
     python_model = importlib.import_module("handlers.python_model")
     record.stage = "import"
     try:
         functions = python_model.Functions(code.handler, code.output_formatter, code.input_formatter)
-        model = python_model.load(code.path, functions, folder)
+        python = python_model.load(code.path, functions, code.properties, model.path, model.name)
         record.stage = "initialise"
-        model.begin(code.properties)
+        python.begin()
     except BaseException as error:
         log.error("%s cannot be used", code.path, exc_info=error)
         raise ModelUnusable(f"{code.path}: {_place(error, code.path)}{describe(error)}") from error
-    return model
+    return python
 
 
 def run(slot: int) -> int:
@@ -243,7 +242,7 @@ def run(slot: int) -> int:
     finish_printing = log_what_is_printed()
     try:
         started_s = time.monotonic()
-        model = load(code, config.model.path, record)
+        model = load(code, config.model, record)
         if code.handler is not None:
             _report(runtime, slot, time.monotonic() - started_s)
         record.stage = ""

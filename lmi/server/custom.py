@@ -6,23 +6,26 @@ crosses to it only where an output formatter is set and the request names no oth
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qsl
 
+import orjson
+
 from lmi.config import Config
-from lmi.custom.client import Call, CustomCodeFailed
-from lmi.custom.messages import Feed, Head, Open, Piece, ReadInput
+from lmi.custom.client import Call, CodeWorkers, CustomCodeFailed
+from lmi.custom.messages import Feed, Head, Open, Piece, ReadInput, TokenFields
 from lmi.dialects import Dialect
 from lmi.errors import MalformedRequest, Unsupported
 from lmi.formatters.base import Formatter
 from lmi.schemas.common import Message, Parsed
 from lmi.server.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.service import Service
-from lmi.types import Delta, GenerationRequest
+from lmi.types import Delta, Token
 
-JSON = "application/json"
+JSON, JSONLINES = "application/json", "application/jsonlines"
 
 
 def properties(exchange: Exchange) -> dict[str, str]:
@@ -36,34 +39,61 @@ def query(exchange: Exchange) -> dict[str, str]:
     return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
 
-async def read_input(exchange: Exchange, service: Service, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
-    """The body and its content type, as the model's input formatter makes them if there is one.
+class OwnFormatters:
+    """The model's own formatters around one request, as far as there are any. Always `close` it.
 
-    Raises MalformedRequest with what the formatter raised.
+    Both work in one call, so that the output formatter finds the object that the input formatter has made.
     """
-    code = service.config.code
-    if service.code is None or code is None or not (code.has_input_formatter and dialect.is_customisable):
-        return body, exchange.headers.get("content-type")
-    given = properties(exchange)
-    async with exchange.deadline(service.config.server.predict_timeout_s):
-        with (
-            service.admitted(),
-            closing(await service.code.begin(lambda call_id: ReadInput(call_id, given, body))) as call,
-        ):
-            try:
-                return b"".join([piece.data async for piece in pieces(call)]), JSON
-            except CustomCodeFailed as error:
-                raise MalformedRequest(f"the input formatter failed: {error}") from None
 
+    def __init__(self, exchange: Exchange, service: Service) -> None:
+        self._exchange = exchange
+        self._service = service
+        self._call: Call | None = None
 
-def choose_formatter(
-    service: Service, dialect: Dialect, message: Message, parsed: Parsed
-) -> tuple[Formatter | CustomFormatter, Parsed]:
-    """The writer of the answer, and the request as that needs it."""
-    if not (dialect.is_customisable and has_output_formatter(service.config, message)):
-        return dialect.formatter(parsed), parsed
-    formatter = CustomFormatter(service, parsed, message.fields.get("parameters") or {})
-    return formatter, replace(parsed, requests=formatter.requests)
+    async def read(self, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
+        """The body and its content type, as the input formatter makes them if there is one.
+
+        Raises MalformedRequest with what the formatter raised.
+        """
+        service, exchange = self._service, self._exchange
+        code = service.config.code
+        if service.code is None or code is None or not (code.has_input_formatter and dialect.is_customisable):
+            return body, exchange.headers.get("content-type")
+        given = properties(exchange)
+        async with exchange.deadline(service.config.server.predict_timeout_s):
+            with service.admitted():
+                self._call = await service.code.begin(lambda call_id: ReadInput(call_id, given, body))
+                try:
+                    piece = await self._call.take()
+                except CustomCodeFailed as error:
+                    raise MalformedRequest(f"the input formatter failed: {error}") from None
+        assert isinstance(piece, Piece)
+        return piece.data, JSON
+
+    def asked(self, dialect: Dialect, message: Message) -> Message:
+        """The message as it is to be parsed: an output formatter sees the details whether the client asks or not."""
+        parameters = message.fields.get("parameters") or {}
+        is_whole = self._service.config.model.dynamic_batch or parameters.get("details") not in (None, False)
+        if is_whole or not self._writes(dialect, message):
+            return message
+        return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
+
+    def choose(self, dialect: Dialect, message: Message, parsed: Parsed) -> tuple[Formatter | CustomFormatter, Parsed]:
+        """The writer of the answer, and the request as that needs it. `message`: as the client sent it."""
+        if not self._writes(dialect, message):
+            self.close()
+            return dialect.formatter(parsed), parsed
+        assert self._service.code is not None
+        formatter = CustomFormatter(self._service.code, self._call, message, parsed)
+        requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
+        return formatter, replace(parsed, requests=requests)
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
+
+    def _writes(self, dialect: Dialect, message: Message) -> bool:
+        return dialect.is_customisable and has_output_formatter(self._service.config, message)
 
 
 def has_output_formatter(config: Config, message: Message) -> bool:
@@ -74,31 +104,100 @@ def has_output_formatter(config: Config, message: Message) -> bool:
 
 
 class CustomFormatter:
-    """The model's own output formatter, for one request. Its answers have no content type, as in the reference."""
+    """The model's own output formatter, for the answers to one body. What it writes says the content type.
+
+    A list of inputs (with a dynamic batch) gives a JSON list of what is written for each, a value where that is JSON
+    and else a string; streamed, lines like `{"outputs": ["what is written", ""]}`.
+    """
 
     media_type = ""
 
-    def __init__(self, service: Service, parsed: Parsed, parameters: dict[str, object]) -> None:
-        request: GenerationRequest = parsed.request
+    def __init__(self, workers: CodeWorkers, call: Call | None, message: Message, parsed: Parsed) -> None:
+        request = parsed.requests[0]
+        parameters = message.fields.get("parameters") or {}
         if request.num_sequences > 1:
             name = next(name for name in ("n", "best_of") if parameters.get(name) not in (None, 1))
             raise Unsupported(f"parameters.{name}", "the model's own output formatter writes one sequence")
         self.is_streaming = request.is_streaming
-        self.requests = (replace(request, needs_log_probs=True),)
-        self._workers = service.code
-        self._open: Callable[[int], Open] = lambda call_id: Open(call_id, request.prompt, parameters)
+        self._is_list = isinstance(message.fields["inputs"], list)
+        self._workers, self._call = workers, call
+        details = parameters.get("details")
+        self._open: Callable[[int], Open] = lambda call_id: Open(
+            call_id,
+            [each.prompt for each in parsed.requests],
+            {name: value for name, value in message.fields.items() if name != "inputs"},
+            request.is_streaming,
+            details=message.frame.tgi_compat if details is None else details,
+            return_full_text=request.return_full_text,
+        )
+        self._written = [b""] * len(parsed.requests)
 
     async def records(self, deltas: AsyncIterator[Delta], count: Callable[[Delta], None]) -> AsyncGenerator[bytes]:
-        """What the formatter writes for each Delta."""
-        assert self._workers is not None
-        with closing(await self._workers.begin(self._open)) as call:
+        """What the formatter writes for each Delta; of a list that is not streamed all at the end."""
+        with closing(await self._begin()) as call:
+            head: Head | Piece | None = None
             async for delta in deltas:
                 count(delta)
-                tokens = [(token.id, token.text, token.log_prob, token.is_special) for token in delta.tokens]
-                call.send(Feed(call.id, tokens, delta.finish_reason))
+                call.send(feed(call.id, delta))
+                if head is None:
+                    head = await call.take()
+                    assert isinstance(head, Head)
+                    self._set_type(head)
                 piece = await call.take()
                 assert isinstance(piece, Piece)
-                yield piece.data
+                if not self._is_list:
+                    yield piece.data
+                elif not self.is_streaming:
+                    self._written[delta.index] += piece.data
+                elif piece.data:
+                    yield outputs_line(delta.index, len(self._written), piece.data)
+        if self._is_list and not self.is_streaming:
+            yield b"[%b]\n" % b", ".join(map(as_json, self._written))
+
+    async def _begin(self) -> Call:
+        if self._call is None:
+            return await self._workers.begin(self._open)
+        self._call.send(self._open(self._call.id))
+        return self._call
+
+    def _set_type(self, head: Head) -> None:
+        if not self._is_list:
+            self.media_type = head.media_type
+        else:
+            self.media_type = JSONLINES if self.is_streaming else JSON
+
+
+def feed(call_id: int, delta: Delta) -> Feed:
+    has_top = any(token.top is not None for token in delta.tokens)
+    return Feed(
+        call_id,
+        delta.index,
+        token_fields(delta.tokens),
+        delta.finish_reason,
+        delta.stop_reason,
+        top_tokens=[token_fields(token.top or ()) for token in delta.tokens] if has_top else None,
+        prompt_token_ids=None if delta.prompt_token_ids is None else list(delta.prompt_token_ids),
+        prefill=None if delta.prefill is None else token_fields(delta.prefill),
+    )
+
+
+def token_fields(tokens: Sequence[Token]) -> list[TokenFields]:
+    return [(token.id, token.text, token.log_prob, token.is_special) for token in tokens]
+
+
+def as_json(written: bytes) -> bytes:
+    """A value where it is one, else a string."""
+    try:
+        orjson.loads(written)
+    except orjson.JSONDecodeError:
+        return orjson.dumps(written.decode(errors="replace"))
+    return written.strip()
+
+
+def outputs_line(index: int, num_outputs: int, written: bytes) -> bytes:
+    outputs: list[Any] = [""] * num_outputs
+    outputs[index] = written.decode(errors="replace")
+    return orjson.dumps({"outputs": outputs}) + b"\n"
 
 
 async def pieces(call: Call) -> AsyncGenerator[Piece]:

@@ -17,7 +17,7 @@ from lmi.dialects import Dialect
 from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import Formatter
 from lmi.schemas.common import Parsed
-from lmi.server.custom import CustomFormatter, choose_formatter, read_input
+from lmi.server.custom import CustomFormatter, OwnFormatters
 from lmi.server.exchange import Exchange
 from lmi.server.service import Service
 from lmi.state import FrontEndRecord
@@ -38,19 +38,20 @@ async def answer(
     """
     model = model or service.config.model
     frame = dialect.default_frame(model)
+    own = OwnFormatters(exchange, service)
     try:
         service.check_room()  # before the body: a full server reads nothing
         body = await exchange.body(service.config.server.max_request_size)
-        body, content_type = await read_input(exchange, service, dialect, body)
+        body, content_type = await own.read(dialect, body)
         if choose is not None:
             dialect = choose(body)
             frame = dialect.default_frame(model)
         message = dialect.read(body, content_type, model)
         frame = message.frame
-        parsed = dialect.parse(message)
+        parsed = dialect.parse(own.asked(dialect, message))
         service.report_tolerated(parsed.tolerated, exchange.request_id)
         with service.admitted(len(parsed.requests)):
-            formatter, parsed = choose_formatter(service, dialect, message, parsed)
+            formatter, parsed = own.choose(dialect, message, parsed)
             await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
     except ClientGone:
         raise
@@ -58,6 +59,8 @@ async def answer(
         rendered = dialect.render_error(error, frame, accepted=False)
         exchange.error_label = error.label
         await exchange.answer(rendered.status, rendered.media_type, rendered.body, rendered.headers.items())
+    finally:
+        own.close()
 
 
 async def respond(

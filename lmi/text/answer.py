@@ -47,6 +47,11 @@ class AnswerText:
         self._last_id = -1
         self.stopped = False
 
+    @property
+    def stop_string(self) -> str | None:
+        """The one that ended the answer."""
+        return None if self._stop is None else self._stop.matched
+
     def feed(
         self,
         ids: Sequence[int],

@@ -41,8 +41,8 @@ class CountingModel:
         finally:
             self.num_closed += 1
 
-    def answer(self, request_id: int, prompt: str, parameters: Mapping[str, Any]) -> Any:
-        raise KeyError(prompt)
+    def answers(self, opened: Open, request: Any) -> Any:
+        raise KeyError(opened.prompts[0])
 
 
 @asynccontextmanager
@@ -120,8 +120,8 @@ def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_pa
 def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignored(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
-            call = await workers.begin(lambda call_id: Open(call_id, "p", {}))
-            call.send(Feed(call.id, [], "length"))
+            call = await workers.begin(lambda call_id: Open(call_id, ["p"], {}, False, False, False))
+            call.send(Feed(call.id, 0, [], "length"))
             with pytest.raises(CustomCodeFailed, match="KeyError: 'p'"):
                 await call.take()
             with pytest.raises(CustomCodeFailed, match="ValueError"):

@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from handlers.python_answer import Answers
 from handlers.python_model import COMPAT, Functions, Head, PythonModel
+from lmi.custom.messages import Feed, Open, TokenFields
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "custom_code"
@@ -20,9 +23,22 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(COMPAT))
 
 
-def model(tmp_path: Path, source: str, **functions: str) -> PythonModel:
+def model(
+    tmp_path: Path, source: str, properties: dict[str, str] | None = None, folder: str = ".", **functions: str
+) -> PythonModel:
     (tmp_path / "model.py").write_text(source)
-    return PythonModel(str(tmp_path / "model.py"), Functions(**functions))
+    return PythonModel(str(tmp_path / "model.py"), Functions(**functions), properties, folder=folder)
+
+
+def opened(
+    loaded: PythonModel, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any
+) -> Answers:
+    """One answer that is streamed."""
+    return loaded.answers(Open(request_id, [prompt], fields, True, False, False), request)
+
+
+def feed(answers: Answers, tokens: list[TokenFields], finish_reason: str | None = None, **named: Any) -> bytes:
+    return answers.feed(Feed(0, 0, tokens, finish_reason, **named))
 
 
 def answer(model: PythonModel, body: bytes = b"{}", **properties: str) -> tuple[Head, bytes]:
@@ -82,11 +98,11 @@ def handle(inputs: Input):
         inputs.contains_key("data"), inputs.get_property("none"), inputs.get_as_json("none"),
     ])
 """
-    loaded = model(tmp_path, source, handler="handle")
+    loaded = model(tmp_path, source, {"a": "b"}, handler="handle")
     _, body = answer(loaded, b'{"x": 1}', **{"Content-Type": "a/b"})
     assert json.loads(body) == [{"x": 1}, "1", "a/b", ["data", "q"], True, None, None]
     with pytest.raises(RuntimeError, match="loaded with b"):
-        loaded.begin({"a": "b"})
+        loaded.begin()
 
 
 def test_what_ends_an_answer_is_called_also_when_nobody_listens_any_more(tmp_path: Path) -> None:
@@ -110,11 +126,11 @@ def test_a_function_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
-    written = PythonModel(str(FILES / "formatter" / "model.py"), Functions()).answer(3, "prompt", {})
-    assert written.feed([], None) == b""
-    lines = written.feed([(1, "a", -0.5, False), (2, "b", None, False)], None).decode().splitlines()
+    written = opened(PythonModel(str(FILES / "formatter" / "model.py"), Functions()), 3, "prompt")
+    assert feed(written, []) == b""
+    lines = feed(written, [(1, "a", -0.5, False), (2, "b", None, False)]).decode().splitlines()
     assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
-    assert json.loads(written.feed([], "stop_sequence")) == {
+    assert json.loads(feed(written, [], "stop_sequence")) == {
         "token_id": -1,
         "token_text": "",
         "token_log_prob": None,
@@ -133,28 +149,28 @@ def write(output: RequestOutput) -> str:
         text += best.get_next_token()[0].text
     return f"[{text}{best.cumulative_log_prob} {output.finished}]"
 """
-    written = model(tmp_path, source).answer(0, "", {})
-    assert written.feed([(1, "a", -1.0, False), (2, "b", -1.0, False)], "length") == b"[ab-2.0 True]"
+    written = opened(model(tmp_path, source))
+    assert feed(written, [(1, "a", -1.0, False), (2, "b", -1.0, False)], "length") == b"[ab-2.0 True]"
 
 
 def test_a_formatter_that_reads_no_tokens_is_called_once_for_each_step(tmp_path: Path) -> None:
     source = """
 from djl_python.output_formatter import RequestOutput, output_formatter
 @output_formatter
-def write(output):
+def write(output: RequestOutput):
     return "end" if output.finished else None
 """
-    written = model(tmp_path, source).answer(0, "", {})
-    assert written.feed([(1, "a", None, False), (2, "b", None, False)], None) == b""
-    assert written.feed([(3, "c", None, False)], "length") == b"end"
+    written = opened(model(tmp_path, source))
+    assert feed(written, [(1, "a", None, False), (2, "b", None, False)]) == b""
+    assert feed(written, [(3, "c", None, False)], "length") == b"end"
 
 
 def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(tmp_path: Path) -> None:
     source = "def write(token, first, last, details, text, id): return f'{token.id}{first}{last}{text}{id} {details}'"
-    written = model(tmp_path, source, output_formatter="write").answer(7, "p", {})
+    written = opened(model(tmp_path, source, output_formatter="write"), 7, "p")
     details = "{'finish_reason': 'length', 'generated_tokens': 1, 'inputs': 'p', 'tokens': %s}"
     tokens = "[{'id': 5, 'text': 'a', 'log_prob': -1.0}]"
-    assert written.feed([(5, "a", -1.0, False)], "length").decode() == f"5TrueTruea7 {details % tokens}"
+    assert feed(written, [(5, "a", -1.0, False)], "length").decode() == f"5TrueTruea7 {details % tokens}"
 
 
 @pytest.mark.parametrize(
@@ -166,13 +182,13 @@ def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(tm
 )
 def test_an_input_formatter_of_the_later_signature_gets_and_gives_the_bodys_object(tmp_path: Path, source: str) -> None:
     loaded = model(tmp_path, source, input_formatter="read")
-    assert json.loads(loaded.read_input({}, b'{"q": "a"}')) == {"inputs": "a", "q": "a"}
+    assert json.loads(loaded.read_input({}, b'{"q": "a"}')[1]) == {"inputs": "a", "q": "a"}
 
 
 def test_an_input_formatter_makes_a_request_of_a_body() -> None:
     loaded = PythonModel(str(FILES / "formatter" / "model.py"), Functions())
     body = b'{"question": "a", "options": {"max_new_tokens": 3}, "stream": true}'
-    assert json.loads(loaded.read_input({"Content-Type": "application/json"}, body)) == {
+    assert json.loads(loaded.read_input({"Content-Type": "application/json"}, body)[1]) == {
         "inputs": "a",
         "stream": True,
         "parameters": {"max_new_tokens": 3},
