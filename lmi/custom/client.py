@@ -24,7 +24,7 @@ from lmi.custom.messages import (
 )
 from lmi.engine.connection import Connection, Connections
 from lmi.engine.frames import FrameTooLarge, frame
-from lmi.errors import EngineLost, GenerationFailed, LmiError, MalformedRequest, Unavailable
+from lmi.errors import EngineLost, GenerationFailed, LmiError, MalformedRequest, OutOfMemory, Unavailable
 from lmi.state import EngineRecord
 
 
@@ -52,7 +52,7 @@ class Call:
         if isinstance(item, LmiError):
             raise item
         if isinstance(item, Failed):
-            raise CustomCodeFailed(item.message)
+            raise (OutOfMemory if item.is_out_of_memory else CustomCodeFailed)(item.message)
         if isinstance(item, End):
             return None
         if isinstance(item, Piece):

@@ -96,6 +96,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
 
     call_id: int
     message: str
+    is_out_of_memory: bool = False
 
 
 ToWorker = Handle | ReadInput | Open | Feed | Taken | Drop

@@ -131,7 +131,7 @@ class Bench:
             self._send(job, End(job.id))
         except BaseException as error:  # whatever the code raises, exit() and cancellation too, is this call's alone
             log.error("the model's code failed", exc_info=error)
-            self._send(job, Failed(job.id, describe(error)))
+            self._send(job, Failed(job.id, describe(error), is_out_of_memory(error)))
 
     def _handle(self, job: Job, message: Handle) -> None:
         with closing(self._model.handle(message.properties, message.query, message.body)) as answer:
@@ -262,6 +262,11 @@ def run(slot: int) -> int:
 def describe(error: BaseException) -> str:
     """The last line of a traceback, as text that can be sent: a message may hold bytes that are no UTF-8."""
     return traceback.format_exception_only(error)[-1].strip().encode(errors="replace").decode()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the process, or of an accelerator: libraries have classes of their own for that, all of this name."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _place(error: BaseException, path: str) -> str:

@@ -186,6 +186,27 @@ def test_a_request_that_names_a_form_gets_that_from_a_dynamic_batch(serve: Serve
     assert json.loads(body) == [{"generated_text": "ab"}]
 
 
+def test_memory_that_ran_out_in_a_formatter_is_507(serve: Serve) -> None:
+    server = serve("""
+from djl_python.input_parser import input_formatter
+from djl_python.output_formatter import output_formatter
+class OutOfMemoryError(RuntimeError):
+    pass
+@input_formatter
+def read(decoded_payload: dict) -> dict:
+    if decoded_payload["inputs"] == "large":
+        raise MemoryError("no room")
+    return decoded_payload
+@output_formatter
+def write(response):
+    raise OutOfMemoryError("CUDA out of memory")
+""")
+    response, body = ask(server, "large")
+    assert (response.status, json.loads(body)["code"]) == (507, 507) and "no room" in json.loads(body)["error"]
+    response, body = ask(server, "say a")
+    assert response.status == 507 and "CUDA out of memory" in json.loads(body)["error"]
+
+
 def test_nothing_is_left_of_a_call_when_its_answer_is_over(serve: Serve) -> None:
     server = serve("own_fields", {"greeting": ""})
     for body in ({"question": "say a"}, {"question": ""}, {"question": "fail a"}, {"q": 1}):
