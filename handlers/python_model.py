@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from handlers.attributes import Attributes
 from handlers.lazy_tokenizer import LazyTokenizer
+from handlers.multipart import is_multipart, read_parts
 from handlers.python_answer import Answers, as_bytes
 from handlers.signatures import accepted, call, first_annotation, first_name, synchronous
 from lmi.custom.messages import Open
@@ -167,13 +168,13 @@ def _find(module: Any, name: str | None, mark: str) -> Callable[..., Any] | None
 
 
 def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None) -> Any:
-    """The body under `data`, each name of the query beside it."""
+    """The body under `data`, or each part of a multipart one under its name, and each name of the query."""
     from djl_python import Input
     from djl_python.pair_list import PairList
 
-    return Input(
-        properties, PairList([("data", body), *((name, value.encode()) for name, value in (query or {}).items())])
-    )
+    content_type = next((value for name, value in properties.items() if name.lower() == "content-type"), "")
+    parts = read_parts(body, content_type) if is_multipart(content_type) else [("data", body)]
+    return Input(properties, PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]))
 
 
 def _outputs(result: Any) -> Iterator[Any]:

@@ -211,3 +211,32 @@ def handle(inputs):
     head, body = answer(model(tmp_path, source, handler="handle"), buffer.getvalue())
     with numpy.load(io.BytesIO(body)) as arrays:
         assert head.media_type == "tensor/npz" and arrays["arr_0"].tolist() == [1, 2, 3]
+
+
+MULTIPART = b"".join(
+    b'--cut\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name, content)
+    for name, content in ((b"data", b'{"a": 1}'), (b"image", b"\x89PNG\r\n"))
+)
+
+
+def test_a_multipart_body_reaches_the_handler_in_its_parts(tmp_path: Path) -> None:
+    source = """
+from djl_python import Output
+def handle(inputs):
+    return Output().add_as_json([
+        inputs.get_content().keys(), inputs.get_as_json(), inputs.get_as_bytes("image").hex(), inputs.get_as_string("q")
+    ])
+"""
+    loaded = model(tmp_path, source, handler="handle")
+    kind = {"content-type": "multipart/form-data; boundary=cut"}
+    _, body = answer(loaded, MULTIPART + b"--cut--\r\n", **kind)
+    assert json.loads(body) == [["data", "image", "q"], {"a": 1}, b"\x89PNG\r\n".hex(), "1"]
+    with pytest.raises(ValueError, match="ends before its last boundary"):
+        answer(loaded, MULTIPART, **kind)
+
+
+def test_an_input_formatter_reads_the_parts_of_a_multipart_body(tmp_path: Path) -> None:
+    source = "def read(form): return {'inputs': str(len(form.get_as_bytes('image'))), **form.get_as_json('data')}"
+    loaded = model(tmp_path, source, input_formatter="read")
+    _, request = loaded.read_input({"Content-Type": "multipart/form-data; boundary=cut"}, MULTIPART + b"--cut--")
+    assert json.loads(request) == {"inputs": "6", "a": 1}
