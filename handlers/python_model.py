@@ -30,6 +30,7 @@ COMPAT = Path(__file__).parent / "compat"
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
 HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
 WITHOUT_BODY = (204, 205, 304)
+UNUSED_MARKS = dict.fromkeys(("is_init_handler", "is_prediction_handler"), "it is for scikit-learn and XGBoost")
 BUILT_IN = "djl_python."  # begins an entryPoint that names a service of the reference
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,9 @@ class PythonModel:
         self._handle = _named(module, functions.handler) if functions.handler else None
         self._output_formatter = _find(module, functions.output_formatter, "is_output_formatter")
         self._input_formatter = _find(module, functions.input_formatter, "is_input_formatter")
+        for mark in UNUSED_MARKS:
+            if (unused := _find(module, None, mark)) is not None:
+                log.warning("%s: %s is never called here, %s", path, unused.__name__, UNUSED_MARKS[mark])
         self._properties = dict(properties or {})
         self._tokenizer = LazyTokenizer(folder)
         self._name = name

@@ -6,5 +6,10 @@ names are where the reference's public documentation imports them from; the code
 
 from djl_python.inputs import Input
 from djl_python.outputs import Output
+from djl_python.stubs import install
 
-__all__ = ["Input", "Output"]
+install(__name__)
+
+from djl_python.session_manager import SessionManager  # noqa: E402
+
+__all__ = ["Input", "Output", "SessionManager"]

@@ -1,4 +1,4 @@
-"""A request as `handle` gets it: properties (headers and the query) and content (the body under `data`).
+"""A request as `handle` gets it: properties (headers) and content (the body under `data`, and the query).
 
 The first one, at load, has no content; its properties are the options of the model. numpy and PIL are imported only by
 the getters that return their objects.
@@ -50,9 +50,12 @@ class Input:
     def is_batch(self) -> bool:
         return False
 
+    def get_batch_size(self) -> int:
+        return 1
+
     def get_batches(self) -> list[Input]:
-        """Requests come one by one here, so a batch is one."""
-        return [] if self.is_empty() else [self]
+        """Requests come one by one here, so a batch is one; the first call's is that call's, without content."""
+        return [self]
 
     def get_as_bytes(self, key: str | int | None = None) -> bytes | None:
         value = self.content.get(key)

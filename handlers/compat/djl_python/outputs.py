@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from djl_python.pair_list import PairList
 
-JSON = "application/json"
+JSON, JSONLINES = "application/json", "application/jsonlines"
 
 
 def _default_stream_output_formatter(item: Any) -> bytes:
     """One line for each item of a stream."""
     return (json.dumps({"outputs": item}) + "\n").encode()
+
+
+class Record(bytes):
+    """What `Output.binary_encode` makes of an asynchronous answer: the bytes to send, and whether they are the last."""
+
+    code: int | None = None
+    is_last: bool = False
 
 
 class Output:
@@ -27,6 +34,7 @@ class Output:
         self.stream_formatter: Callable[[Any], bytes | str] | None = None
         self.finalizer: Callable[[], Any] | None = None
         self.media_type: str | None = None  # of the first thing added, where no property says it
+        self.is_last = False  # nothing comes after it, whatever else the generator would yield
 
     def set_code(self, code: int) -> Output:
         self.code = code
@@ -39,9 +47,23 @@ class Output:
     def get_properties(self) -> dict[str, str]:
         return self.properties
 
+    def get_property(self, key: str) -> str | None:
+        return self.properties.get(key)
+
     def add_property(self, key: str, value: Any) -> Output:
         self.properties[key] = value
         return self
+
+    @staticmethod
+    def binary_encode(data: Mapping[str, Any]) -> Record:
+        """A piece of an asynchronous answer for `add`: its `data`, `last`, and an `error` with its `code`."""
+        text = str(data.get("data") or "")
+        if data.get("error"):
+            text = json.dumps({"error": str(data["error"]), "code": int(data.get("code") or 424)}) + "\n"
+        record = Record(text.encode())
+        record.is_last = str(data.get("last", False)).lower() == "true"
+        record.code = int(data.get("code") or 424) if data.get("error") else None
+        return record
 
     def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Output:
         """Make this the answer to a request that failed."""
@@ -51,6 +73,8 @@ class Output:
 
     def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
         """Bytes as they are, a text in UTF-8, anything else as JSON."""
+        if isinstance(value, Record):
+            self.code, self.is_last = value.code or self.code, value.is_last
         if isinstance(value, bytes | bytearray | memoryview):
             return self._add(bytes(value), key, None)
         if isinstance(value, str):
@@ -63,19 +87,19 @@ class Output:
     def add_as_string(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
         return self._add(str(value).encode(), key, "text/plain; charset=utf-8")
 
-    def add_as_numpy(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+    def add_as_numpy(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Output:
         """An array, or the first of a list of them, as npy."""
         import numpy
 
         buffer = io.BytesIO()
-        numpy.save(buffer, value[0] if isinstance(value, list) else value, allow_pickle=False)
+        numpy.save(buffer, np_list[0] if isinstance(np_list, list) else np_list, allow_pickle=False)
         return self._add(buffer.getvalue(), key, "tensor/npy")
 
-    def add_as_npz(self, value: list[Any], key: str | None = None, batch_index: int | None = None) -> Output:
+    def add_as_npz(self, np_list: list[Any], key: str | None = None, batch_index: int | None = None) -> Output:
         import numpy
 
         buffer = io.BytesIO()
-        numpy.savez(buffer, *value)
+        numpy.savez(buffer, *np_list)
         return self._add(buffer.getvalue(), key, "tensor/npz")
 
     def add_stream_content(
@@ -85,7 +109,7 @@ class Output:
         self.stream_content = stream_content
         self.stream_formatter = output_formatter if callable(output_formatter) else None
         if self.stream_formatter is _default_stream_output_formatter:
-            self.media_type = "application/jsonlines"
+            self.media_type = JSONLINES
         return self
 
     def finalize(self, function: Callable[..., Any], *args: Any) -> Output:
