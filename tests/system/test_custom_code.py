@@ -102,6 +102,31 @@ def test_a_stream_without_a_formatter_is_jsonlines(handler: Server) -> None:
     assert answer.lines == [{"outputs": ["a"]}, {"outputs": ["b"]}]
 
 
+def test_an_asynchronous_generator_of_outputs_arrives_while_it_is_made(handler: Server) -> None:
+    with handler.open({"act": "chunks", "num": 9, "pause_s": 0.4, "last": 1}) as response:
+        assert response.getheader("content-type") == "application/jsonlines"
+        assert response.read1() == b'{"number": 0}\n'
+        first_s = time.monotonic()
+        assert response.read() == b'{"number": 1}\n'
+        assert time.monotonic() - first_s > 0.3
+
+
+def test_a_multipart_body_arrives_in_its_parts(handler: Server) -> None:
+    head = b'--cut\r\ncontent-disposition: form-data; name="'
+    body = head + b'data"\r\n\r\n{}\r\n' + head + b'image"; filename="a.png"\r\n\r\n\x00\r\n\xff\r\n'
+    form = {"content-type": "multipart/form-data; boundary=cut"}
+    whole, cut = handler.post(body + b"--cut--\r\n", headers=form), handler.post(body, headers=form)
+    assert json.loads(whole.body) == {"keys": ["data", "image"], "image": 4}
+    assert cut.status == 424 and "the multipart body ends before its last boundary" in json.loads(cut.body)["error"]
+
+
+def test_memory_that_ran_out_is_507(handler: Server) -> None:
+    answer = handler.post({"act": "give_up", "by": "memory"})
+    assert (answer.status, json.loads(answer.body)["code"]) == (507, 507)
+    assert json.loads(answer.body)["error"] == "MemoryError: no room for 8 GB"
+    assert handler.post({"name": "Ada"}).status == 200
+
+
 def test_an_exception_is_answered_424_with_its_message_and_hurts_nobody_else(handler: Server) -> None:
     num_before = json.loads(handler.post({"name": "Ada"}).body)["calls"]
     answer = handler.post({"act": "fail"})
@@ -317,3 +342,15 @@ def test_the_first_signature_of_output_formatters_is_served_by_name(tmp_path: Pa
         answer = server.generate(3, "ab")
         assert answer.body == b"<aba>length aba"
         assert server.generate(3, "ab", stream=False).body == answer.body
+
+
+def test_formatters_have_their_own_fields_the_options_and_a_tokenizer_that_is_read_when_it_is_used(
+    tmp_path: Path,
+) -> None:
+    with running(formatted(tmp_path, "own_fields", **{"option.greeting": "hello"})) as server:
+        parameters = {"max_new_tokens": 3, "stop_token_ids": [98]}
+        found = json.loads(server.post({"question": "ab", "trace": "t", "parameters": parameters}).body)
+        assert (found["trace"], found["seen"], found["stop_reason"]) == ("t", ["hello", "hello"], 98)
+        assert found["ids"] == [97, 98] and not found["has_transformers"], "nor torch, which it brings"
+        found = json.loads(server.post({"question": "ab", "count": True, "parameters": parameters}).body)
+        assert found["seen"][-1] == 4 and found["has_transformers"]

@@ -9,6 +9,7 @@ import os
 import time
 
 from djl_python import Input, Output
+from djl_python.async_utils import create_stream_chunk_output
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,10 @@ class Service:
         if inputs.get_property("content-type") == "text/plain":
             return Output().add(inputs.get_as_string().upper())
         data = inputs.get_as_json()
+        if inputs.contains_key("image"):
+            return Output().add_as_json(
+                {"keys": inputs.get_content().keys(), "image": len(inputs.get_as_bytes("image"))}
+            )
         act = data.get("act", "greet")
         return getattr(self, act)(data, inputs)
 
@@ -63,11 +68,20 @@ class Service:
     def lines(self, data, inputs):
         return Output().add_stream_content([token] for token in ("a", "b"))
 
+    def chunks(self, data, inputs):
+        async def outputs():
+            for number in range(data["num"]):
+                await asyncio.sleep(data.get("pause_s", 0))
+                yield create_stream_chunk_output({"number": number}, number == data.get("last"))
+
+        return outputs()
+
     def fail(self, data, inputs):
         raise ValueError("no such\nluck")
 
     def give_up(self, data, inputs):
         ends = {"cancel": asyncio.CancelledError(), "key": KeyboardInterrupt(), "bytes": ValueError("\ud800 bad")}
+        ends["memory"] = MemoryError("no room for 8 GB")
         raise ends[data["by"]]
 
     def odd(self, data, inputs):
