@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from handlers.attributes import Attributes
 from handlers.lazy_tokenizer import LazyTokenizer
 from handlers.multipart import is_multipart, read_parts
-from handlers.python_answer import Answers, as_bytes
+from handlers.python_answer import Answers, Opened, as_bytes
 from handlers.signatures import accepted, call, first_annotation, first_name, synchronous
-from lmi.custom.messages import Open
 
 COMPAT = Path(__file__).parent / "compat"
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
@@ -134,7 +133,7 @@ class PythonModel:
             return None, json.dumps(request).encode()
         return request, json.dumps(_request_fields(request)).encode()
 
-    def answers(self, opened: Open, request: Any) -> Answers:
+    def answers(self, opened: Opened, request: Any) -> Answers:
         """The answers to one body, whose `request` `read_input` has returned."""
         assert self._output_formatter is not None
         return Answers(self._output_formatter, opened, request, self._name, self._tokenizer)
