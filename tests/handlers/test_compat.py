@@ -11,6 +11,8 @@ import pytest
 
 from handlers.python_model import COMPAT, Functions, Head, PythonModel
 
+FILES = Path(__file__).parents[1] / "custom_code"
+
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +231,21 @@ def test_beside_a_service_of_the_reference_a_handler_need_not_expect_the_first_c
     loaded.begin()
     assert "the first call of handle, without content, failed" in caplog.text
     assert answer(loaded, b"body")[1] == [b"body"]
+
+
+def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"entryPoint": "djl_python.lmi_vllm.vllm_async_service", "async_mode": "true", "model_id": "mine"}
+    loaded = PythonModel(str(FILES / "async_service" / "model.py"), Functions("handle"), options)
+    loaded.begin()
+    assert "TypeError" in caplog.text
+    head, [body] = answer(loaded, b'{"inputs": {"nested": 1}}')
+    assert (head.status, head.media_type) == (200, "application/json")
+    assert json.loads(body) == {"custom_handler_used": True, "generated_text": "1", "model": "mine"}
+
+
+def test_a_handler_that_goes_through_a_batch_answers_its_one_request() -> None:
+    loaded = PythonModel(str(FILES / "batch" / "model.py"), Functions("handle"))
+    loaded.begin()
+    assert answer(loaded, b'{"inputs": "a"}') == (Head(200, "text/plain; charset=utf-8", {"num": "1"}), [b"A"])

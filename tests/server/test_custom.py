@@ -207,6 +207,24 @@ def write(response):
     assert response.status == 507 and "CUDA out of memory" in json.loads(body)["error"]
 
 
+def test_a_formatter_that_looks_for_the_text_in_an_engines_response_finds_it(serve: Serve) -> None:
+    server = serve("completion")
+    answer = json.loads(server.post({"inputPrompt": "run ab"})[1])
+    assert answer["choices"][0]["text"] == "ABAB" and answer["choices"][0]["finish_reason"] == "length"
+    lines = server.post({"inputPrompt": "run ab", "stream": True})[1].splitlines()
+    assert [json.loads(line)["choices"][0]["text"] for line in lines] == ["A", "B", "A", "B"]
+    answer = json.loads(server.post({"prompt": "say ab", "max_tokens": 2})[1])
+    assert answer["choices"][0]["text"] == "ab", "OpenAI's bodies are answered in their own form"
+
+
+def test_a_formatter_that_is_ready_for_any_shape_of_response_adds_its_field(serve: Serve) -> None:
+    server = serve("any_shape")
+    answer = json.loads(ask(server, "run ab")[1])
+    assert (answer["tenant"], answer["generated_text"]) == ("blue", "aba")
+    lines = [json.loads(line) for line in ask(server, "run ab", stream=True)[1].splitlines()]
+    assert [(line["tenant"], line["choices"][0]["text"]) for line in lines] == [("blue", text) for text in "aba"]
+
+
 def test_nothing_is_left_of_a_call_when_its_answer_is_over(serve: Serve) -> None:
     server = serve("own_fields", {"greeting": ""})
     for body in ({"question": "say a"}, {"question": ""}, {"question": "fail a"}, {"q": 1}):

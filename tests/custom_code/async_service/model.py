@@ -1,0 +1,19 @@
+"""A handler beside `entryPoint=djl_python.lmi_vllm.vllm_async_service`: it loads itself, an empty call makes it fail."""
+
+import json
+
+from djl_python import Input
+from djl_python.async_utils import create_non_stream_output
+from djl_python.encode_decode import decode
+
+engine = None
+
+
+async def handle(inputs: Input):
+    global engine
+    if engine is None:
+        engine = {"model": inputs.get_properties().get("model_id", "none")}
+    request = inputs.get_batches()[0]
+    payload = decode(request, request.get_property("Content-Type"))
+    prompt = json.dumps(payload["inputs"]["nested"])  # the first call has a text, so it fails there
+    return create_non_stream_output({"custom_handler_used": True, "generated_text": prompt, **engine})

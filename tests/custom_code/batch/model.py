@@ -1,0 +1,13 @@
+"""A handler that goes through a batch of requests, as one for rolling batches does."""
+
+from djl_python import Input, Output
+
+
+def handle(inputs: Input) -> Output | None:
+    if inputs.is_empty():
+        return None
+    outputs = Output()
+    outputs.add_property("num", str(inputs.get_batch_size()))
+    for i, item in enumerate(inputs.get_batches()):
+        outputs.add(item.get_as_json()["inputs"].upper(), key="data", batch_index=i)
+    return outputs
