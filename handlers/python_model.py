@@ -70,6 +70,7 @@ class PythonModel:
     ) -> None:
         module = _import(Path(path))
         self._handle = _named(module, functions.handler) if functions.handler else None
+        self._handler_name = functions.handler or ""
         self._output_formatter = _find(module, functions.output_formatter, "is_output_formatter")
         self._input_formatter = _find(module, functions.input_formatter, "is_input_formatter")
         for mark in UNUSED_MARKS:
@@ -95,7 +96,7 @@ class PythonModel:
         except Exception as error:
             if not self._properties.get("entryPoint", "").startswith(BUILT_IN):
                 raise
-            log.error("the first call of %s, without content, failed", self._handle.__name__, exc_info=error)
+            log.error("the first call of %s, without content, failed", self._handler_name, exc_info=error)
 
     def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Iterator[Head | bytes]:
         """The answer to one request: its head, then its pieces as they are made. Close it when nobody listens."""
@@ -106,11 +107,11 @@ class PythonModel:
             if first is None:
                 yield Head(204, "", {})
                 return
-            _check_type(first, self._handle)
+            _check_type(first, self._handler_name)
             yield _head(first, is_streaming=hasattr(result, "__aiter__"))
             yield from _pieces(first)
             for output in outputs:
-                _check_type(output, self._handle)
+                _check_type(output, self._handler_name)
                 yield from _pieces(output)
 
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
@@ -193,11 +194,11 @@ def _outputs(result: Any) -> Iterator[Any]:
                 return
 
 
-def _check_type(output: Any, handler: Callable[..., Any]) -> None:
+def _check_type(output: Any, name: str) -> None:
     from djl_python import Output
 
     if not isinstance(output, Output):
-        raise TypeError(f"{handler.__name__} must return an Output or None, not {type(output).__name__}")
+        raise TypeError(f"{name} must return an Output or None, not {type(output).__name__}")
 
 
 def _head(output: Any, *, is_streaming: bool) -> Head:

@@ -206,7 +206,8 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
     )
     if answer.stopped:
         return Delta(tokens, FinishReason.STOP_SEQUENCE, stop_reason=answer.stop_string)
-    stop_id = result.output_token_ids[0][-1] if reason is EngineReason.STOP_WORDS else None
+    ids = result.output_token_ids[0]
+    stop_id = ids[-1] if ids and reason is EngineReason.STOP_WORDS else None
     return Delta(tokens, REASONS[reason], stop_reason=stop_id)
 
 

@@ -153,6 +153,30 @@ def write(output: RequestOutput) -> str:
     assert feed(written, [(1, "a", -1.0, False), (2, "b", -1.0, False)], "length") == b"[ab-2.0 True]"
 
 
+@pytest.mark.parametrize(
+    ("parameter", "kind"),
+    [
+        ("output: TextGenerationOutput", "TextGenerationOutput"),
+        ("output: djl_python.output_formatter.RequestOutput", "TextGenerationOutput"),
+        ("output: 'request_io.TextGenerationOutput'", "TextGenerationOutput"),
+        ("output: TextGenerationOutput, tokenizer=None", "TextGenerationOutput"),
+        ("response: dict[str, object]", "Attributes"),
+        ("response: 'dict'", "Attributes"),
+        ("request_output", "Attributes"),
+        ("response, tokenizer, request", "Attributes"),
+    ],
+)
+def test_the_first_parameter_says_what_an_output_formatter_is_given(tmp_path: Path, parameter: str, kind: str) -> None:
+    source = f"""
+import djl_python.output_formatter
+from djl_python.output_formatter import *
+def write({parameter}):
+    return type({parameter.split(",")[0].split(":")[0]}).__name__
+"""
+    written = opened(model(tmp_path, source, output_formatter="write"))
+    assert feed(written, [(1, "a", None, False)], "length").decode().strip() == kind
+
+
 def test_a_formatter_that_reads_no_tokens_is_called_once_for_each_step(tmp_path: Path) -> None:
     source = """
 from djl_python.output_formatter import RequestOutput, output_formatter

@@ -1,4 +1,4 @@
-"""A handler beside `entryPoint=djl_python.lmi_vllm.vllm_async_service`: it loads itself, an empty call makes it fail."""
+"""A handler beside `entryPoint=djl_python.lmi_vllm.vllm_async_service`, which the empty call makes fail."""
 
 import json
 
