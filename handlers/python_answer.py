@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from handlers.attributes import Attributes, attributes
+from handlers.attributes import attributes
 from handlers.signatures import accepted, call, first_annotation, num_required
 
 JSON, JSONLINES = "application/json", "application/jsonlines"
@@ -58,13 +58,12 @@ class Answers:
         self, formatter: Callable[..., Any], opened: Opened, request: Any, model_name: str, tokenizer: Any
     ) -> None:
         """`request`: what the input formatter has returned; None: there is none, or it has returned a body's object."""
-        is_by_tokens = num_required(formatter) == NUM_LEGACY_PARAMETERS
         self._open = set(range(len(opened.prompts)))
         self.media_type = ""
         self._all: list[TokenAnswer] | list[ResponseAnswer]
         inputs = [request_input(request, opened, prompt, tokenizer) for prompt in opened.prompts]
-        if is_by_tokens or first_annotation(formatter) in ("TextGenerationOutput", "RequestOutput"):
-            self._all = [TokenAnswer(formatter, each, is_by_tokens) for each in inputs]
+        if not takes_responses(formatter):
+            self._all = [TokenAnswer(formatter, each) for each in inputs]
         else:
             self.media_type = JSONLINES if opened.is_streaming else JSON
             self._all = [ResponseAnswer(formatter, opened, each, model_name) for each in inputs]
@@ -83,11 +82,11 @@ class Answers:
 class TokenAnswer:
     """One answer through a formatter that reads tokens, by the first or the second kind of signature."""
 
-    def __init__(self, formatter: Callable[..., Any], request: Any, is_legacy: bool) -> None:
+    def __init__(self, formatter: Callable[..., Any], request: Any) -> None:
         from djl_python.request_io import Sequence, TextGenerationOutput
 
         self._formatter = formatter
-        self._is_legacy = is_legacy
+        self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
         self._request = request
         self._sequence = Sequence()
         self._output = TextGenerationOutput(request.request_id, request, sequences={0: self._sequence})
@@ -162,10 +161,9 @@ class ResponseAnswer:
         _take_prompt(self._request, step)
         if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
             return b""
-        named = accepted(self._formatter, {"tokenizer": self._request.tokenizer, "request": self._request})
-        return _line(as_bytes(call(self._formatter, self._response(step), **named)))
+        return format_response(self._formatter, self._response(step), self._request, self._request.tokenizer)
 
-    def _response(self, step: Step) -> Attributes:
+    def _response(self, step: Step) -> dict[str, Any]:
         text = _text(step.tokens if self._opened.is_streaming else self._tokens)
         choice = {
             "index": 0,
@@ -177,7 +175,7 @@ class ResponseAnswer:
         response = self._head | {"choices": [choice]}
         if step.finish_reason is not None:
             response = self._whole(step.finish_reason) | response | {"usage": self._usage()}
-        return attributes(response)  # type: ignore[no-any-return]
+        return response
 
     def _whole(self, finish_reason: str) -> dict[str, Any]:
         whole: dict[str, Any] = {"generated_text": self._prompt + _text(self._tokens)}
@@ -200,6 +198,19 @@ class ResponseAnswer:
     def _usage(self) -> dict[str, int]:
         num_prompt, num_new = self._num_prompt_tokens, len(self._tokens)
         return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+
+
+def takes_responses(formatter: Callable[..., Any]) -> bool:
+    """Whether it is of the third kind."""
+    is_by_tokens = num_required(formatter) == NUM_LEGACY_PARAMETERS
+    return not (is_by_tokens or first_annotation(formatter) in ("TextGenerationOutput", "RequestOutput"))
+
+
+def format_response(formatter: Callable[..., Any], response: dict[str, Any], request: Any, tokenizer: Any) -> bytes:
+    """What a formatter of the third kind writes; a line, if it is anything."""
+    named = accepted(formatter, {"tokenizer": tokenizer, "request": request})
+    written = as_bytes(call(formatter, attributes(response), **named))
+    return written if not written or written.endswith(b"\n") else written + b"\n"
 
 
 def request_input(request: Any, opened: Opened, prompt: str, tokenizer: Any) -> Any:
@@ -251,7 +262,3 @@ def _shown(fields: Sequence[TokenFields]) -> list[Mapping[str, Any]]:
 
 def _text(fields: Sequence[TokenFields]) -> str:
     return "".join(text for _, text, _, _ in fields)
-
-
-def _line(written: bytes) -> bytes:
-    return written if not written or written.endswith(b"\n") else written + b"\n"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from handlers.attributes import Attributes
 from handlers.lazy_tokenizer import LazyTokenizer
 from handlers.multipart import is_multipart, read_parts
-from handlers.python_answer import Answers, Opened, as_bytes
+from handlers.python_answer import Answers, Opened, as_bytes, format_response, takes_responses
 from handlers.signatures import accepted, call, first_annotation, first_name, synchronous
 
 COMPAT = Path(__file__).parent / "compat"
@@ -138,6 +138,13 @@ class PythonModel:
         """The answers to one body, whose `request` `read_input` has returned."""
         assert self._output_formatter is not None
         return Answers(self._output_formatter, opened, request, self._name, self._tokenizer)
+
+    def respond(self, body: bytes, request: Any) -> bytes:
+        """A response of another form, through an output formatter that takes such; else it stays as it is."""
+        assert self._output_formatter is not None
+        if not takes_responses(self._output_formatter):
+            return body
+        return format_response(self._output_formatter, json.loads(body), request, self._tokenizer)
 
 
 def load(path: str, functions: Functions, properties: Mapping[str, str], folder: str, name: str) -> PythonModel:

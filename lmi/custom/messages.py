@@ -66,6 +66,13 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", array_like=True):
     prefill: list[TokenFields] | None = None
 
 
+class Respond(msgspec.Struct, frozen=True, tag="respond", array_like=True):
+    """A response that has a form already, or a chunk of one: the JSON of an object. Answered with one Piece."""
+
+    call_id: int
+    body: bytes
+
+
 class Taken(msgspec.Struct, frozen=True, tag="taken", array_like=True):
     call_id: int
 
@@ -99,7 +106,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     is_out_of_memory: bool = False
 
 
-ToWorker = Handle | ReadInput | Open | Feed | Taken | Drop
+ToWorker = Handle | ReadInput | Open | Feed | Respond | Taken | Drop
 ToFrontEnd = Head | Piece | End | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -39,6 +39,7 @@ from lmi.custom.messages import (
     Open,
     Piece,
     ReadInput,
+    Respond,
     Taken,
     ToFrontEnd,
     decode_to_worker,
@@ -63,7 +64,7 @@ printed = logging.getLogger("model.py")
 class Job:
     """One call as the worker keeps it. `room` counts the pieces that may still be sent."""
 
-    def __init__(self, front_end: FrontEnd, message: Handle | ReadInput | Open) -> None:
+    def __init__(self, front_end: FrontEnd, message: Handle | ReadInput | Open | Respond) -> None:
         self.front_end = front_end
         self.id = message.call_id
         self.request: Any = None  # of ReadInput: what the input formatter has returned
@@ -83,7 +84,7 @@ class Bench:
         self._model = model
         self._record = record
         self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[tuple[Job, Handle | ReadInput | Open | Feed]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Job, Handle | ReadInput | Open | Feed | Respond]] = queue.SimpleQueue()
         self._is_busy = False
         record.max_num_sequences = 1
         record.step_s = time.monotonic()
@@ -93,7 +94,7 @@ class Bench:
     def is_idle(self) -> bool:
         return not self._is_busy and self._jobs.empty()
 
-    def put(self, job: Job, message: Handle | ReadInput | Open | Feed) -> None:
+    def put(self, job: Job, message: Handle | ReadInput | Open | Feed | Respond) -> None:
         self._jobs.put((job, message))
 
     def beat(self) -> None:
@@ -112,13 +113,16 @@ class Bench:
             self._record.num_running = 0
             self._is_busy = False
 
-    def _work(self, job: Job, message: Handle | ReadInput | Open | Feed) -> None:
+    def _work(self, job: Job, message: Handle | ReadInput | Open | Feed | Respond) -> None:
         try:
             if isinstance(message, Handle):
                 self._handle(job, message)
             elif isinstance(message, ReadInput):
                 job.request, body = self._model.read_input(message.properties, message.body)
                 self._send(job, Piece(job.id, body))
+                return
+            elif isinstance(message, Respond):
+                self._send(job, Piece(job.id, self._model.respond(message.body, job.request)))
                 return
             elif isinstance(message, Open):
                 job.answers = self._model.answers(message, job.request)
@@ -165,7 +169,7 @@ class FrontEnd(Connection):
     def take(self, payload: bytes) -> None:
         message = decode_to_worker(payload)
         job = self._jobs.get(message.call_id)
-        if job is None and isinstance(message, Handle | ReadInput | Open):
+        if job is None and isinstance(message, Handle | ReadInput | Open | Respond):
             job = self._jobs[message.call_id] = Job(self, message)
         if job is None:
             return

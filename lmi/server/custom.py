@@ -16,7 +16,7 @@ import orjson
 
 from lmi.config import Config
 from lmi.custom.client import Call, CodeWorkers, CustomCodeFailed
-from lmi.custom.messages import Feed, Head, Open, Piece, ReadInput, TokenFields
+from lmi.custom.messages import Feed, Head, Open, Piece, ReadInput, Respond, TokenFields
 from lmi.dialects import Dialect
 from lmi.errors import MalformedRequest, Unsupported
 from lmi.formatters.base import Formatter
@@ -26,6 +26,7 @@ from lmi.server.service import Service
 from lmi.types import Delta, Token
 
 JSON, JSONLINES = "application/json", "application/jsonlines"
+EVENT = b"data: "
 
 
 def properties(exchange: Exchange) -> dict[str, str]:
@@ -49,6 +50,7 @@ class OwnFormatters:
         self._exchange = exchange
         self._service = service
         self._call: Call | None = None
+        self._is_any_form_ours = False  # the path has no form of its own, so that formatters meet OpenAI's bodies too
 
     async def read(self, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
         """The body and its content type, as the input formatter makes them if there is one.
@@ -56,6 +58,7 @@ class OwnFormatters:
         Raises MalformedRequest with what the formatter raised.
         """
         service, exchange = self._service, self._exchange
+        self._is_any_form_ours = dialect.is_customisable
         code = service.config.code
         if service.code is None or code is None or not (code.has_input_formatter and dialect.is_customisable):
             return body, exchange.headers.get("content-type")
@@ -78,12 +81,14 @@ class OwnFormatters:
             return message
         return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
 
-    def choose(self, dialect: Dialect, message: Message, parsed: Parsed) -> tuple[Formatter | CustomFormatter, Parsed]:
+    def choose(self, dialect: Dialect, message: Message, parsed: Parsed) -> tuple[Formatter | OwnWriter, Parsed]:
         """The writer of the answer, and the request as that needs it. `message`: as the client sent it."""
-        if not self._writes(dialect, message):
+        if not self._is_any_form_ours or not has_output_formatter(self._service.config, message):
             self.close()
             return dialect.formatter(parsed), parsed
         assert self._service.code is not None
+        if not dialect.is_customisable:
+            return ResponseFormatter(self._service.code, self._call, dialect.formatter(parsed)), parsed
         formatter = CustomFormatter(self._service.code, self._call, message, parsed)
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
         return formatter, replace(parsed, requests=requests)
@@ -165,6 +170,46 @@ class CustomFormatter:
             self.media_type = head.media_type
         else:
             self.media_type = JSONLINES if self.is_streaming else JSON
+
+
+class ResponseFormatter:
+    """The model's own output formatter behind one of OpenAI's: it is given each object that would be sent."""
+
+    def __init__(self, workers: CodeWorkers, call: Call | None, formatter: Formatter) -> None:
+        self.media_type, self.is_streaming = formatter.media_type, formatter.is_streaming
+        self._workers, self._call, self._formatter = workers, call, formatter
+
+    async def records(self, deltas: AsyncIterator[Delta], count: Callable[[Delta], None]) -> AsyncGenerator[bytes]:
+        try:
+            async for delta in deltas:
+                count(delta)
+                for record in self._formatter.feed(delta):
+                    yield b"".join([await self._written(line) for line in record.splitlines(keepends=True)])
+        finally:
+            if self._call is not None:
+                self._call.close()
+
+    async def _written(self, line: bytes) -> bytes:
+        """A line with an object in it as the code writes that, any other as it is."""
+        prefix, body = (EVENT, line.removeprefix(EVENT)) if line.startswith(EVENT) else (b"", line)
+        if not body.startswith(b"{"):
+            return line
+        if self._call is None:
+            self._call = await self._workers.begin(lambda call_id: Respond(call_id, body))
+        else:
+            self._call.send(Respond(self._call.id, body))
+        piece = await self._call.take()
+        assert isinstance(piece, Piece)
+        return event_lines(piece.data) if prefix else piece.data
+
+
+OwnWriter = CustomFormatter | ResponseFormatter
+
+
+def event_lines(written: bytes) -> bytes:
+    """As the data of a server-sent event, where it is not written as one already."""
+    lines = written.splitlines()
+    return b"".join((line if line.startswith(EVENT) else EVENT + line) + b"\n" for line in lines)
 
 
 def feed(call_id: int, delta: Delta) -> Feed:

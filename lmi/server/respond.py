@@ -17,7 +17,7 @@ from lmi.dialects import Dialect
 from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import Formatter
 from lmi.schemas.common import Parsed
-from lmi.server.custom import CustomFormatter, OwnFormatters
+from lmi.server.custom import OwnFormatters, OwnWriter
 from lmi.server.exchange import Exchange
 from lmi.server.service import Service
 from lmi.state import FrontEndRecord
@@ -69,7 +69,7 @@ async def respond(
     dialect: Dialect,
     parsed: Parsed,
     frame: Frame,
-    formatter: Formatter | CustomFormatter,
+    formatter: Formatter | OwnWriter,
 ) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
@@ -79,10 +79,10 @@ async def respond(
                 exchange.deadline(service.config.server.predict_timeout_s),
                 aclosing(service.pipeline.generate(parsed.requests)) as deltas,
             ):
-                if isinstance(formatter, CustomFormatter):
-                    body = await write_custom(exchange, formatter, deltas, meter)
-                else:
+                if isinstance(formatter, Formatter):
                     body = await write(exchange, formatter, deltas, meter)
+                else:
+                    body = await write_custom(exchange, formatter, deltas, meter)
     except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
         if not exchange.status:
             raise
@@ -107,9 +107,7 @@ async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[
     return record
 
 
-async def write_custom(
-    exchange: Exchange, formatter: CustomFormatter, deltas: AsyncIterator[Delta], meter: Meter
-) -> bytes:
+async def write_custom(exchange: Exchange, formatter: OwnWriter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
     """The same through the model's own formatter: what it writes for each Delta as it comes, or all of it at the end.
 
     An answer that it writes nothing of still begins, so that its status is told.

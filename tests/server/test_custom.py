@@ -213,8 +213,44 @@ def test_a_formatter_that_looks_for_the_text_in_an_engines_response_finds_it(ser
     assert answer["choices"][0]["text"] == "ABAB" and answer["choices"][0]["finish_reason"] == "length"
     lines = server.post({"inputPrompt": "run ab", "stream": True})[1].splitlines()
     assert [json.loads(line)["choices"][0]["text"] for line in lines] == ["A", "B", "A", "B"]
-    answer = json.loads(server.post({"prompt": "say ab", "max_tokens": 2})[1])
-    assert answer["choices"][0]["text"] == "ab", "OpenAI's bodies are answered in their own form"
+
+
+def test_a_formatter_is_given_openais_responses_too_where_the_path_has_no_form_of_its_own(serve: Serve) -> None:
+    server = serve("completion", chat_template="say {{ messages[0].content }}")
+    completion = {"prompt": "say ab", "max_tokens": 2}
+    chat = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2}
+    assert json.loads(server.post(completion)[1])["choices"][0]["text"] == "AB"
+    assert json.loads(server.post(completion, "/v1/completions")[1])["choices"][0]["text"] == "ab"
+    assert json.loads(server.post(chat)[1])["choices"][0]["message"]["content"] == "message"
+    response, body = server.post({**completion, "stream": True})
+    chunks = [json.loads(line.removeprefix(b"data: ")) for line in body.splitlines() if b"{" in line]
+    assert response.status == 200 and "".join(chunk["choices"][0]["text"] for chunk in chunks) == "AB"
+    body = server.post({**chat, "stream": True})[1]
+    texts = [json.loads(line[line.index(b"{") :])["choices"][0]["delta"] for line in body.splitlines() if b"{" in line]
+    assert {"content": "delta"} in texts and b'"ab"' not in body
+
+
+def test_a_formatter_of_tokens_leaves_openais_responses_as_they_are(serve: Serve) -> None:
+    server = serve("""
+from djl_python.output_formatter import TextGenerationOutput, output_formatter
+@output_formatter
+def write(output: TextGenerationOutput):
+    return output.sequences[0].get_next_token()[0].text.upper()
+""")
+    assert ask(server, "run ab")[1] == b"ABA"
+    assert json.loads(server.post({"prompt": "say ab", "max_tokens": 2})[1])["choices"][0]["text"] == "ab"
+
+
+def test_what_a_formatter_raises_over_openais_response_is_in_its_form(serve: Serve) -> None:
+    server = serve("""
+from djl_python.output_formatter import output_formatter
+@output_formatter
+def write(response):
+    raise ValueError("cannot write")
+""")
+    response, body = server.post({"prompt": "say ab", "max_tokens": 2})
+    assert response.status == 424 and "ValueError: cannot write" in json.loads(body)["error"]["message"]
+    wait_until(lambda: all(connection.num_calls == 0 for connection in server.code.alive))
 
 
 def test_a_formatter_that_is_ready_for_any_shape_of_response_adds_its_field(serve: Serve) -> None:
