@@ -12,19 +12,18 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi.options import WORDS
-
 # vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU: writing it, and failing to read
 # it, costs seconds of each start. torch's cache of kernels does the work without it.
 COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
 # vLLM compiles a function of its sampler in eager mode too: ten seconds at the first log-prob.
 EAGER = {"TORCHDYNAMO_DISABLE": "1"}
+OFF = ("false", "0", "no", "off")
 
 
 def is_eager(options: Mapping[str, str]) -> bool:
     """What option.enforce_eager says; without it, whether torch's switch is set or something is missing here."""
     if (given := options.get("enforce_eager")) is not None:
-        return WORDS.get(given.lower(), True)
+        return given.lower() not in OFF
     return os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or missing() is not None
 
 
