@@ -466,7 +466,7 @@ class _Resolution:
         given = self.picked["load_models"].given
         for model in models[1:]:
             self.findings.warnings.append(
-                f"{given.written} ({given.source}): one model is served, so {shorten(str(model))} is not"
+                f"{given.written} ({given.source}): one model is served, so {shorten(str(model), 300)} is not"
             )
         place = cwd / local_path(models[0].url)
         if place.is_dir() and choices.find_folder(str(place), cwd) != folder:
