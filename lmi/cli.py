@@ -20,7 +20,7 @@ from typing import Any
 import click
 import orjson
 
-from lmi import __version__, log
+from lmi import __version__, log, sink
 from lmi.choices import vllm_arguments
 from lmi.config import Resolved, Setting, resolve_folder
 from lmi.errors import StartError
@@ -61,6 +61,7 @@ def djl_serving_main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; returns the exit code."""
+    sink.open_missing()
     try:
         return lmi.main(arguments, "lmi", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
@@ -156,7 +157,7 @@ def serve(folder: str | None, flags: dict[str, str]) -> int:
     Without DIR: /opt/ml/model when it holds something, else the current folder when it has one of these files, else the
     built-in demo model.
     """
-    return _serve(resolve_folder(folder, os.environ, flags))
+    return _serve(folder, flags)
 
 
 @lmi.command("djl-serving")
@@ -165,7 +166,7 @@ def serve(folder: str | None, flags: dict[str, str]) -> int:
 def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
     """Serve as the LMI container's own start command does."""
     named = _text(models)
-    return _serve(resolve_folder(folder, os.environ, {"load_models": named} if named else {}))
+    return _serve(folder, {"load_models": named} if named else {})
 
 
 @lmi.command()
@@ -194,9 +195,11 @@ def show_version() -> None:
             click.echo(f"{name} not installed")
 
 
-def _serve(resolved: Resolved) -> int:
+def _serve(folder: str | None, flags: dict[str, str]) -> int:
     from lmi import launcher
 
+    sink.never_wait()
+    resolved = resolve_folder(folder, os.environ, flags)
     server = resolved.config.server
     log.setup("supervisor", server.log_level, server.log_format)
     logger = logging.getLogger("lmi.config")

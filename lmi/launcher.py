@@ -26,6 +26,7 @@ from lmi.config import Config
 from lmi.engine.worker import read_report
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
 from lmi.listener import bind
+from lmi.log import count_dropped_in
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.state import Block, EngineRecord, Phase
 from lmi.supervision import DRAIN_CUT_S, DRAIN_END_S, RestartTable, code_hang, drain_notice_s, hang
@@ -111,6 +112,7 @@ class Supervisor:
     def _begin(self, block: Block) -> None:
         self._block = block
         block.supervisor.claim()
+        count_dropped_in(block.supervisor)
         block.supervisor.phase = Phase.LOADING
         engine = self._config.engine
         self._front_end = FrontEnd()

@@ -3,7 +3,8 @@
 Text for people at a terminal, JSON lines for everyone else. Line ends, escape sequences and invisible characters are
 escaped, so that no client can forge a line or paint the terminal; a line is never longer than 16 KB. Fields: ts, level,
 logger, pid, role, message, then whatever the caller gave in `extra` (request_id ...), and error with the traceback.
-It knows nothing of requests; the access log is written elsewhere.
+Nobody waits for the reader of the log: a line that finds no room is dropped and counted, and the next line that is
+written says how many were. It knows nothing of requests; the access log is written elsewhere.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 
 import orjson
 
+from lmi.sink import STDERR, Sink
+
 MAX_LINE = 16 << 10  # bytes, the line end counted in
-STDERR = 2
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 # Loggers of libraries that would else write in their own way.
@@ -25,7 +27,14 @@ FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.
 RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 
+class _Unrecorded:
+    """Counts what a process drops before it has a record."""
+
+    num_log_lines_dropped = 0
+
+
 _settings: tuple[str, str, str] | None = None
+_tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
 
 
 def settings() -> tuple[str, str, str] | None:
@@ -37,9 +46,8 @@ def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
     """Send every logger of this process to stderr in one form. `role` names the process; calling again is harmless."""
     global _settings
     _settings = role, level, format
-    is_text = format == "text" or (format == "auto" and os.isatty(STDERR))
     handler = LineHandler()
-    handler.setFormatter(TextFormatter(role) if is_text else JsonFormatter(role))
+    handler.setFormatter(TextFormatter(role) if is_text(format) else JsonFormatter(role))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
@@ -51,27 +59,55 @@ def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
     logging.captureWarnings(True)
 
 
+def is_text(format: str) -> bool:
+    """Whether a log of this format is text for people."""
+    return format == "text" or (format == "auto" and os.isatty(STDERR))
+
+
+def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> None:
+    """Count the lines that this process drops in a field of its record in the shared block."""
+    global _tally
+    before, _tally = _tally[0], (record, field)
+    if isinstance(before, _Unrecorded):
+        _add_dropped(before.num_log_lines_dropped)
+
+
+def _add_dropped(num_lines: int) -> None:
+    record, field = _tally
+    setattr(record, field, getattr(record, field) + num_lines)
+
+
 def escape(text: str) -> str:
     """`text` as it may stand in a line of a log."""
     return text if text.isascii() and text.isprintable() else UNSAFE.sub(_escaped, text)
 
 
 class LineHandler(logging.Handler):
-    """Writes each line with one system call, so that the lines of several processes do not mix."""
+    """Writes each line as one piece, so that the lines of several processes do not mix, and waits for no reader."""
 
     def __init__(self, fd: int = STDERR) -> None:
         super().__init__()
-        self.fd = fd
+        self.sink = Sink(fd)
+        self._num_dropped = 0  # since the last line that was written
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            data = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
-            while data:
-                data = data[os.write(self.fd, data) :]
-        except OSError:
-            pass  # a full disk or a closed pipe must not stop the work that is logged
+            line = self._line(record)
+            if self._num_dropped and self.sink.write(self._line(_note(self._num_dropped))):
+                self._num_dropped = 0
+            if self._num_dropped or not self.sink.write(line):
+                self._num_dropped += 1
+                _add_dropped(1)
         except Exception:
             self.handleError(record)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _note(num_dropped: int) -> logging.LogRecord:
+    message = "%d lines of this process were dropped here, since the log was not read"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (num_dropped,), None)
 
 
 class LineFormatter(logging.Formatter):

@@ -54,6 +54,7 @@ class BlockCollector(Collector):
         )
         yield counter("lmi_engine_restarts", "Engine processes started again", supervisor.num_engine_restarts)
         yield counter("lmi_frontend_restarts", "Front ends started again", max(0, num_starts - num_first))
+        yield counter("lmi_log_lines_dropped", "Lines that the log had no room for", self._block.num_log_lines_dropped)
 
     def _engines(self) -> Iterator[Metric]:
         engines = self._block.engines

@@ -192,6 +192,8 @@ class SupervisorRecord(Record):
     phase = Int()
     reason = Text(512)  # why it failed or drains, one line for people
     num_engine_restarts = Int()
+    num_log_lines_dropped = Int()
+    num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
 
 
 class EngineRecord(Record):
@@ -213,6 +215,7 @@ class EngineRecord(Record):
     max_num_blocks = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
     num_preemptions = Int()
+    num_log_lines_dropped = Int()
 
     @property
     def is_alive(self) -> bool:
@@ -236,6 +239,7 @@ class FrontEndRecord(Record):
     num_finished = Counters(FINISH_REASONS)
     num_prompt_tokens = Int()
     num_generated_tokens = Int()
+    num_log_lines_dropped = Int()
     time_to_first_token_s = Histogram(LATENCY_BOUNDS_S)
     inter_token_latency_s = Histogram(LATENCY_BOUNDS_S)
     request_duration_s = Histogram(LATENCY_BOUNDS_S)
@@ -256,6 +260,13 @@ class Block:
         self.frontends = [FrontEndRecord(self, base + i * FrontEndRecord.num_words) for i in range(num_frontends)]
         base += num_frontends * FrontEndRecord.num_words
         self.formatters = [EngineRecord(self, base + i * EngineRecord.num_words) for i in range(num_formatters)]
+
+    @property
+    def num_log_lines_dropped(self) -> int:
+        """By all processes that have a record, and by gunicorn's master."""
+        total = self.supervisor.num_log_lines_dropped + self.supervisor.num_log_lines_dropped_by_master
+        total += sum(engine.num_log_lines_dropped for engine in (*self.engines, *self.formatters))
+        return total + sum(frontend.num_log_lines_dropped for frontend in self.frontends)
 
     @classmethod
     def create(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Bottom first. A module may import from the layers below its own and from its own package, and nothing else of ours.
 LAYERS = (
-    {"lmi", "lmi.errors", "lmi.model_urls"},
+    {"lmi", "lmi.errors", "lmi.model_urls", "lmi.sink"},
     {"lmi.executor", "lmi.listener", "lmi.log", "lmi.options", "lmi.processes", "lmi.properties", "lmi.state"},
     {"lmi.capabilities", "lmi.choices", "lmi.model_code", "lmi.sources", "lmi.types"},
     {"lmi.config"},
@@ -33,7 +33,7 @@ LAYERS = (
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
 # What a handler may know of lmi: the contract and what stands below it.
-CONTRACT = {"lmi.capabilities", "lmi.config", "lmi.errors", "lmi.executor", "lmi.log", "lmi.processes"}
+CONTRACT = {"lmi.capabilities", "lmi.config", "lmi.errors", "lmi.executor", "lmi.log", "lmi.processes", "lmi.sink"}
 
 
 def sources(package: str) -> list[Path]:

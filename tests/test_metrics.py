@@ -48,3 +48,12 @@ def test_an_empty_block_scrapes(tmp_path: Path) -> None:
     samples = scrape(Block.create(tmp_path / "state", num_engines=1, num_frontends=1))
     assert samples["lmi_kv_cache_usage_ratio"] == 0
     assert samples["lmi_requests_total{code=503}"] == 0
+
+
+def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:
+    block = Block.create(tmp_path / "state", num_engines=1, num_frontends=1, num_formatters=1)
+    records = (block.supervisor, block.engines[0], block.frontends[0], block.formatters[0])
+    for number, record in enumerate(records):
+        record.num_log_lines_dropped = 10**number
+    block.supervisor.num_log_lines_dropped_by_master = 10**4
+    assert scrape(block)["lmi_log_lines_dropped_total"] == 11111

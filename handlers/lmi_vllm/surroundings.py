@@ -27,6 +27,7 @@ from handlers.lmi_vllm.journal import BEGINS, SAID_AT_DEBUG
 from handlers.lmi_vllm.masking import hide_foreign_builds
 from lmi import processes
 from lmi.config import EngineConfig
+from lmi.sink import guard_streams
 
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -154,6 +155,7 @@ def _in_child() -> None:
     hide_foreign_builds()  # before there is a log: the parent has said it
     role, level, format = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto"]'))
     lmi.log.setup(f"{role} {multiprocessing.current_process().name}", level, format)
+    guard_streams()
     sys.stderr = _Stderr()
     warnings.simplefilter("ignore", FutureWarning)  # of names that torch will drop, for vLLM's authors
     guides.listen()

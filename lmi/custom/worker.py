@@ -51,6 +51,7 @@ from lmi.engine.server import bind
 from lmi.errors import ModelUnusable
 from lmi.executor import EngineInfo
 from lmi.runtime import Runtime
+from lmi.sink import STDERR, Sink
 from lmi.state import EngineRecord, Phase
 
 BEAT_S = 0.2
@@ -243,6 +244,7 @@ def run(slot: int) -> int:
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-code-{slot}")
     lmi.log.setup(f"code {slot}", config.server.log_level, config.server.log_format)
+    lmi.log.count_dropped_in(record)
     finish_printing = log_what_is_printed()
     try:
         started_s = time.monotonic()
@@ -298,7 +300,7 @@ def log_what_is_printed() -> Callable[[], None]:
 
     Call what is returned at the end, so that the last lines are not lost.
     """
-    own_stderr = os.dup(lmi.log.STDERR)
+    own_stderr = os.dup(STDERR)
     reader, writer = os.pipe()
     for fd in (1, 2):
         os.dup2(writer, fd)
@@ -306,7 +308,7 @@ def log_what_is_printed() -> Callable[[], None]:
     sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))
     for handler in logging.getLogger().handlers:
         if isinstance(handler, lmi.log.LineHandler):
-            handler.fd = own_stderr
+            handler.sink = Sink(own_stderr)
     faulthandler.register(signal.SIGUSR2, file=own_stderr, all_threads=True)
     copier = threading.Thread(target=_copy_lines, args=(reader,), name="printed", daemon=True)
     copier.start()

@@ -32,6 +32,7 @@ from lmi.engine.server import Desk, listen
 from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.runtime import Runtime
+from lmi.sink import guard_streams
 from lmi.state import EngineRecord, Phase
 
 BEAT_S = 0.2
@@ -201,6 +202,7 @@ def run(slot: int) -> int:
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-engine-{slot}")
     lmi.log.setup(f"engine {slot}", runtime.config.server.log_level, runtime.config.server.log_format)
+    lmi.log.count_dropped_in(record)
     try:
         executor, report = load(runtime, record)
         with executor:
@@ -222,6 +224,7 @@ def run(slot: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.engine.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
+    guard_streams()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
     sys.stdout.flush()

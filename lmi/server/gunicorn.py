@@ -28,6 +28,7 @@ from lmi import processes
 from lmi.errors import StartError
 from lmi.runtime import Runtime
 from lmi.server.protocol import GuardedProtocol, Refusal
+from lmi.sink import guard_streams
 from lmi.state import FrontEndRecord, Phase
 from lmi.supervision import drain_notice_s
 
@@ -56,7 +57,9 @@ class Log(Logger):  # type: ignore[misc]
     """gunicorn's logger, which would else write in a form of its own."""
 
     def setup(self, cfg: Config) -> None:
+        guard_streams()
         set_up_log("gunicorn")
+        lmi.log.count_dropped_in(_block.supervisor, "num_log_lines_dropped_by_master")
 
 
 class FrontEndProtocol(GuardedProtocol):
@@ -163,6 +166,7 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     set_up_log(f"front end {worker.slot}")
     worker.record = _block.frontends[worker.slot]
     worker.record.claim()
+    lmi.log.count_dropped_in(worker.record)
     worker.record.num_starts += 1
     if sum(record.num_starts for record in _block.frontends) > workers:  # a master's successor takes other slots
         logging.getLogger(__name__).info("front end %d starts again as process %d", worker.slot, os.getpid())

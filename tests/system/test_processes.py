@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +395,57 @@ def test_a_full_disk_under_the_log_does_not_stop_the_server(container: Make) -> 
     wait_until(lambda: server.ping() == 200, "the engine is back")
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
+
+
+def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(container: Make, tmp_path: Path) -> None:
+    server = container(frontend_workers=2)
+    server.log = tmp_path / "pipe"
+    os.mkfifo(server.log)
+    reader = os.open(server.log, os.O_RDONLY | os.O_NONBLOCK)
+    server.start_and_wait()
+    fill_log(server)
+    assert_whole(server.generate(5), 5)
+    assert server.ping() == 200
+    assert server.metric("lmi_log_lines_dropped_total") > 0
+    engine = server.pid("lmi-engine")
+    os.kill(engine, signal.SIGKILL)
+    wait_until(lambda: server.pids("lmi-engine") not in ([], [engine]), "the supervisor starts another engine")
+    wait_until(lambda: server.ping() == 200, "it is ready")
+
+    assert len(read_log(reader)) > 30
+    new: list[dict[str, Any]] = []
+
+    def is_told() -> bool:
+        server.request("GET", "/nowhere")
+        new.extend(read_log(reader))
+        return any("lines of this process were dropped" in event["message"] for event in new)
+
+    wait_until(is_told, "the log goes on and says that lines are missing")
+    assert any(event["message"] == "GET /nowhere 404" for event in new)
+
+    fill_log(server)
+    server.signal(signal.SIGTERM)
+    assert server.wait(5.0) == 0
+    read_log(reader)
+    os.close(reader)
+    assert_nothing_left(server)
+
+
+def fill_log(server: Container) -> None:
+    """Make lines of 1 KB until one finds no room; a pipe holds 64 KB."""
+    num_dropped = server.metric("lmi_log_lines_dropped_total")
+    for _ in range(200):
+        assert server.request("GET", "/" + "x" * 1000, timeout_s=5.0).status == 404
+    assert server.metric("lmi_log_lines_dropped_total") > num_dropped
+
+
+def read_log(reader: int) -> list[dict[str, Any]]:
+    """What the pipe holds: whole lines, each of them JSON."""
+    data = b""
+    with suppress(BlockingIOError):
+        while piece := os.read(reader, 65536):
+            data += piece
+    return [json.loads(line) for line in data.split(b"\n") if line]
 
 
 def test_clients_that_eat_all_descriptors_keep_neither_pings_nor_streams_away(

@@ -1,0 +1,188 @@
+"""Where the processes of lmi write for people: no reader can make a writer wait.
+
+A pipe or terminal that nobody reads is full after some 64 KB, and an ordinary write to it then waits for ever. So the
+supervisor opens the files behind its standard output and error a second time, not blocking, and all that it starts
+inherits these; what it was given itself stays as it is, since the flag would be seen by every process that shares it.
+A line is written whole or not at all. Sources: pipe(7), open(2), send(2), fs/pipe.c of Linux for what fits in a pipe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import select
+import socket
+import stat
+import struct
+import sys
+import termios
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+STDOUT, STDERR = 1, 2
+PAUSE_S = 0.001
+MAX_WAIT_S = 0.25  # of one process for a reader that is late, at once
+WAIT_SHARE = 0.05  # and of its time in the long run
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SPARE_PAGES = 2  # of a pipe, for what other processes write at the same moment
+BUFFER_BYTES = 64 << 10  # of a stream: a line of ours is one write
+TERMINAL_BYTES = 256  # that a terminal surely takes when poll says that it can be written to
+
+
+def open_missing() -> None:
+    """Open /dev/null in place of standard input, output and error where they are closed.
+
+    Else the next file or socket that is opened would get their numbers, and every print would go there.
+    """
+    for fd in (0, STDOUT, STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+
+
+def never_wait() -> None:
+    """Make standard output and error of this process, and of all that it starts, ones that do not block.
+
+    A regular file never does, and a socket cannot be opened a second time. Where the file behind belongs to another
+    user everything stays as it is, and only a Sink still keeps from waiting.
+    """
+    for fd in (STDOUT, STDERR):
+        with suppress(OSError):
+            if stat.S_ISFIFO(os.fstat(fd).st_mode) or os.isatty(fd):
+                access = os.O_RDWR if os.isatty(fd) else os.O_WRONLY
+                own = os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_NOCTTY)
+                os.dup2(own, fd)
+                os.close(own)
+    guard_streams()
+
+
+def guard_streams() -> None:
+    """Let what Python code prints be dropped where it cannot be written, instead of an exception in who prints."""
+    sys.stdout, sys.stderr = stream(STDOUT), stream(STDERR)
+
+
+def stream(fd: int) -> TextIO:
+    raw = io.BufferedWriter(_File(fd), BUFFER_BYTES)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+
+
+class Sink:
+    """Writes lines to a file descriptor. Not for several threads at once."""
+
+    def __init__(self, fd: int, max_wait_s: float = MAX_WAIT_S) -> None:
+        mode = os.fstat(fd).st_mode
+        self.fd = fd
+        self._blocks = not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK
+        self._is_pipe = stat.S_ISFIFO(mode)
+        self._is_terminal = os.isatty(fd)
+        self._is_socket = stat.S_ISSOCK(mode)
+        self._patience = Patience(max_wait_s)
+        self._is_stuck = False  # the last line was lost: there is no waiting until one is written
+        self._rest = b""  # of a line that was begun
+
+    def write(self, line: bytes) -> bool:
+        """Whether the line was written. If not, nothing of it was: its reader has no room, or the disk is full."""
+        self._rest = self._push(self._rest)
+        left = line if self._rest else self._push(line)
+        is_written = len(left) < len(line)
+        if is_written:
+            self._rest = left  # goes first next time
+        self._is_stuck = not is_written
+        return is_written
+
+    def _push(self, data: bytes) -> bytes:
+        """Write as much as is taken in time; returns what is left."""
+        with suppress(OSError):  # a full disk, a reader that is gone
+            while data:
+                if num_bytes := self._offer(data):
+                    data = data[num_bytes:]
+                elif self._is_stuck or not self._patience.wait():
+                    break
+        return data
+
+    def _offer(self, data: bytes) -> int:
+        """How many bytes were taken at once; 0 where there is no room."""
+        try:
+            if self._is_socket:
+                return send(self.fd, data)
+            if self._is_pipe:
+                return os.write(self.fd, data) if self._has_room(len(data)) else 0
+            if self._is_terminal and self._blocks:
+                return os.write(self.fd, data[:TERMINAL_BYTES]) if can_be_written(self.fd) else 0
+            return os.write(self.fd, data)
+        except BlockingIOError:
+            return 0
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether the pipe takes so many bytes as one piece."""
+        if num_bytes <= select.PIPE_BUF and not self._blocks:
+            return True  # the kernel takes them whole or not at all
+        num_pages, num_unread = pipe_pages(self.fd), pipe_unread_bytes(self.fd)
+        if not num_unread:
+            return num_bytes <= num_pages * PAGE_BYTES or not self._blocks
+        # Any two neighbouring pages hold more than one page of bytes together, but for the first and the last.
+        num_used = 2 * num_unread // PAGE_BYTES + 2
+        return num_bytes // PAGE_BYTES + 1 + SPARE_PAGES <= num_pages - num_used
+
+
+class Patience:
+    """How long a writer may wait for its reader: `max_s` at once, and a small share of its time in the long run."""
+
+    def __init__(self, max_s: float) -> None:
+        self._max_s = self._left_s = max_s
+        self._looked_s = time.monotonic()
+
+    def wait(self) -> bool:
+        """Wait a moment. False, without waiting, when the time is used up."""
+        now = time.monotonic()
+        self._left_s = min(self._max_s, self._left_s + WAIT_SHARE * (now - self._looked_s))
+        self._looked_s = now
+        if self._left_s < PAUSE_S:
+            return False
+        time.sleep(PAUSE_S)
+        self._left_s = max(0.0, self._left_s - (time.monotonic() - now))
+        return True
+
+
+def send(fd: int, data: bytes) -> int:
+    """Raises BlockingIOError where the socket has no room, whether it blocks or not."""
+    end = socket.socket(fileno=fd)
+    try:
+        return end.send(data, socket.MSG_DONTWAIT)
+    finally:
+        end.detach()
+
+
+def can_be_written(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
+def pipe_pages(fd: int) -> int:
+    """How many pages a pipe holds; a write that does not fit in the last one begins another."""
+    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES
+
+
+def pipe_unread_bytes(fd: int) -> int:
+    [num_bytes] = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
+    return int(num_bytes)
+
+
+class _File(io.FileIO):
+    """Standard output or error as Python's streams write to it: what finds no room is dropped."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._sink = Sink(fd)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        whole = bytes(data)
+        self._sink.write(whole)
+        return len(whole)
