@@ -29,7 +29,16 @@ from lmi.listener import bind
 from lmi.log import count_dropped_in
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.state import Block, EngineRecord, Phase
-from lmi.supervision import DRAIN_CUT_S, DRAIN_END_S, RestartTable, code_hang, drain_notice_s, hang
+from lmi.supervision import (
+    DRAIN_CUT_S,
+    DRAIN_END_S,
+    LATE_TURN_S,
+    Pauses,
+    RestartTable,
+    code_hang,
+    drain_notice_s,
+    hang,
+)
 
 APP = "lmi.server.app:create_app()"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
@@ -91,6 +100,7 @@ class Supervisor:
         self._drain_s: float | None = None  # when draining began
         self._is_announced = False
         self._started_s = time.monotonic()
+        self._pauses = Pauses(LATE_TURN_S)
 
     def run(self) -> int:
         """Serve until told to stop; returns the exit code. Raises PortUnavailable before anything is started."""
@@ -128,6 +138,7 @@ class Supervisor:
         for pid, code in processes.reap():
             self._on_exit(pid, code, time.monotonic())
         now = time.monotonic()
+        self._pauses.note(now)
         if self._end_s is not None:
             if now >= self._end_s:
                 self._exit_code = self._failure.code if self._failure else 0
@@ -181,8 +192,8 @@ class Supervisor:
 
     def _hang(self, engine: Engine, now: float) -> str | None:
         if engine.is_code:
-            return code_hang(engine.record, self._config, engine.spawned_s, now)
-        return hang(engine.record, self._config.engine, engine.spawned_s, now)
+            return code_hang(engine.record, self._config, engine.spawned_s, now, self._pauses)
+        return hang(engine.record, self._config.engine, engine.spawned_s, now, self._pauses)
 
     def _start_engine(self, engine: Engine, now: float) -> None:
         engine.record.num_starts += 1
@@ -284,7 +295,7 @@ class Supervisor:
     def _drain(self, now: float) -> None:
         """One look at a server that is stopping: front ends first, engines when nobody needs them any more."""
         assert self._drain_s is not None
-        timeout_s, since_s = self._config.server.drain_timeout_s, now - self._drain_s
+        timeout_s, since_s = self._config.server.drain_timeout_s, self._pauses.ran_s(self._drain_s, now)
         is_serving = any(engine.record.phase == Phase.READY for engine in self._engines)
         if self._listener is not None and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._listener.close()

@@ -5,6 +5,7 @@ Source of the numbers: the restart table of the design; every time is `time.mono
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from lmi.config import Config, EngineConfig
@@ -19,10 +20,38 @@ IDLE_BEAT_S = 10.0
 DRAIN_CUT_S = 1.5  # after drain_timeout: front ends that are still there are killed
 DRAIN_END_S = 2.5  # after drain_timeout: everything is
 
+LATE_TURN_S = 1.0  # of a loop that turns five times a second: it did not run meanwhile
+
 
 def drain_notice_s(drain_timeout_s: float) -> float:
     """How long the port stays open and answers 503, so that a balancer looks elsewhere."""
     return min(1.0, drain_timeout_s / 4)
+
+
+class Pauses:
+    """When this process itself did not run: it was stopped, its container was paused, the machine slept.
+
+    Whoever judges others by the clock pauses together with them, so that time counts for nothing. Call `note` in each
+    turn of a loop; a turn that begins more than `late_s` after the one before ends a pause.
+    """
+
+    def __init__(self, late_s: float) -> None:
+        self._late_s = late_s
+        self._turn_s: float | None = None
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=1000)
+
+    def note(self, now: float) -> None:
+        if self._turn_s is not None and now - self._turn_s > self._late_s:
+            self._pauses.append((self._turn_s, now))
+        self._turn_s = now
+
+    def ran_s(self, since_s: float, now: float) -> float:
+        """The seconds from `since_s` to `now` without those in which this process did not run."""
+        pauses = ((max(start, since_s), min(end, now)) for start, end in self._pauses)
+        return now - since_s - sum(max(0.0, end - start) for start, end in pauses)
+
+
+NO_PAUSES = Pauses(math.inf)
 
 
 class RestartTable:
@@ -58,33 +87,37 @@ class RestartTable:
         return delay_s
 
 
-def hang(record: EngineRecord, config: EngineConfig, spawned_s: float, now: float) -> str | None:
+def hang(
+    record: EngineRecord, config: EngineConfig, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
+) -> str | None:
     """Why a live engine counts as hung, or None.
 
     With work it hangs when no step comes; idle, when no sign of life comes; loading, when it takes too long. A long
     prompt or a compilation moves the step counter piece by piece, so a busy engine is never taken for a hung one.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
-        return _late("did not finish loading", now - spawned_s, config.model_loading_timeout_s)
+        return _late("did not finish loading", pauses.ran_s(spawned_s, now), config.model_loading_timeout_s)
     if record.phase != Phase.READY:
         return None
     if record.num_running + record.num_waiting > 0:
         limit_s = config.step_timeout_s if record.step else config.first_step_timeout_s
-        return _late("made no step though work waits", now - record.step_s, limit_s)
-    return _late("gave no sign of life", now - record.beat_s, IDLE_BEAT_S)
+        return _late("made no step though work waits", pauses.ran_s(record.step_s, now), limit_s)
+    return _late("gave no sign of life", pauses.ran_s(record.beat_s, now), IDLE_BEAT_S)
 
 
-def code_hang(record: EngineRecord, config: Config, spawned_s: float, now: float) -> str | None:
+def code_hang(
+    record: EngineRecord, config: Config, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
+) -> str | None:
     """The same for a process that runs code of the model's own. A handler has `predict_timeout` for one request, or as
     long as it likes where there is none; a formatter has `step_timeout` for one piece of an answer."""
     if record.phase in (Phase.STARTING, Phase.LOADING):
-        return _late("did not finish loading", now - spawned_s, config.engine.model_loading_timeout_s)
+        return _late("did not finish loading", pauses.ran_s(spawned_s, now), config.engine.model_loading_timeout_s)
     if record.phase != Phase.READY:
         return None
     if not record.num_running:
-        return _late("gave no sign of life", now - record.beat_s, IDLE_BEAT_S)
+        return _late("gave no sign of life", pauses.ran_s(record.beat_s, now), IDLE_BEAT_S)
     limit_s = config.server.predict_timeout_s if config.is_custom else config.engine.step_timeout_s
-    return None if limit_s is None else _late("worked on one request", now - record.step_s, limit_s)
+    return None if limit_s is None else _late("worked on one request", pauses.ran_s(record.step_s, now), limit_s)
 
 
 def _late(what: str, waited_s: float, limit_s: float) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.state import Block, EngineRecord, Phase
-from lmi.supervision import RestartTable, code_hang, drain_notice_s, hang
+from lmi.supervision import Pauses, RestartTable, code_hang, drain_notice_s, hang
 
 CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
 
@@ -93,6 +93,35 @@ def test_an_engine_that_is_ending_is_never_hung(record: EngineRecord, phase: Pha
     assert hang(record, CONFIG, 0.0, 1e6) is None
 
 
+def paused(*turns: float) -> Pauses:
+    """A loop that turns at these times and should do so each second."""
+    pauses = Pauses(late_s=1.0)
+    for now in turns:
+        pauses.note(now)
+    return pauses
+
+
+def test_time_in_which_the_loop_did_not_turn_counts_for_nothing() -> None:
+    pauses = paused(10.0, 11.0, 21.0, 21.5, 31.5)
+    assert pauses.ran_s(5.0, 40.0) == 35.0 - 10.0 - 10.0
+    assert pauses.ran_s(15.0, 40.0) == 25.0 - 6.0 - 10.0, "only what lies after the beginning"
+    assert pauses.ran_s(15.0, 21.0) == 0.0
+    assert pauses.ran_s(32.0, 40.0) == 8.0
+    assert paused(0.0, 1.0, 1.9, 2.9).ran_s(0.0, 3.0) == 3.0
+
+
+def test_an_engine_that_was_paused_with_its_supervisor_is_not_hung(record: EngineRecord) -> None:
+    pauses = paused(1000.0, 5000.0)
+    assert hang(record, CONFIG, 0.0, 5009.0, pauses) is None
+    assert "no sign of life for 11.0 s" in (hang(record, CONFIG, 0.0, 5011.0, pauses) or "")
+    record.num_running = 1
+    assert hang(record, CONFIG, 0.0, 5059.0, pauses) is None
+    assert "no step" in (hang(record, CONFIG, 0.0, 5061.0, pauses) or "")
+    record.phase = Phase.LOADING
+    assert hang(record, CONFIG, 1000.0, 6199.0, pauses) is None
+    assert "loading" in (hang(record, CONFIG, 1000.0, 6201.0, pauses) or "")
+
+
 def test_the_notice_of_a_drain_is_a_second_and_never_most_of_the_drain() -> None:
     assert (drain_notice_s(25.0), drain_notice_s(2.0), drain_notice_s(0.0)) == (1.0, 0.5, 0.0)
 
@@ -123,3 +152,16 @@ def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent
     assert code_hang(record, config, 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
     record.phase = Phase.LOADING
     assert code_hang(record, config, 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
+
+
+def test_code_that_was_paused_with_its_supervisor_is_not_hung(tmp_path: Path) -> None:
+    record = code_record(tmp_path, Phase.READY, num_running=1, step_s=1000.0, beat_s=1000.0)
+    model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
+    config = Config(server=ServerConfig(), model=model, engine=engine, code=CodeConfig(path="model.py"))
+    pauses = paused(1000.0, 5000.0)
+    assert code_hang(record, config, 0.0, 5001.9, pauses) is None
+    assert code_hang(record, config, 0.0, 5002.1, pauses) is not None
+    record.num_running = 0
+    assert code_hang(record, config, 0.0, 5009.0, pauses) is None
+    record.phase = Phase.LOADING
+    assert code_hang(record, config, 1000.0, 5049.0, pauses) is None

@@ -15,11 +15,13 @@ import resource
 import signal
 import sys
 import time
+from typing import Any
 
 from gunicorn import util  # type: ignore[import-untyped]
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
+from gunicorn.workers.workertmp import WorkerTmp  # type: ignore[import-untyped]
 from uvicorn.server import Server
 from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 
@@ -30,12 +32,13 @@ from lmi.runtime import Runtime
 from lmi.server.protocol import GuardedProtocol, Refusal
 from lmi.sink import guard_streams
 from lmi.state import FrontEndRecord, Phase
-from lmi.supervision import drain_notice_s
+from lmi.supervision import Pauses, drain_notice_s
 
 util._setproctitle = lambda title: None  # it would write over our names where setproctitle is there, as beside vLLM
 
 BEAT_S = 1.0
 RESERVED_FDS = 40  # of a worker, for everything that is no client
+LATE_S = 3.0  # of the master, which looks at its workers once a second: it did not run meanwhile
 SILENT_S = 15.0  # a record without a beat for so long belongs to nobody
 
 _runtime = Runtime.from_environ()
@@ -78,6 +81,21 @@ class FrontEndProtocol(GuardedProtocol):
         _block.frontends[int(os.environ["LMI_SLOT"])].num_requests.add(str(refusal.status))
 
 
+class Beat(WorkerTmp):  # type: ignore[misc]
+    """A worker's last sign of life as the master sees it: while the master itself did not run, no time went by."""
+
+    pauses = Pauses(LATE_S)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.pauses.note(time.monotonic())
+
+    def last_update(self) -> float:
+        now = time.monotonic()
+        self.pauses.note(now)
+        return now - self.pauses.ran_s(super().last_update(), now)
+
+
 class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
     """One front-end process: uvicorn with the guarded protocol, and a beat of its own."""
 
@@ -93,7 +111,13 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
     }
     slot: int
     record: FrontEndRecord
+    tmp: WorkerTmp
     _draining_since_s = 0.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tmp.close()
+        self.tmp = Beat(self.cfg)
 
     def load_wsgi(self) -> None:
         """A model that the front end cannot use ends the server with one line, like one that the engine cannot use."""

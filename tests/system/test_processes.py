@@ -311,6 +311,37 @@ def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> Non
     assert server.ping() == 200
 
 
+# Pause.
+
+PAUSE_S = 11.0  # longer than gunicorn waits for a beat
+
+
+def test_a_server_that_was_paused_goes_on_where_it_was(container: Make, background: Background) -> None:
+    server = container(step_timeout=3.0).start_and_wait()
+    wait_until(lambda: any(record.beat_s for record in server.block().frontends), "the front end beats")
+    stream = background(server.generate, 200)
+    running(server, 1)
+    pids = server.pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    judges = [server.pid("lmi-supervisor"), server.pid("lmi-gunicorn")]
+    for pid in judges:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(1.5)  # each has looked at the others, which still stand
+    for pid in set(pids) - set(judges):
+        os.kill(pid, signal.SIGCONT)
+    assert_whole(stream.result(), 200)
+    assert server.pids() == pids
+    assert server.ping() == 200
+
+    stream = background(server.generate, 2000)
+    running(server, 1)
+    os.kill(server.pid("lmi-engine"), signal.SIGSTOP)
+    assert stream.result().lines[-1]["code"] == 503, "one that hangs by itself is still found"
+    assert "made no step though work waits for 3" in server.log.read_text()
+
+
 # Stop.
 
 
