@@ -263,7 +263,7 @@ class Supervisor:
         self._front_end.pid = None
         if self._drain_s is not None or self._end_s is not None:
             return
-        if code in (FRONT_END_CANNOT_BOOT, FRONT_END_CANNOT_LOAD):
+        if code in (FRONT_END_CANNOT_BOOT, FRONT_END_CANNOT_LOAD) and not self._is_announced:
             self._fail(self._front_end_failure(code), notice_s=0.0)
             return
         delay_s = self._front_end.table.delay_s(self._front_end.spawned_s, now)

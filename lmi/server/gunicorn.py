@@ -32,7 +32,7 @@ from lmi.runtime import Runtime
 from lmi.server.protocol import GuardedProtocol, Refusal
 from lmi.sink import guard_streams
 from lmi.state import FrontEndRecord, Phase
-from lmi.supervision import Pauses, drain_notice_s
+from lmi.supervision import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
 
 util._setproctitle = lambda title: None  # it would write over our names where setproctitle is there, as beside vLLM
 
@@ -40,6 +40,8 @@ BEAT_S = 1.0
 RESERVED_FDS = 40  # of a worker, for everything that is no client
 LATE_S = 3.0  # of the master, which looks at its workers once a second: it did not run meanwhile
 SILENT_S = 15.0  # a record without a beat for so long belongs to nobody
+
+log = logging.getLogger(__name__)
 
 _runtime = Runtime.from_environ()
 _block = _runtime.attach()
@@ -120,13 +122,31 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         self.tmp = Beat(self.cfg)
 
     def load_wsgi(self) -> None:
-        """A model that the front end cannot use ends the server with one line, like one that the engine cannot use."""
+        """A model that the front end cannot use ends the server with one line, like one that the engine cannot use.
+
+        Not once the server was ready: a model that is gone by then may come back, as a lost mount does. So this process
+        tries again, while the engines and the other front ends go on.
+        """
+        delay_s = FIRST_DELAY_S
+        while (error := self._load()) is not None:
+            if _block.supervisor.phase == Phase.LOADING:
+                sys.exit(explain(error))
+            log.error("the front end cannot start: %s; next try in %g s", describe(error), delay_s)
+            self._wait(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+    def _load(self) -> Exception | None:
         try:
             super().load_wsgi()
-        except StartError as error:
-            _runtime.front_end_failure().write_text(str(error))
-            self.log.error("the front end cannot start: %s", error)
-            sys.exit(Arbiter.APP_LOAD_ERROR)
+        except Exception as error:
+            return error
+        return None
+
+    def _wait(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            self.notify()
+            time.sleep(min(BEAT_S, left_s))
 
     async def _serve(self) -> None:
         faulthandler.enable()  # gunicorn aborts a worker whose loop is blocked: then the stacks say where
@@ -139,7 +159,7 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         finally:
             beat.cancel()
         if not server.started:
-            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+            sys.exit(Arbiter.WORKER_BOOT_ERROR if _block.supervisor.phase == Phase.LOADING else 1)
 
     async def _beat(self, server: Server) -> None:
         master_pid = os.getppid() if os.getppid() != _supervisor_pid else self.ppid
@@ -162,6 +182,22 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
         if _block.supervisor.phase != Phase.DRAINING:
             self._draining_since_s = now
         return now - self._draining_since_s > 2 * BEAT_S
+
+
+def explain(error: Exception) -> int:
+    """Leave the supervisor the reason why this front end cannot start; returns the exit code."""
+    if not isinstance(error, StartError):
+        log.error("the front end failed as it started", exc_info=error)
+    try:
+        _runtime.front_end_failure().write_text(describe(error))
+    except OSError:  # a full disk
+        log.error("the front end cannot start: %s", describe(error))
+    code: int = Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
+    return code
+
+
+def describe(error: Exception) -> str:
+    return str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
 
 
 def begin(server: Arbiter) -> None:
@@ -193,7 +229,7 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     lmi.log.count_dropped_in(worker.record)
     worker.record.num_starts += 1
     if sum(record.num_starts for record in _block.frontends) > workers:  # a master's successor takes other slots
-        logging.getLogger(__name__).info("front end %d starts again as process %d", worker.slot, os.getpid())
+        log.info("front end %d starts again as process %d", worker.slot, os.getpid())
     os.environ["LMI_SLOT"] = str(worker.slot)
 
 

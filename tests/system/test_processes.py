@@ -248,6 +248,23 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, 
     wait_until(lambda: server.metric("lmi_requests_in_flight") == 0, "no request is in flight")
 
 
+def test_a_front_end_that_finds_no_model_any_more_waits_for_it_and_the_others_serve(container: Make) -> None:
+    server = container(frontend_workers=2).start_and_wait()
+    wait_until(lambda: '"event":"ready"' in server.log.read_text(), "the server said that it is ready")
+    wait_until(lambda: all(record.beat_s for record in server.block().frontends[:2]), "both front ends serve")
+    engine, (victim, other) = server.pid("lmi-engine"), server.pids("lmi-front")
+    away = server.folder.with_name("away")
+    server.folder.rename(away)
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: server.log.read_text().count("next try in") >= 3, "it tries again and again")
+    assert_whole(server.generate(3), 3)
+    assert server.process.poll() is None and other in server.pids("lmi-front")
+    away.rename(server.folder)
+    wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both serve again")
+    assert server.pid("lmi-engine") == engine
+    assert server.log.read_text().count("starts again as process") == 1, "it was one process all the time"
+
+
 def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make, background: Background) -> None:
     server = container(frontend_workers=2).start_and_wait()
     engine, master = server.pid("lmi-engine"), server.pid("lmi-gunicorn")
