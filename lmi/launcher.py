@@ -48,6 +48,7 @@ FAILED_NOTICE_S = 2.0  # `/ping` says 500 this long before the container ends
 STOP_S = 0.5  # for each stage of an end at once: engines, what clients are told, front ends
 STRAYS_S = 0.3  # for a library's process that tidies up after an engine, and ends by itself when that is gone
 MAX_FRONT_END_DEATHS = 10
+MIN_OPEN_FILES = 64  # a front end keeps 40 for itself, the others are for clients
 FATAL_ENGINE_CODES = {error.exit_code: error.label for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
 FRONT_END_CANNOT_BOOT, FRONT_END_CANNOT_LOAD = 3, 4  # exit codes of gunicorn
 ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE, OWN_OOM_SCORE = 500, 0, -500
@@ -103,7 +104,8 @@ class Supervisor:
         self._pauses = Pauses(LATE_TURN_S)
 
     def run(self) -> int:
-        """Serve until told to stop; returns the exit code. Raises PortUnavailable before anything is started."""
+        """Serve until told to stop; returns the exit code. Raises StartError before anything is started."""
+        _raise_file_limit()
         self._listener: socket.socket | None = bind(self._config.server.host, self._config.server.port)
         _be_supervisor()
         self._signals = processes.Signals()
@@ -372,7 +374,16 @@ def _be_supervisor() -> None:
     processes.set_title("lmi-supervisor")
     processes.adopt_orphans()
     processes.set_oom_score(OWN_OOM_SCORE)
+
+
+def _raise_file_limit() -> None:
+    """For this process and all that it starts, as far as the system allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
+        raise StartError(
+            f"a server needs {MIN_OPEN_FILES} open files in each process, and only {most} are allowed here "
+            "(`ulimit -Hn`, RLIMIT_NOFILE)"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

@@ -445,6 +445,28 @@ def test_a_full_disk_under_the_log_does_not_stop_the_server(container: Make) -> 
     assert server.wait() == 0
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_server_without_standard_output_or_error_serves_and_ends_in_order(container: Make, closed: str) -> None:
+    server = container(command_prefix=["sh", "-c", f'exec "$@" {closed}', "sh"]).start_and_wait()
+    assert_whole(server.generate(5), 5)
+    for fd in (0, 1, 2):
+        kind = os.readlink(f"/proc/{server.pid('lmi-engine')}/fd/{fd}")
+        assert kind in ("/dev/null", str(server.log)), "something else got the number of a closed one"
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "Traceback" not in server.log.read_text()
+    assert_nothing_left(server)
+
+
+def test_too_few_open_files_are_refused_with_what_is_needed_and_what_there_is(container: Make) -> None:
+    server = container(command_prefix=["prlimit", "--nofile=20:20"]).start()
+    assert server.wait() == 1
+    message = server.last_words()["message"]
+    assert "64" in message and "only 20" in message and "ulimit" in message
+    assert server.log.read_text().count("\n") <= 2
+    assert_nothing_left(server)
+
+
 def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(container: Make, tmp_path: Path) -> None:
     server = container(frontend_workers=2)
     server.log = tmp_path / "pipe"
