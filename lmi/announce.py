@@ -1,11 +1,13 @@
 """What the supervisor tells people: that the server is ready, or why it ends.
 
-Text for people where the log is text, one JSON object where the log is JSON; the last line of a server that failed is
-always one JSON object, because the logs of a platform keep little more than that.
+Text for people where the log is text. Where it is JSON, one JSON object: it is the last line of a server that failed,
+because the logs of a platform keep little more than that.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from typing import Any
 
@@ -14,7 +16,7 @@ from msgspec import Struct
 
 from lmi.config import Config
 from lmi.engine.worker import LoadReport
-from lmi.log import escape
+from lmi.log import escape, is_text
 
 HINTS = {
     "bad_configuration": "`lmi config` prints every option, its value and where it came from",
@@ -24,6 +26,16 @@ HINTS = {
     "security_refused": "the option that the message names switches it on, if you trust the model",
     "engine_lost": "the engine's own messages stand further up in this log",
 }
+DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
+EXTRAS = {  # of our package, by what they install
+    **dict.fromkeys(("torch", "transformers", "safetensors", "xgrammar", "numpy"), "torch"),
+    "vllm": "vllm",
+    "tensorrt_llm": "trtllm",
+}
+MISSING_LIBRARY = re.compile(
+    r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
+)
+CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # the line, and the cursor that is hidden beside a bar
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -35,23 +47,46 @@ class Failure(Struct, frozen=True, kw_only=True):
     message: str
 
 
-def say_failed(failure: Failure) -> None:
+def say_failed(failure: Failure, log_format: str = "json") -> None:
+    if is_text(log_format):
+        lines = [f"lmi: {escape(line)}" for line in failure.message.split("\n")]
+        print("\n".join([*lines, f"     {escape(hint(failure))}"]), file=sys.stderr, flush=True)
+        return
     line = {
         "event": "failed",
         "stage": failure.stage,
         "cause": failure.cause,
         "message": failure.message,
-        "hint": HINTS.get(failure.cause, "see the log above"),
+        "hint": hint(failure),
         "code": failure.code,
     }
     print(orjson.dumps(line).decode(), file=sys.stderr, flush=True)
 
 
+def hint(failure: Failure) -> str:
+    """What to do about it, as far as the message lets us know."""
+    message = failure.message
+    if found := MISSING_LIBRARY.search(message):
+        library = next(filter(None, found.groups()))
+        if ".py: " in message:
+            return f"lmi installs no requirements.txt of a model: install {library} where lmi itself is installed"
+        extra = EXTRAS.get(library)
+        return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
+    if failure.cause == "model_unusable" and os.path.isfile(message.partition(": ")[0]):
+        return DAMAGED_FILE_HINT
+    return HINTS.get(failure.cause, "see the log above")
+
+
+def clear_bar() -> None:
+    """Remove what an engine that was ended as it loaded may have left on a terminal."""
+    if sys.stderr.isatty():
+        print(CLEAR_BAR, end="", file=sys.stderr, flush=True)
+
+
 def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> None:
-    is_text = config.server.log_format == "text" or (config.server.log_format == "auto" and sys.stderr.isatty())
     text = (
         banner(config, port, report, after_s)
-        if is_text
+        if is_text(config.server.log_format)
         else orjson.dumps(_event(config, port, report, after_s)).decode()
     )
     print(text, flush=True)

@@ -1,8 +1,8 @@
 """The command `lmi`, and the words `serve` and `djl-serving` that container platforms start an image with.
 
 Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails says each fault on a
-line of its own on stderr, then one JSON object, and ends with the exit code of its error; an unknown word or flag is
-one line and exit code 2.
+line of its own on stderr, then one JSON object where that is not a terminal, and ends with the exit code of its error;
+an unknown word or flag is one line and exit code 2.
 """
 
 from __future__ import annotations
@@ -231,10 +231,11 @@ def _table(settings: Sequence[Setting]) -> list[str]:
 
 
 def _fail(error: StartError) -> int:
-    """The last words of a start that failed."""
+    """The last words of a start that failed: before the JSON object each fault is on a line of its own."""
     from lmi.announce import Failure, say_failed
 
-    for line in str(error).split("\n"):
-        click.echo(f"lmi: {log.escape(line)}", err=True)
-    say_failed(Failure(code=error.exit_code, cause=error.label, stage="configuration", message=str(error)))
+    if not log.is_text("auto"):
+        for line in str(error).split("\n"):
+            click.echo(f"lmi: {log.escape(line)}", err=True)
+    say_failed(Failure(code=error.exit_code, cause=error.label, stage="configuration", message=str(error)), "auto")
     return error.exit_code

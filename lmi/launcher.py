@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lmi import environment, processes
-from lmi.announce import Failure, say_failed, say_ready
+from lmi.announce import Failure, clear_bar, say_failed, say_ready
 from lmi.config import Config
 from lmi.engine.worker import read_report
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
@@ -117,8 +117,10 @@ class Supervisor:
         finally:
             self._stop_all()
             self._runtime.remove()
+            if not self._is_announced:
+                clear_bar()
         if self._failure is not None:
-            say_failed(self._failure)
+            say_failed(self._failure, self._config.server.log_format)
         return self._exit_code
 
     def _begin(self, block: Block) -> None:
@@ -388,9 +390,10 @@ def _raise_file_limit() -> None:
 
 
 def run(resolved: Resolved) -> int:
-    """Serve `resolved.config`; returns the exit code. A start that fails ends with one line of JSON on stderr."""
+    """Serve `resolved.config`; returns the exit code. A start that fails ends with its reason on stderr."""
     try:
         return Supervisor(resolved.config).run()
     except StartError as error:
-        say_failed(Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error)))
+        failure = Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
+        say_failed(failure, resolved.config.server.log_format)
         return error.exit_code

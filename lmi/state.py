@@ -190,7 +190,7 @@ class Phase(enum.IntEnum):
 class SupervisorRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
-    reason = Text(512)  # why it failed or drains, one line for people
+    reason = Text(2048)  # why it failed or drains, one line for people
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
@@ -204,7 +204,7 @@ class EngineRecord(Record):
     num_starts = Int()
     stage = Text(64, is_gauge=True)  # config, weights, warm-up ...
     progress = Float(is_gauge=True)  # of the stage, 0 to 1
-    reason = Text(512)  # of the last death, one line
+    reason = Text(2048)  # of the last death, one line
     lost_s = Float()  # time.monotonic() of the last death
     beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
     step = Int(is_gauge=True)  # steps since the start

@@ -212,7 +212,8 @@ def run(slot: int) -> int:
                 raise failure
     except StartError as error:
         record.reason = str(error)
-        log.error("this engine cannot start: %s", error)
+        if not lmi.log.is_text(runtime.config.server.log_format):  # people read it once, as the supervisor's last words
+            log.error("this engine cannot start: %s", error)
         return error.exit_code
     except Exception as error:
         record.reason = f"{type(error).__name__}: {error}"

@@ -56,6 +56,14 @@ def set_up_log(role: str) -> None:
     if _server.log_level.upper() != "DEBUG":
         for name in ("gunicorn.error", "uvicorn.error"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("gunicorn.error").addFilter(is_news)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Not what gunicorn says when a front end cannot start: the supervisor says it, with the reason."""
+    if record.msg == "Worker (pid:%s) exited with code %s." and isinstance(record.args, tuple):
+        return record.args[1] not in (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
+    return record.msg not in ("Shutting down: %s", "Reason: %s")
 
 
 class Log(Logger):  # type: ignore[misc]

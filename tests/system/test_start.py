@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import select
 import shutil
 import signal
 import struct
@@ -12,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from handlers.lmi_dist import load
 from lmi.config import EngineConfig
 from lmi.errors import ModelUnusable
 from tests.served import QUIET, START_TIMEOUT_S, Server, launch, serve
-from tests.system.container import wait_until, write_model
+from tests.system.container import ENGINES, ENVIRON, ROOT, free_port, wait_until, write_model
 from tests.tiny_models import tiny_model
 
 BIN = Path(sys.executable).parent
@@ -230,6 +234,54 @@ def test_an_unusable_checkpoint_is_refused_with_one_line_that_names_the_file(tmp
 def assert_one_line(message: str, said: str, folder: Path) -> None:
     assert said.format(folder=folder) in message
     assert "\n" not in message and len(message) < 600
+
+
+def start_on_terminal(folder: Path, **environ: str) -> tuple[int, str]:
+    """What a person sees, and the exit code."""
+    keyboard, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "lmi", "serve", str(folder), "--host", "127.0.0.1", "--port", str(free_port())],
+        env={**ENVIRON, **QUIET, "PYTHONPATH": f"{ENGINES}:{ROOT}", "TERM": "xterm", **environ},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    seen = b""
+    with suppress(OSError):  # it has ended, and the terminal is closed
+        while select.select([keyboard], [], [], START_TIMEOUT_S)[0]:
+            seen += os.read(keyboard, 65536)
+    os.close(keyboard)
+    return process.wait(START_TIMEOUT_S), seen.decode()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "engine", "code", "said"),
+    [
+        (have_no_tokenizer, "slow", 4, "no tokenizer: tokenizer.json is missing"),
+        (have_half_a_tokenizer, "freezing", 4, "tokenizer.json: "),
+        (lambda folder: None, "broken", 4, "model.safetensors is cut short"),
+        (lambda folder: None, "lacking", 2, "No module named 'a_library_that_nobody_has'"),
+        (vanish, "echo", 4, "does not exist"),
+    ],
+    ids=["front end", "front end beside a bar", "engine", "library", "configuration"],
+)
+def test_a_person_reads_one_message_about_a_start_that_failed(
+    tmp_path: Path, break_it: Callable[[Path], None], engine: str, code: int, said: str
+) -> None:
+    folder = write_model(
+        tmp_path / "model", **{"option.rolling_batch": engine, "option.load_s": 60, "log_format": "auto"}
+    )
+    break_it(folder)
+    ended_with, seen = start_on_terminal(folder)
+    assert ended_with == code, seen
+    assert seen.count(said) == 1, seen
+    for machinery in ('{"', "gunicorn", "Reason:", "Shutting down", "Traceback", "exited with code"):
+        assert machinery not in seen, seen
+    *_, message, advice = seen.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    assert said in message and advice.startswith("     ")
+    assert re.match(r"(.*\x1b\[2K\x1b\[\?25h)?lmi: ", message), "a bar stands before it"
 
 
 def test_the_pickled_file_of_these_tests_runs_code_where_it_is_read_without_care(tmp_path: Path) -> None:
