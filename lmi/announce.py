@@ -72,9 +72,11 @@ def hint(failure: Failure) -> str:
             return f"lmi installs no requirements.txt of a model: install {library} where lmi itself is installed"
         extra = EXTRAS.get(library)
         return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
-    if failure.cause == "model_unusable" and os.path.isfile(message.partition(": ")[0]):
+    subject = message.partition(": ")[0]
+    if failure.cause == "model_unusable" and os.path.isfile(subject):
         return DAMAGED_FILE_HINT
-    return HINTS.get(failure.cause, "see the log above")
+    cause = "bad_configuration" if subject.startswith("option.") else failure.cause
+    return HINTS.get(cause, "see the log above")
 
 
 def clear_bar() -> None:

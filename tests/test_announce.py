@@ -75,6 +75,7 @@ def test_the_hint_about_a_models_folder_is_not_for_a_fault_in_one_of_its_files(t
     template = tmp_path / "chat_template.jinja"
     template.write_text("{% if %}")
     assert unusable(f"{template}: line 1: Expected an expression") == DAMAGED_FILE_HINT
+    assert unusable("option.chat_template: Expected an expression, line 1") == HINTS["bad_configuration"]
     assert unusable(f"{tmp_path}: no tokenizer") == unusable(f"{tmp_path}/nowhere: missing") == HINTS["model_unusable"]
 
 
