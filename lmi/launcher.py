@@ -142,7 +142,8 @@ class Supervisor:
         for pid, code in processes.reap():
             self._on_exit(pid, code, time.monotonic())
         now = time.monotonic()
-        self._pauses.note(now)
+        if paused_s := self._pauses.note(now):
+            log.info("this server was paused for %.1f s, which counts against nobody", paused_s)
         if self._end_s is not None:
             if now >= self._end_s:
                 self._exit_code = self._failure.code if self._failure else 0

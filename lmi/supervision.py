@@ -40,10 +40,13 @@ class Pauses:
         self._turn_s: float | None = None
         self._pauses: deque[tuple[float, float]] = deque(maxlen=1000)
 
-    def note(self, now: float) -> None:
-        if self._turn_s is not None and now - self._turn_s > self._late_s:
-            self._pauses.append((self._turn_s, now))
-        self._turn_s = now
+    def note(self, now: float) -> float:
+        """Returns the seconds of the pause that ends here, 0 where there was none."""
+        last_s, self._turn_s = self._turn_s, now
+        if last_s is None or now - last_s <= self._late_s:
+            return 0.0
+        self._pauses.append((last_s, now))
+        return now - last_s
 
     def ran_s(self, since_s: float, now: float) -> float:
         """The seconds from `since_s` to `now` without those in which this process did not run."""

@@ -59,7 +59,7 @@ def test_a_pipe_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on(pipe:
     num_written = write_until_full(sink, line)
     started_s = time.monotonic()
     assert not any(sink.write(line) for _ in range(1000))
-    assert time.monotonic() - started_s < MAX_WAIT_S, "it waits for each line"
+    assert time.monotonic() - started_s < 4 * MAX_WAIT_S, "it waits for each line"
     assert drain(reader) == num_written * line and num_written > 0
     assert sink.write(line), "the reader is back"
     assert drain(reader) == line

@@ -108,6 +108,7 @@ def test_time_in_which_the_loop_did_not_turn_counts_for_nothing() -> None:
     assert pauses.ran_s(15.0, 21.0) == 0.0
     assert pauses.ran_s(32.0, 40.0) == 8.0
     assert paused(0.0, 1.0, 1.9, 2.9).ran_s(0.0, 3.0) == 3.0
+    assert (pauses.note(32.5), pauses.note(34.0), pauses.note(34.5)) == (0.0, 1.5, 0.0)
 
 
 def test_an_engine_that_was_paused_with_its_supervisor_is_not_hung(record: EngineRecord) -> None:

@@ -351,6 +351,7 @@ def test_a_server_that_was_paused_goes_on_where_it_was(container: Make, backgrou
     assert_whole(stream.result(), 200)
     assert server.pids() == pids
     assert server.ping() == 200
+    assert "this server was paused for 11." in server.log.read_text()
 
     stream = background(server.generate, 2000)
     running(server, 1)
