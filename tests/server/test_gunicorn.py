@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from gunicorn.app.wsgiapp import WSGIApplication
 
 from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.errors import ModelUnusable
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.state import Block
 
@@ -114,3 +116,40 @@ def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings:
     assert record.num_in_flight == 5  # another's by now
     settings.leave_slot(SimpleNamespace(), SimpleNamespace(slot=1, pid=77))
     assert (record.pid, record.num_in_flight, record.num_prompt_tokens) == (0, 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(ModelUnusable("/m: no tokenizer"), 4, "/m: no tokenizer"), (OSError("stale handle"), 3, "OSError: stale handle")],
+)
+def test_the_supervisor_learns_why_a_front_end_cannot_start(
+    settings: ModuleType, runtime: Runtime, error: Exception, code: int, said: str
+) -> None:
+    assert settings.explain(error) == code
+    assert runtime.front_end_failure().read_text() == said
+
+
+def test_gunicorn_is_silent_about_an_end_that_the_supervisor_explains(
+    settings: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("lmi.test.gunicorn")
+    log.addFilter(settings.is_news)
+    log.error("Worker (pid:%s) exited with code %s.", 7, 4)
+    log.error("Shutting down: %s", "Master")
+    log.error("Reason: %s", "App failed to load.")
+    log.error("Worker (pid:%s) exited with code %s.", 7, 1)
+    assert [record.getMessage() for record in caplog.records] == ["Worker (pid:7) exited with code 1."]
+
+
+def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(
+    settings: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([100.0, 101.0, 500.0, 512.0])
+    monkeypatch.setattr(settings.time, "monotonic", lambda: next(clock))
+    beat = settings.Beat(SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid()))
+    os.utime(beat.fileno(), (100.5, 100.5))
+    assert [101.0 - beat.last_update(), 500.0 - beat.last_update()] == [0.5, 0.5]
+    for second in range(501, 512):
+        settings.Beat.pauses.note(float(second))
+    assert 512.0 - beat.last_update() == 12.5
+    beat.close()
