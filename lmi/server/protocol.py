@@ -16,12 +16,15 @@ import termios
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import httptools
 import orjson
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from lmi.errors import shorten
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +97,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
-            return  # lingering: read and forgotten
+            return  # read and forgotten
         self._unset_keepalive_if_required()
         num_messages = self._num_messages
         try:
@@ -161,11 +164,49 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # _feed comes back with it
         self._check_head()
+        self._complete_scope()
         self._is_in_head, self._is_in_body = False, True
-        super().on_headers_complete()
+        self._begin_request()
         self._num_unanswered += 1
         if len(self.pipeline) > MAX_PIPELINED:
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
+
+    def _complete_scope(self) -> None:
+        """What the request line says. Source of the forms of its target: RFC 9112, 3.2."""
+        method, url = self.parser.get_method().decode("ascii"), httptools.parse_url(self.url)
+        if url.path == b"*":
+            status = 405 if method == "OPTIONS" else 400
+            raise Refusal(status, f"the request target must be a path, given * with {method}")
+        if url.schema is not None and url.schema.lower() not in (b"http", b"https"):
+            raise Refusal(400, "the request target must be a path, or a URL of http or https")
+        path = url.path or b"/"  # a URL may have none
+        self.scope["method"] = method
+        self.scope["http_version"] = self.parser.get_http_version()
+        self.scope["path"] = unquote(path.decode("ascii"))
+        self.scope["raw_path"] = path
+        self.scope["query_string"] = url.query or b""
+
+    def _begin_request(self) -> None:
+        """Run the application, or queue the request behind the one that it works on."""
+        before = self.cycle
+        self.cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def _check_head(self) -> None:
         version = self.parser.get_http_version()
@@ -178,8 +219,11 @@ class GuardedProtocol(HttpToolsProtocol):
         num_hosts = len(values[b"host"])
         if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             raise Refusal(400, f"a request has exactly one Host field, this one {num_hosts}")
-        if version == "1.0" and values[b"transfer-encoding"]:
+        codings = b", ".join(values[b"transfer-encoding"]).decode("latin-1").lower()
+        if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
+        if codings != "chunked" and codings.endswith("chunked"):  # where chunked is not last, the parser refuses
+            raise Refusal(501, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
         if any(value.lower() != b"100-continue" for value in values[b"expect"]):
             raise Refusal(417, "the only expectation that can be met is 100-continue")
 

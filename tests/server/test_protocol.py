@@ -34,7 +34,8 @@ class HastyProtocol(GuardedProtocol):
 class App:
     """Answers with what it heard; `/slow` first waits until the test lets it go on, `/stream` in its middle.
 
-    `/flood` first sends more than a client and the kernel hold between them.
+    `/flood` first sends more than a client and the kernel hold between them. `/unread` is answered 413 before its body
+    was asked for.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,10 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.heard.append(scope["path"])
+        if scope["path"] == "/unread":
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"8")]})
+            await send({"type": "http.response.body", "body": b"too long"})
+            return
         num_bytes = 0
         while True:
             message = await receive()
@@ -156,6 +161,15 @@ CORPUS: dict[str, tuple[bytes, int]] = {
     "chunks in HTTP/1.0": (post("Transfer-Encoding: chunked", body=b"0\r\n\r\n", version="1.0"), 400),
     "an unknown transfer coding": (post("Transfer-Encoding: gzip", body=b"abc"), 400),
     "chunked is not last": (post("Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"), 400),
+    "a coding before chunked": (post("Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN), 501),
+    "a coding in a field before chunked": (
+        post("Transfer-Encoding: gzip", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN),
+        501,
+    ),
+    "OPTIONS of the server as a whole": (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 405),
+    "GET of the server as a whole": (b"GET * HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "an authority as target": (b"GET a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "a target of another scheme": (b"GET ftp://a/b HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "a space before the colon": (post("Content-Length : 3", body=b"abc"), 400),
     "lines ended by LF only": (b"GET / HTTP/1.1\nHost: a\n\n", 400),
     "a folded line": (post("X: a\r\n b"), 400),
@@ -213,6 +227,9 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
     ),
     "an empty line before the request": (b"\r\n" + GET, b"/ 0"),
     "an expectation that can be met": (post("Expect: 100-continue", "Content-Length: 3", body=b"abc"), b"/ 3"),
+    "a URL as target": (b"GET http://a:80/b%20c?d=e HTTP/1.1\r\nHost: a\r\n\r\n", b"/b c 0"),
+    "a URL without a path as target": (b"GET HTTP://a HTTP/1.1\r\nHost: a\r\n\r\n", b"/ 0"),
+    "Chunked with a capital": (post("Transfer-Encoding: Chunked", body=b"3\r\nabc\r\n0\r\n\r\n"), b"/ 3"),
 }
 
 
