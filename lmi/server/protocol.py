@@ -3,7 +3,8 @@
 httptools cuts requests strictly but knows no size and no time. Here a head has a bounded number of bytes, fields and
 seconds, a body has seconds, a least speed and a bounded number of chunks, a reader that stops reading is cut off, and
 a request that could be read in two ways is refused. A refusal is one JSON object, and the connection closes after it.
-Knows no route and no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
+The rest of a body that is not wanted any more is not waited for. An HTTP/1.0 client gets no chunks. Knows no route and
+no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import fcntl
 import logging
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import httptools
 import orjson
+from uvicorn._types import ASGISendEvent, HTTPResponseStartEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -35,6 +37,8 @@ MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
 SLOW_START_S = 10.0  # a body may be slower than that in the beginning
 LINGER_S = 1.0  # how long a refused client may go on sending before the connection is cut
+BODY_LINGER_S = 10.0  # the same for the rest of a body, so that a client that sends first and reads then has its answer
+MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early: so much is read and forgotten to keep the connection
 BODY_LOOK_S = 1.0
 
 
@@ -46,6 +50,34 @@ class Refusal(Exception):
         self.status = status
 
 
+class Cycle(RequestResponseCycle):
+    """One request and its response.
+
+    `num_missing_bytes`: of the body, still to come; of a chunked one nobody knows.
+    """
+
+    num_missing_bytes = 0
+    is_early = False  # the answer began before the body was whole, and the rest is not waited for
+    is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
+
+    def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
+        if message["type"] == "http.response.start":
+            return self._start(message)
+        if self.is_delimited_by_close and message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        return super().send(message)
+
+    async def _start(self, message: HTTPResponseStartEvent) -> None:
+        is_awaited = self.waiting_for_100_continue or self.num_missing_bytes > MAX_UNREAD_BYTES
+        self.is_early = self.more_body and is_awaited
+        has_length = any(name == b"content-length" for name, _ in message.get("headers", []))
+        if self.scope["http_version"] == "1.0" and not has_length:
+            self.is_delimited_by_close, self.chunked_encoding = True, False
+        self.keep_alive = self.keep_alive and not self.is_early
+        await super().send(message)
+        self.keep_alive = self.keep_alive or self.is_early  # the protocol closes when it has lingered
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -53,6 +85,7 @@ class GuardedProtocol(HttpToolsProtocol):
     body_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 30.0
     max_connections: ClassVar[int] = 10_000
+    cycle: Cycle
 
     def __init__(
         self,
@@ -73,6 +106,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._due: Callable[[], None] | None = None  # what the timer calls
         self._refusal: Refusal | None = None
+        self._is_lingering = False
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -96,7 +130,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._num_unanswered == 0 and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or self._is_lingering:
             return  # read and forgotten
         self._unset_keepalive_if_required()
         num_messages = self._num_messages
@@ -189,7 +223,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _begin_request(self) -> None:
         """Run the application, or queue the request behind the one that it works on."""
         before = self.cycle
-        self.cycle = RequestResponseCycle(
+        self.cycle = Cycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -202,6 +236,8 @@ class GuardedProtocol(HttpToolsProtocol):
             keep_alive=self.scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        self.cycle.num_missing_bytes = lengths[0] if lengths else sys.maxsize
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
@@ -234,6 +270,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
+        self.cycle.num_missing_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -342,24 +379,29 @@ class GuardedProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self._linger()
+        self._linger(LINGER_S)
 
     def note_refusal(self, refusal: Refusal) -> None:
         """For log and metrics: no application hears of this request."""
         peer = self.client[0] if self.client else "a client"
         log.info("refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status})
 
-    def _linger(self) -> None:
+    def _linger(self, linger_s: float) -> None:
         """A close with unread bytes resets the connection, and a client that still sends would never see the answer."""
+        self._is_lingering = True
+        self._stop_timer()
+        self._unset_keepalive_if_required()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._start_timer(self.transport.abort, LINGER_S)
+        self._start_timer(self.transport.abort, linger_s)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._num_unanswered -= 1
-        if self._refusal is not None and self._num_unanswered == 0 and not self.transport.is_closing():
+        if self.cycle.is_early and not self.transport.is_closing():
+            self._linger(BODY_LINGER_S)
+        elif self._refusal is not None and self._num_unanswered == 0 and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._answer_refusal(self._refusal)
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import select
 import socket
 import threading
 import time
@@ -256,6 +257,51 @@ def test_a_request_that_offers_an_upgrade_is_held_to_the_same_rules(served: Serv
     offer = ("Connection: Upgrade", "Upgrade: h2c")
     assert_refused(served.talk(post(*offer, "Host: b")), 400)
     assert_refused(served.talk(post(*offer, "Content-Length: 3", "Transfer-Encoding: chunked", body=b"0\r\n\r\n")), 400)
+
+
+# Answers.
+
+
+@pytest.mark.parametrize("connection", [(), ("Connection: keep-alive",)], ids=["plain", "keep-alive"])
+def test_a_stream_to_an_http_1_0_client_ends_with_the_connection(served: Served, connection: tuple[str, ...]) -> None:
+    served.app.go_on.set()
+    head, _, body = served.talk(post(*connection, path="/stream", version="1.0")).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    assert body == b"first,/stream 0"
+
+
+ANNOUNCED = {"a long body": ("Content-Length: 100000",), "a body in chunks": ("Transfer-Encoding: chunked",)}
+EXPECTED = {"a short body that is held back": ("Expect: 100-continue", "Content-Length: 3")}
+
+
+@pytest.mark.parametrize("name", [*ANNOUNCED, *EXPECTED])
+def test_an_answer_before_the_body_closes_the_connection_without_waiting_for_the_rest(
+    served: Served, name: str
+) -> None:
+    with served.connect() as connection:
+        connection.sendall(post(*(ANNOUNCED | EXPECTED)[name], path="/unread"))
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert statuses(answer) == [413] and body == b"too long", "a 100 was sent, or the answer was not whole"
+    assert head.count(b"connection: close") == 1
+
+
+def test_a_client_that_first_sends_a_body_nobody_reads_still_has_its_answer(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post(f"Content-Length: {100 * len(FLOOD)}", "Connection: close", path="/unread"))
+        assert select.select([connection], [], [], TIMEOUT_S)[0], "there is no answer"
+        for _ in range(100):
+            connection.sendall(FLOOD)
+        connection.shutdown(socket.SHUT_WR)
+        assert hear(connection).endswith(b"too long")
+
+
+def test_a_short_rest_of_a_body_is_forgotten_and_the_connection_kept(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post("Content-Length: 3", path="/unread"))
+        assert b"connection: close" not in until(connection, b"too long")
+        connection.sendall(b"abc" + GET)
+        assert statuses(until(connection, b"/ 0")) == [200]
 
 
 # Time.
