@@ -54,6 +54,7 @@ class ServerConfig:
     frontend_workers: int = 1
     job_queue_size: int = 1000  # waiting requests
     max_request_size: int = 64 << 20  # bytes of a body
+    max_body_memory: int = 256 << 20  # bytes of all bodies in a front end
     predict_timeout_s: float | None = None  # a whole request
     drain_timeout_s: float = 25.0
     stall_timeout_s: float = 30.0  # a client that does not read
@@ -208,6 +209,7 @@ def resolve(
     resolution.choose_replicas(machine)
     resolution.choose_forms()
     resolution.warn_of_task()
+    resolution.fit_body_memory()
     resolution.warn_of_what_one_engine_uses()
     options = resolution.other_options()
     if findings.faults:
@@ -415,6 +417,16 @@ class _Resolution:
             self.findings.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
             return
         self.num_engines, self.device_ids = num_engines, gpus[: num_engines * gpus_each]
+
+    def fit_body_memory(self) -> None:
+        """One body of the allowed size always passes."""
+        key, largest = "max_body_memory", self._final("max_request_size")
+        if self._final(key) >= largest:
+            return
+        if key in self.picked:
+            given = self.picked[key].given
+            self.findings.warnings.append(f"{given.said}: less than max_request_size, so {largest} bytes count")
+        self._settle(key, largest, "max_request_size")
 
     def choose_forms(self) -> None:
         """Calls and thoughts of a form that is not read here stay in the text."""

@@ -285,6 +285,12 @@ OPTIONS = (
         platform=("SAGEMAKER_MAX_REQUEST_SIZE", "SAGEMAKER_MAX_PAYLOAD_IN_MB"),
     ),
     Option(
+        "max_body_memory",
+        "server.max_body_memory",
+        SIZE,
+        "bytes of all request bodies in one front end; more are answered 503",
+    ),
+    Option(
         "predict_timeout",
         "server.predict_timeout_s",
         SECONDS_OR_NONE,

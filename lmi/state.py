@@ -235,6 +235,7 @@ class FrontEndRecord(Record):
     num_open_connections = Int(is_gauge=True)
     num_starts = Int()
     num_in_flight = Int(is_gauge=True)  # requests between admission and their end
+    num_body_bytes = Int(is_gauge=True)  # of requests that have come whole or in part and have not ended
     num_requests = Counters(STATUS_CODES)  # inference requests by status
     num_finished = Counters(FINISH_REASONS)
     num_prompt_tokens = Int()

@@ -50,6 +50,7 @@ from lmi.executor import (
 )
 from lmi.pipeline import Pipeline
 from lmi.server.app import build_app
+from lmi.server.protocol import GuardedProtocol
 from lmi.server.service import Service
 from lmi.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
@@ -320,7 +321,7 @@ async def _serve(
     app = build_app(Service(config, block, block.frontends[0], engines, pipeline, code))
     server = uvicorn.Server(
         uvicorn.Config(
-            app, port=0, lifespan="on", log_config=None, http="httptools", ws="none", timeout_graceful_shutdown=1
+            app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1
         )
     )
     server.capture_signals = nullcontext  # type: ignore[method-assign]

@@ -29,7 +29,13 @@ from tests.system.container import Answer, Container, wait_until
 TIMEOUT_S = 60.0
 START_TIMEOUT_S = 180.0  # a busy machine takes long to import torch
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-GAUGES = ("requests_in_flight", "requests_running", "requests_waiting", "kv_cache_usage_ratio")
+GAUGES = (
+    "requests_in_flight",
+    "requests_running",
+    "requests_waiting",
+    "kv_cache_usage_ratio",
+    "request_body_bytes",
+)
 
 
 @dataclass

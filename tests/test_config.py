@@ -66,6 +66,18 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     assert (config.engine.retry_threshold, config.engine.retry_window_s) == (3, 600)
 
 
+def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
+    assert settle(folder).config.server.max_body_memory == 256 << 20
+    resolved = settle(folder, "max_request_size=1g")
+    assert (resolved.config.server.max_body_memory, resolved.warnings) == (1 << 30, ())
+    assert source_of(resolved, "max_body_memory") == "max_request_size"
+    resolved = settle(folder, "max_body_memory=1m")
+    assert resolved.config.server.max_body_memory == 64 << 20
+    assert resolved.warnings == (
+        "max_body_memory=1m (serving.properties:1): less than max_request_size, so 67108864 bytes count",
+    )
+
+
 # Each rung beats those below it: command line, platform, file, OPTION_/SERVING_, other names.
 LADDERS = {
     "predict_timeout": [
@@ -133,6 +145,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "safe_port_range": "1-2",
         "log_level": "debug",
         "log_format": "json",
+        "max_body_memory": "1g",  # less than max_request_size is warned of
         "option.model_id": str(folder),
         "option.rolling_batch": "lmi-dist",
         "option.dtype": "bf16",

@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
+from lmi.server.body import BodyMemory
 
 REQUEST_ID_HEADERS = ("x-amzn-sagemaker-inference-id", "x-request-id")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -57,6 +58,7 @@ class Exchange:
         self.status = 0
         self.started_s = time.monotonic()
         self.error_label = ""
+        self.num_body_bytes = 0  # that were read
         self._receive, self._send = receive, send
 
     @property
@@ -72,24 +74,32 @@ class Exchange:
         given = (self.headers.get(name, "") for name in REQUEST_ID_HEADERS)
         return next((value for value in given if SAFE_ID.fullmatch(value)), None) or uuid.uuid4().hex
 
-    async def body(self, max_bytes: int) -> bytes:
-        """The whole body. Refuses by the announced length before a byte is read, else as soon as it is too long."""
+    async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
+        """The whole body. Refuses by the announced length before a byte is read, else as soon as it is too long.
+
+        Its bytes count in `memory` until the edge takes `num_body_bytes` off. Raises Overloaded where that is full.
+        """
         encoding = self.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             raise UnsupportedEncoding(encoding)
-        if int(self.headers.get("content-length", 0)) > max_bytes:
+        announced = int(self.headers.get("content-length", 0))
+        if announced > max_bytes:
             raise BodyTooLarge(max_bytes)
-        chunks, size, has_more = [], 0, True
+        memory.check_room(announced, announced)
+        body, has_more = bytearray(), True
         while has_more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone("the client left before its request was complete")
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > max_bytes:
+            piece = message.get("body", b"")
+            if len(body) + len(piece) > max_bytes:
                 raise BodyTooLarge(max_bytes)
+            memory.check_room(len(piece), len(body) + len(piece))
+            memory.add(len(piece))
+            self.num_body_bytes += len(piece)
+            body += piece
             has_more = message.get("more_body", False)
-        return b"".join(chunks)
+        return bytes(body)
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
         """The head; without a content type where `media_type` is ""."""
@@ -146,6 +156,7 @@ class Exchange:
             departure.cancel()
             worker.cancel()
             await asyncio.wait((worker,))  # what it holds is free before anyone goes on
+            del worker  # it holds its error, whose traceback holds this frame: a body would wait for the collector
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -15,6 +15,7 @@ import logging
 import sys
 import termios
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import unquote
@@ -392,7 +393,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
-        if self.transport.can_write_eof():
+        with suppress(OSError):  # the client is gone already
             self.transport.write_eof()
         self._start_timer(self.transport.abort, linger_s)
 

@@ -41,7 +41,7 @@ async def answer(
     own = OwnFormatters(exchange, service)
     try:
         service.check_room()  # before the body: a full server reads nothing
-        body = await exchange.body(service.config.server.max_request_size)
+        body = await exchange.body(service.config.server.max_request_size, service.body_memory)
         body, content_type = await own.read(dialect, body)
         if choose is not None:
             dialect = choose(body)
@@ -49,6 +49,7 @@ async def answer(
         message = dialect.read(body, content_type, model)
         frame = message.frame
         parsed = dialect.parse(own.asked(dialect, message))
+        del body
         service.report_tolerated(parsed.tolerated, exchange.request_id)
         with service.admitted(len(parsed.requests)):
             formatter, parsed = own.choose(dialect, message, parsed)

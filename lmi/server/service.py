@@ -12,6 +12,7 @@ from lmi.custom.client import CodeWorkers
 from lmi.engine.client import Engines
 from lmi.errors import Overloaded, Unavailable, UnknownModel, shorten
 from lmi.pipeline import Pipeline
+from lmi.server.body import BodyMemory
 from lmi.state import Block, FrontEndRecord, Phase
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,11 @@ class Service:
     engines: Engines
     pipeline: Pipeline
     code: CodeWorkers | None = None  # where the model comes with code of its own
+    body_memory: BodyMemory = field(init=False)
     _reported: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.body_memory = BodyMemory(self.record, self.config.server.max_body_memory)
 
     @property
     def is_draining(self) -> bool:

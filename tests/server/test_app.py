@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import time
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lmi.errors import LmiError
 from lmi.state import Phase
+from lmi.types import GenerationRequest
 from tests.scripted import CONTEXT, Host, host, wait_until
 
 ERROR_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None}
@@ -389,6 +392,61 @@ def test_a_body_that_does_not_end_takes_no_place_in_the_queue(tmp_path: Path) ->
         assert lmi.post({"inputs": "say hi"})[0].status == 200
         for raw in unfinished:
             raw.close()
+
+
+UNFINISHED = {"announced": b"Content-Length: 1000000", "chunked": b"Transfer-Encoding: chunked"}
+
+
+def send_unfinished(lmi: Host, kind: str) -> socket.socket:
+    """A connection on which most of a megabyte was sent of a body that may have no more."""
+    raw = socket.create_connection(("127.0.0.1", lmi.port), 20)
+    data = bytes(900_000) if kind == "announced" else b"%x\r\n%b\r\n" % (900_000, bytes(900_000))
+    raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % UNFINISHED[kind] + data)
+    return raw
+
+
+@pytest.mark.parametrize("kind", UNFINISHED)
+def test_bodies_over_their_memory_are_503_and_small_ones_are_served_beside_them(tmp_path: Path, kind: str) -> None:
+    with host(tmp_path, server={"max_request_size": 1_000_000, "max_body_memory": 2_000_000}) as lmi:
+        record = lmi.block.frontends[0]
+        unfinished = [send_unfinished(lmi, kind) for _ in range(2)]
+        wait_until(lambda: record.num_body_bytes == 1_800_000)
+        with send_unfinished(lmi, kind) as another:
+            refused = b"".join(iter(lambda: another.recv(65536), b""))
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused.lower(), refused
+        assert b"2000000" in refused and b"max_body_memory" in refused
+        assert lmi.post({"inputs": "say hi"})[0].status == 200
+        for raw in unfinished:
+            raw.close()
+        wait_until(lambda: record.num_body_bytes == 0)
+        assert lmi.post(b'{"inputs": "%b"}' % bytes(b"a" * 999_000))[0].status == 424, "it is not read"
+        wait_until(lambda: record.num_body_bytes == 0)
+
+
+def test_a_request_holds_its_body_until_it_has_ended(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        with open_stream(lmi, "hang abc"):
+            wait_until(lambda: lmi.executor.num_active == 1)
+            assert lmi.block.frontends[0].num_body_bytes == len(
+                b'{"inputs": "hang abc", "stream": true, "parameters": {"max_new_tokens": 150}}'
+            )
+        wait_until(lambda: lmi.block.frontends[0].num_body_bytes == 0)
+
+
+def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:
+    """A cycle of an error and the frames that it went through would hold prompts of megabytes for minutes."""
+    lmi.post({"inputs": "say hi"})
+    gc.collect()
+    gc.disable()
+    try:
+        lmi.post({"inputs": "x" * 500})
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert not [thing for thing in gc.garbage if isinstance(thing, LmiError | GenerationRequest)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def test_many_bad_sequences_do_not_hold_up_the_neighbours(lmi: Host) -> None:

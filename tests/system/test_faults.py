@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -218,9 +219,9 @@ def test_a_client_that_leaves_the_queue_never_reaches_the_engine(tight: Server) 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """An engine without a model, quick enough to fill a connection; a stalled client has two seconds."""
+    settings = {"option.echo_step_ms": 1, "stall_timeout": STALL_S, "frontend_workers": 1, "log_format": "text"}
     folder = write_model(
-        tmp_path_factory.mktemp("echo") / "a\x1b[31m\u2028b",
-        **{"option.echo_step_ms": 1, "stall_timeout": STALL_S, "frontend_workers": 1, "log_format": "text"},
+        tmp_path_factory.mktemp("echo") / "a\x1b[31m\u2028b", **settings, max_body_memory=f"{BODY_MEMORY // MB}m"
     )
     with launch(folder) as server:
         server.wait_ready()
@@ -250,6 +251,54 @@ def test_a_client_that_stops_reading_is_given_up_and_costs_no_memory(echo: Serve
     finally:
         for connection in stalled:
             connection.close()
+
+
+# Clients that do not end what they send.
+
+BODY_MEMORY = 64 * MB
+UNFINISHED = {
+    "announced": (b"Content-Length: %d" % (16 * MB), b"a" * 8 * MB),
+    "chunked": (b"Transfer-Encoding: chunked", b"%x\r\n%b\r\n" % (8 * MB, b"a" * 8 * MB)),
+}
+
+
+@pytest.mark.parametrize("kind", UNFINISHED)
+def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, kind: str) -> None:
+    """Twenty clients send 160 MB. Those who may not are told so, and the memory of all comes back when they leave."""
+    [front_end] = echo.pids("lmi-front")
+    before_bytes = resident_bytes(front_end)
+    field, data = UNFINISHED[kind]
+    clients = [echo.connect_raw() for _ in range(20)]
+    try:
+        for client in clients:
+            with suppress(OSError):  # it was refused and its answer lies there
+                client.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % field + data)
+        wait_until(lambda: len(select.select(clients, [], [], 0)[0]) >= 12, "most have an answer")
+        took_s, answer = timed(lambda: echo.post(request("abc")))
+        assert answer.status == 200 and took_s < GENERATION_S
+        assert timed(echo.ping)[0] < PING_S
+        assert resident_bytes(front_end) - before_bytes < BODY_MEMORY + 32 * MB
+        refused = select.select(clients, [], [], 0)[0]
+        assert all(client.recv(13) == b"HTTP/1.1 503 " for client in refused)
+    finally:
+        for client in clients:
+            client.close()
+    wait_until(echo.is_idle, "their bytes are not counted any more", 5)
+    wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back", 5)
+
+
+def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
+    """Sizes that teach the C library to keep such blocks, then one of many pieces, over the limit."""
+    [front_end] = echo.pids("lmi-front")
+    before_bytes = resident_bytes(front_end)
+    for size in (25 * MB, 31 * MB):
+        assert echo.post(b'{"inputs": "%b"' % (b"a" * size)).status == 424
+        assert echo.post(b'{"inputs": "%b"}' % (b"a" * size)).status == 424
+    with echo.connect_raw() as connection, suppress(OSError):
+        connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(70):
+            connection.sendall(b"%x\r\n%b\r\n" % (MB, b"a" * MB))
+    wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back", 5)
 
 
 # Clients that write our log.

@@ -24,7 +24,7 @@ STREAM_HEADERS = {"cache-control": "no-cache"}
 async def invocations(exchange: Exchange, service: Service) -> None:
     try:
         service.check_room()
-        body = await exchange.body(service.config.server.max_request_size)
+        body = await exchange.body(service.config.server.max_request_size, service.body_memory)
         with service.admitted():
             await exchange.run_while_there(hand_over(exchange, service, body))
     except ClientGone:
