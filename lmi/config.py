@@ -52,7 +52,8 @@ class ServerConfig:
     host: str = "0.0.0.0"
     port: int = 8080
     frontend_workers: int = 1
-    job_queue_size: int = 1000  # waiting requests
+    job_queue_size: int = 1000  # waiting sequences
+    max_request_sequences: int = 512  # prompts times n or best_of
     max_request_size: int = 64 << 20  # bytes of a body
     max_body_memory: int = 256 << 20  # bytes of all bodies in a front end
     predict_timeout_s: float | None = None  # a whole request

@@ -46,6 +46,9 @@ class BlockCollector(Collector):
         yield gauge(
             "lmi_requests_in_flight", "Requests between admission and end", sum(f.num_in_flight for f in frontends)
         )
+        yield gauge(
+            "lmi_sequences_in_flight", "Sequences that those requests ask for", sum(f.num_sequences for f in frontends)
+        )
         yield gauge("lmi_request_body_bytes", "Request bodies held", sum(f.num_body_bytes for f in frontends))
         yield gauge("lmi_connections_open", "Connections of clients", sum(f.num_open_connections for f in frontends))
         yield counter("lmi_prompt_tokens", "Prompt tokens taken in", sum(f.num_prompt_tokens for f in frontends))

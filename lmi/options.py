@@ -274,8 +274,14 @@ OPTIONS = (
         "job_queue_size",
         "server.job_queue_size",
         integer(1),
-        "waiting requests of the model; more are answered 503",
+        "waiting sequences of the model; more are answered 503",
         env=("MAX_CONCURRENT_REQUESTS",),
+    ),
+    Option(
+        "max_request_sequences",
+        "server.max_request_sequences",
+        integer(1),
+        "sequences of one request: its prompts times n or best_of; more are refused",
     ),
     Option(
         "max_request_size",

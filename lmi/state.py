@@ -235,6 +235,7 @@ class FrontEndRecord(Record):
     num_open_connections = Int(is_gauge=True)
     num_starts = Int()
     num_in_flight = Int(is_gauge=True)  # requests between admission and their end
+    num_sequences = Int(is_gauge=True)  # that those ask for, which are their places in the queue
     num_body_bytes = Int(is_gauge=True)  # of requests that have come whole or in part and have not ended
     num_requests = Counters(STATUS_CODES)  # inference requests by status
     num_finished = Counters(FINISH_REASONS)

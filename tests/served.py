@@ -31,6 +31,7 @@ START_TIMEOUT_S = 180.0  # a busy machine takes long to import torch
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 GAUGES = (
     "requests_in_flight",
+    "sequences_in_flight",
     "requests_running",
     "requests_waiting",
     "kv_cache_usage_ratio",

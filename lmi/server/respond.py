@@ -51,7 +51,8 @@ async def answer(
         parsed = dialect.parse(own.asked(dialect, message))
         del body
         service.report_tolerated(parsed.tolerated, exchange.request_id)
-        with service.admitted(len(parsed.requests)):
+        service.check_sequences(parsed.requests)
+        with service.admitted(sum(request.num_sequences for request in parsed.requests)):
             formatter, parsed = own.choose(dialect, message, parsed)
             await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
     except ClientGone:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from lmi.config import Config
 from lmi.custom.client import CodeWorkers
 from lmi.engine.client import Engines
-from lmi.errors import Overloaded, Unavailable, UnknownModel, shorten
+from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.pipeline import Pipeline
 from lmi.server.body import BodyMemory
 from lmi.state import Block, FrontEndRecord, Phase
+from lmi.types import GenerationRequest
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Service:
 
     @property
     def max_in_flight(self) -> int:
-        """Requests that wait or run, of all front ends together."""
+        """Sequences that wait or run, of all front ends together."""
         return self.config.server.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
 
     def check_model(self, name: str, version: str | None = None) -> None:
@@ -51,23 +52,46 @@ class Service:
         if version is not None and version != model.version:
             raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")
 
-    def check_room(self) -> None:
-        """Raise Unavailable while draining and Overloaded when the queue is full."""
+    def check_room(self, num_sequences: int = 1) -> None:
+        """Raise Unavailable while draining and Overloaded when the queue has no room for so many sequences."""
         if self.is_draining:
             raise Unavailable("the server is shutting down and takes no new requests")
-        limit = self.max_in_flight
-        if sum(frontend.num_in_flight for frontend in self.block.frontends) >= limit:
-            raise Overloaded(f"{limit} requests are in flight already (job_queue_size and the running batch)")
+        limit, num_taken = self.max_in_flight, sum(frontend.num_sequences for frontend in self.block.frontends)
+        if num_taken + num_sequences > limit:
+            what = f"{num_taken} of {limit} sequences are in flight already"
+            raise Overloaded(
+                f"{what}, there is no room for {num_sequences} more (job_queue_size and the running batch)"
+            )
+
+    def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raise InvalidParameter where one body asks for more sequences than it may, or than ever find room."""
+        limit, reason = self._max_sequences()
+        num_prompts, num_each = len(requests), max(request.num_sequences for request in requests)
+        if num_prompts > limit:
+            raise InvalidParameter("inputs", f"at most {limit} prompts ({reason})", f"{num_prompts} prompts")
+        if num_prompts * num_each > limit:
+            each = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
+            rule = f"at most {limit // num_prompts}{each}, as best_of ({limit} sequences, {reason})"
+            raise InvalidParameter("num_return_sequences", rule, num_each)
+
+    def _max_sequences(self) -> tuple[int, str]:
+        """Of one body, and the reason. What the queue holds is known when every engine is there."""
+        limit = self.config.server.max_request_sequences
+        if self.max_in_flight < limit and all(engine.is_alive for engine in self.block.engines):
+            return self.max_in_flight, "job_queue_size and the running batch"
+        return limit, "max_request_sequences"
 
     @contextmanager
-    def admitted(self, num_requests: int = 1) -> Iterator[None]:
-        """Hold places among the requests in flight, if there is one: those that come together all enter, or none."""
-        self.check_room()
-        self.record.num_in_flight += num_requests
+    def admitted(self, num_sequences: int = 1) -> Iterator[None]:
+        """Hold a place for each sequence of a request: all of them find room, or none."""
+        self.check_room(num_sequences)
+        self.record.num_in_flight += 1
+        self.record.num_sequences += num_sequences
         try:
             yield
         finally:
-            self.record.num_in_flight -= num_requests
+            self.record.num_in_flight -= 1
+            self.record.num_sequences -= num_sequences
 
     def report_tolerated(self, lines: tuple[str, ...], request_id: str) -> None:
         """Log what had no effect in a request: loudly the first time, so that a busy client does not fill the log."""

@@ -30,12 +30,13 @@ async def generate_stream(exchange: Exchange, service: Service) -> None:
 async def info(exchange: Exchange, service: Service) -> None:
     """The names of TGI's own answer, with what is true here. 503 as long as no engine is ready."""
     engine, config = await service.engines.ready(), service.config
+    max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
     fields = {
         "model_id": config.model.name,
         "model_sha": None,
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": service.max_in_flight,
-        "max_best_of": MAX_SEQUENCES if engine.capabilities.num_return_sequences else 1,
+        "max_best_of": max_best_of if engine.capabilities.num_return_sequences else 1,
         "max_stop_sequences": MAX_STOP_SEQUENCES,
         "max_input_tokens": engine.max_sequence_length - 1,
         "max_total_tokens": engine.max_sequence_length,
