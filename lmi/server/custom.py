@@ -52,6 +52,11 @@ class OwnFormatters:
         self._call: Call | None = None
         self._is_any_form_ours = False  # the path has no form of its own, so that formatters meet OpenAI's bodies too
 
+    def reads(self, dialect: Dialect) -> bool:
+        """Whether the input formatter gets the bodies of this door."""
+        code = self._service.config.code
+        return code is not None and code.has_input_formatter and dialect.is_customisable
+
     async def read(self, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
         """The body and its content type, as the input formatter makes them if there is one.
 
@@ -59,8 +64,7 @@ class OwnFormatters:
         """
         service, exchange = self._service, self._exchange
         self._is_any_form_ours = dialect.is_customisable
-        code = service.config.code
-        if service.code is None or code is None or not (code.has_input_formatter and dialect.is_customisable):
+        if service.code is None or not self.reads(dialect):
             return body, exchange.headers.get("content-type")
         given = properties(exchange)
         async with exchange.deadline(service.config.server.predict_timeout_s):

@@ -48,6 +48,14 @@ class UnsupportedEncoding(LmiError):
         super().__init__(f"content-encoding must be identity, given {shorten(given)}")
 
 
+class UnsupportedMediaType(LmiError):
+    status = 415
+    label = "unsupported_media_type"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"content-type must be application/json, given {shorten(given)}")
+
+
 class Exchange:
     """See the module. `status` is 0 until the response has started."""
 
@@ -74,14 +82,20 @@ class Exchange:
         given = (self.headers.get(name, "") for name in REQUEST_ID_HEADERS)
         return next((value for value in given if SAFE_ID.fullmatch(value)), None) or uuid.uuid4().hex
 
+    def check_is_whole(self) -> None:
+        """Raise UnsupportedMediaType for a body in parts. No other type is refused: curl calls JSON a form."""
+        given = self.headers.get("content-type", "")
+        if given.strip().lower().startswith("multipart/"):
+            raise UnsupportedMediaType(given)
+
     async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
         """The whole body. Refuses by the announced length before a byte is read, else as soon as it is too long.
 
         Its bytes count in `memory` until the edge takes `num_body_bytes` off. Raises Overloaded where that is full.
         """
-        encoding = self.headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity":
-            raise UnsupportedEncoding(encoding)
+        encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
+        if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
+            raise UnsupportedEncoding(encodings)
         announced = int(self.headers.get("content-length", 0))
         if announced > max_bytes:
             raise BodyTooLarge(max_bytes)

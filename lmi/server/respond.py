@@ -41,6 +41,8 @@ async def answer(
     own = OwnFormatters(exchange, service)
     try:
         service.check_room()  # before the body: a full server reads nothing
+        if not own.reads(dialect):
+            exchange.check_is_whole()
         body = await exchange.body(service.config.server.max_request_size, service.body_memory)
         body, content_type = await own.read(dialect, body)
         if choose is not None:

@@ -237,6 +237,45 @@ def test_a_compressed_body_is_415(lmi: Host) -> None:
     assert (response.status, shape_1(answer)[1]) == (415, 415)
 
 
+@pytest.mark.parametrize("fields", [("identity", "gzip"), ("gzip", "identity"), ("identity, gzip",)])
+def test_every_coding_of_a_body_counts(lmi: Host, fields: tuple[str, ...]) -> None:
+    answer = say(lmi, b"".join(b"Content-Encoding: %b\r\n" % field.encode() for field in fields))
+    assert answer.startswith(b"HTTP/1.1 415 ") and b"gzip" in answer
+
+
+def test_a_body_of_identities_is_read(lmi: Host) -> None:
+    fields = b"Content-Encoding: identity\r\nContent-Encoding: Identity,identity\r\n"
+    assert say(lmi, fields).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/generate", "/v2/models/scripted/generate"])
+def test_a_form_in_parts_is_415_at_every_json_door(lmi: Host, path: str) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="inputs"\r\n\r\nsay hi\r\n--x--\r\n'
+    response, answer = lmi.post(form, path, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert response.status == 415
+    assert b"content-type must be application/json" in answer and b"multipart/form-data" in answer
+
+
+def test_an_announced_body_over_the_limit_is_413_before_it_is_asked_for(lmi: Host) -> None:
+    """No 100 was sent, and the connection closes though nothing of the body came."""
+    answer = say(lmi, b"Expect: 100-continue\r\n", num_bytes=100_000_000)
+    assert answer.startswith(b"HTTP/1.1 413 ") and answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer.lower()
+
+
+def say(lmi: Host, fields: bytes, num_bytes: int | None = None) -> bytes:
+    """All that comes until the connection closes, for a request with these fields.
+
+    `num_bytes`: what it announces of a body and does not send.
+    """
+    body = b'{"inputs": "say hi"}' if num_bytes is None else b""
+    end = b"Connection: close\r\n" if num_bytes is None else b""
+    head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % (num_bytes or len(body))
+    with socket.create_connection(("127.0.0.1", lmi.port), timeout=20) as raw:
+        raw.sendall(head + fields + end + b"\r\n" + body)
+        return b"".join(iter(lambda: raw.recv(65536), b""))
+
+
 def test_ping_answers_every_way_it_is_asked(lmi: Host) -> None:
     for method in ("GET", "POST"):
         response, answer = lmi.send(method, "/ping")

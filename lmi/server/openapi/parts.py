@@ -27,7 +27,7 @@ REASONS = {
     405: "not with this method",
     408: "the request did not come in time",
     413: "the body is over max_request_size",
-    415: "the body is compressed",
+    415: "the body is compressed, or a form in parts",
     422: "the request is wrong, and the error says where",
     429: "too many requests (Retry-After)",
     424: "the request is wrong, or the engine failed on it; the error says which",
