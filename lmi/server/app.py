@@ -112,6 +112,8 @@ class Edge:
             return await self._app(scope, receive, send)
         exchange = Exchange(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.service": self._service})
+        if exchange.has_key:
+            self._service.report_key()
         try:
             await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405

@@ -22,6 +22,7 @@ from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
 from lmi.server.body import BodyMemory
 
 REQUEST_ID_HEADERS = ("x-amzn-sagemaker-inference-id", "x-request-id")
+KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's own limit; all response headers together stay under 4 KB
 SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -76,6 +77,14 @@ class Exchange:
     @property
     def method(self) -> str:
         return str(self.scope["method"])
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the client shows a key of an API. Signatures and passwords, which proxies read, are none."""
+        return any(
+            name in KEY_FIELDS or (name == b"authorization" and value[:7].lower() == b"bearer ")
+            for name, value in self.headers.raw
+        )
 
     def _choose_id(self) -> str:
         """The caller's id where it is short printable ASCII, else a new one."""

@@ -30,6 +30,7 @@ class Service:
     pipeline: Pipeline
     code: CodeWorkers | None = None  # where the model comes with code of its own
     body_memory: BodyMemory = field(init=False)
+    _has_reported_key: bool = False
     _reported: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -92,6 +93,12 @@ class Service:
         finally:
             self.record.num_in_flight -= 1
             self.record.num_sequences -= num_sequences
+
+    def report_key(self) -> None:
+        """Log once that a client showed a key, since whoever gave it one may believe that it is needed."""
+        if not self._has_reported_key:
+            self._has_reported_key = True
+            log.warning("a client sent an API key, but this server has no keys and checks nothing: it serves everyone")
 
     def report_tolerated(self, lines: tuple[str, ...], request_id: str) -> None:
         """Log what had no effect in a request: loudly the first time, so that a busy client does not fill the log."""

@@ -108,6 +108,19 @@ def test_sequences_that_find_no_room_together_wait_outside(tmp_path: Path) -> No
         wait_until(lambda: record.num_sequences == 0)
 
 
+@pytest.mark.parametrize("name", ["Authorization", "X-Api-Key", "api-key"])
+def test_a_key_that_nobody_checks_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    def told() -> list[str]:
+        return [record.levelname for record in caplog.records if "has no keys and checks nothing" in record.message]
+
+    with host(tmp_path) as served:
+        served.send("GET", "/v1/models", headers={"Authorization": "AWS4-HMAC-SHA256 Credential=a"})
+        assert told() == []
+        for _ in range(2):
+            assert served.send("GET", "/v1/models", headers={name: "Bearer sk-secret"})[0].status == 200
+        assert told() == ["WARNING"] and "sk-secret" not in caplog.text
+
+
 def test_by_default_128_prompts_of_16_sequences_are_too_many(tmp_path: Path) -> None:
     with host(tmp_path, capabilities=MANY) as served:
         response, body = served.post({"prompt": ["say a"] * 128, "n": 16, "temperature": 1}, COMPLETIONS)
