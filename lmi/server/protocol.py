@@ -373,11 +373,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_timer(self.transport.abort, LINGER_S)
             return
         self.note_refusal(refusal)
+        retry = "retry-after: 1\r\n" if refusal.status == 503 else ""
         body = orjson.dumps({"error": str(refusal), "code": refusal.status})
         phrase = HTTPStatus(refusal.status).phrase
         head = (
             f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self._linger(LINGER_S)

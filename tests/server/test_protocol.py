@@ -415,7 +415,9 @@ def test_busy_connections_stay_and_newcomers_are_refused(served: Served, monkeyp
     for connection in busy:
         connection.sendall(post(path="/stream"))
         until(connection, b"first,")
-    assert_refused(served.talk(GET), 503)
+    refused = served.talk(GET)
+    assert_refused(refused, 503)
+    assert b"retry-after: 1" in refused
     served.app.go_on.set()
     for connection in busy:
         with connection:

@@ -108,6 +108,20 @@ def test_sequences_that_find_no_room_together_wait_outside(tmp_path: Path) -> No
         wait_until(lambda: record.num_sequences == 0)
 
 
+DOORS = ["/invocations", "/generate", "/generate_stream", "/", "/v2/models/scripted/generate", COMPLETIONS]
+
+
+@pytest.mark.parametrize("path", [*DOORS, "/v2/models/scripted/generate_stream", "/v1/chat/completions"])
+def test_a_full_queue_says_at_every_door_when_to_come_back(four: Host, path: str) -> None:
+    record = four.block.frontends[0]
+    record.num_sequences += 10_000
+    try:
+        response, _ = four.post({"inputs": "say a", "prompt": "say a", "text_input": "say a"}, path)
+    finally:
+        record.num_sequences -= 10_000
+    assert response.status in (429, 503) and response.headers["retry-after"] == "1"
+
+
 @pytest.mark.parametrize("name", ["Authorization", "X-Api-Key", "api-key"])
 def test_a_key_that_nobody_checks_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     def told() -> list[str]:
