@@ -301,6 +301,22 @@ def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
     wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back", 5)
 
 
+# Clients that ask for no path.
+
+
+@pytest.mark.parametrize(("method", "status"), [("OPTIONS", 405), ("GET", 400)])
+def test_a_request_of_the_server_as_a_whole_is_refused_and_logged_with_its_status(
+    echo: Server, method: str, status: int
+) -> None:
+    start, counted = echo.log.stat().st_size, f'lmi_requests_total{{code="{status}"}}'
+    before = echo.metrics()[counted]
+    head, _, answer = say(echo, b"%b * HTTP/1.1\r\nHost: a\r\n\r\n" % method.encode()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status) and json.loads(answer)["code"] == status
+    assert echo.metrics()[counted] == before + 1
+    [line] = echo.log.read_bytes()[start:].splitlines()
+    assert b" %d " % status in line and b"request target" in line
+
+
 # Clients that write our log.
 
 EVIL = "\r\n{}\x1b[31m\x00\x85\u2028\u202e2026-01-01T00:00:00.000Z INFO front end[1] forged: line"
