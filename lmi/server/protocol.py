@@ -22,7 +22,6 @@ from urllib.parse import unquote
 
 import httptools
 import orjson
-from uvicorn._types import ASGISendEvent, HTTPResponseStartEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -61,14 +60,14 @@ class Cycle(RequestResponseCycle):
     is_early = False  # the answer began before the body was whole, and the rest is not waited for
     is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
 
-    def send(self, message: ASGISendEvent) -> Coroutine[Any, Any, None]:
+    def send(self, message: Any) -> Coroutine[Any, Any, None]:
         if message["type"] == "http.response.start":
             return self._start(message)
         if self.is_delimited_by_close and message["type"] == "http.response.body":
             self.expected_content_length = len(message.get("body", b""))
         return super().send(message)
 
-    async def _start(self, message: HTTPResponseStartEvent) -> None:
+    async def _start(self, message: Any) -> None:
         is_awaited = self.waiting_for_100_continue or self.num_missing_bytes > MAX_UNREAD_BYTES
         self.is_early = self.more_body and is_awaited
         has_length = any(name == b"content-length" for name, _ in message.get("headers", []))
@@ -259,8 +258,9 @@ class GuardedProtocol(HttpToolsProtocol):
         codings = b", ".join(values[b"transfer-encoding"]).decode("latin-1").lower()
         if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
-        if codings != "chunked" and codings.endswith("chunked"):  # where chunked is not last, the parser refuses
-            raise Refusal(501, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
+        if codings not in ("", "chunked"):  # the body has no end that can be found unless chunked is the last
+            status = 501 if codings.endswith("chunked") else 400
+            raise Refusal(status, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
         if any(value.lower() != b"100-continue" for value in values[b"expect"]):
             raise Refusal(417, "the only expectation that can be met is 100-continue")
 

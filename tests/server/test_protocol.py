@@ -167,6 +167,7 @@ CORPUS: dict[str, tuple[bytes, int]] = {
         post("Transfer-Encoding: gzip", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN),
         501,
     ),
+    "a comma after chunked": (post("Transfer-Encoding: chunked,", body=b"0\r\n\r\n" + HIDDEN), 400),
     "OPTIONS of the server as a whole": (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 405),
     "GET of the server as a whole": (b"GET * HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "an authority as target": (b"GET a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
