@@ -130,7 +130,7 @@ class Edge:
                 raise  # an answer has begun: the server cuts the connection, so that nobody takes it for whole
             await refuse(exchange, self._service, 500, f"internal error, see the log for request {exchange.request_id}")
         finally:
-            self._service.body_memory.add(-exchange.num_body_bytes)
+            self._service.body_memory.change(exchange.num_body_bytes, 0)
             self._finish(exchange)
         return None
 

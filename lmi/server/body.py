@@ -17,25 +17,36 @@ M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20
 
 
 class BodyMemory:
-    """The bytes of bodies in one front end, at most `max_bytes`; `record` counts them.
+    """The bytes of bodies in one front end, at most `max_bytes`; `record` shows how many there are.
 
-    Small bodies may take an eighth of that on top of it, so that they are served beside large ones.
+    Small bodies have an eighth of that for themselves, on top of it: they are served beside large ones, and a few of
+    them do not keep a large one out.
     """
 
     def __init__(self, record: FrontEndRecord, max_bytes: int) -> None:
         self._record = record
         self._max_bytes = max_bytes
+        self._num_small_bytes = self._num_large_bytes = 0
 
-    def check_room(self, num_new_bytes: int, num_body_bytes: int) -> None:
-        """Raise Overloaded if no more bytes may come. `num_body_bytes`: of their body, with them."""
-        is_small = num_body_bytes <= SMALL_BODY_BYTES
-        limit = self._max_bytes + (self._max_bytes // 8 if is_small else 0)
-        if self._record.num_body_bytes + num_new_bytes > limit:
+    def check_room(self, num_before: int, num_after: int) -> None:
+        """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
+        num_small, num_large = self._changed(num_before, num_after)
+        if num_large + max(0, num_small - self._max_bytes // 8) > self._max_bytes:
             raise Overloaded(f"request bodies hold the {self._max_bytes} bytes that they may have (max_body_memory)")
 
-    def add(self, num_bytes: int) -> None:
-        """Count bytes that have come, or with a negative number those that are gone."""
-        self._record.num_body_bytes += num_bytes
+    def change(self, num_before: int, num_after: int) -> None:
+        """Count a body that has now `num_after` bytes; 0 when its request has ended."""
+        self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
+        self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
+
+    def _changed(self, num_before: int, num_after: int) -> tuple[int, int]:
+        num_small, num_large = self._num_small_bytes, self._num_large_bytes
+        for num_bytes, sign in ((num_before, -1), (num_after, 1)):
+            if num_bytes <= SMALL_BODY_BYTES:
+                num_small += sign * num_bytes
+            else:
+                num_large += sign * num_bytes
+        return num_small, num_large
 
 
 def map_large_blocks() -> None:

@@ -108,18 +108,19 @@ class Exchange:
         announced = int(self.headers.get("content-length", 0))
         if announced > max_bytes:
             raise BodyTooLarge(max_bytes)
-        memory.check_room(announced, announced)
+        memory.check_room(0, announced)
         body, has_more = bytearray(), True
         while has_more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone("the client left before its request was complete")
             piece = message.get("body", b"")
-            if len(body) + len(piece) > max_bytes:
+            num_before, num_after = len(body), len(body) + len(piece)
+            if num_after > max_bytes:
                 raise BodyTooLarge(max_bytes)
-            memory.check_room(len(piece), len(body) + len(piece))
-            memory.add(len(piece))
-            self.num_body_bytes += len(piece)
+            memory.check_room(num_before, num_after)
+            memory.change(num_before, num_after)
+            self.num_body_bytes = num_after
             body += piece
             has_more = message.get("more_body", False)
         return bytes(body)
