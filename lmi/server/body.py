@@ -13,7 +13,7 @@ from lmi.errors import Overloaded
 from lmi.state import FrontEndRecord
 
 SMALL_BODY_BYTES = 64 << 10
-M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20
+M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 128 << 10
 
 
 class BodyMemory:
@@ -50,10 +50,10 @@ class BodyMemory:
 
 
 def map_large_blocks() -> None:
-    """Have the C library map a block of MAPPED_BYTES by itself, so that it goes back to the kernel when it is freed.
+    """Have the C library map each block of MAPPED_BYTES by itself, so that it goes back to the kernel when it is freed.
 
-    By default glibc learns from the first large body to keep the next ones in its heap, where a small block behind
-    them holds them for ever. Source: mallopt(3).
+    glibc begins so too, but learns from the first large body to keep the next ones in its heap, where a small block
+    behind them holds them for ever. Source: mallopt(3).
     """
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
