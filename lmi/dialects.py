@@ -39,8 +39,8 @@ from lmi.formatters.base import ErrorFields, Formatter, plain_error
 from lmi.formatters.dynamic_batch import TextLines, TextList
 from lmi.formatters.json_object import JsonObject
 from lmi.formatters.jsonlines import Jsonlines
-from lmi.formatters.openai import DONE, Completion, CompletionStream, error_object, event
-from lmi.formatters.openai_chat import Chat, ChatStream
+from lmi.formatters.openai import Completion, CompletionLines, CompletionStream, OpenAIFormatter, error_object
+from lmi.formatters.openai_chat import Chat, ChatLines, ChatStream
 from lmi.formatters.sse import ServerSentEvents
 from lmi.formatters.tgi import TgiEvents, TgiObject
 from lmi.formatters.triton import Events, Generate, OneEvent
@@ -81,6 +81,11 @@ class Dialect:
     render_error: RenderError
     render_status: RenderStatus
     is_customisable: bool = False  # formatters of the model's own take part
+    json_end: bytes = b""  # stands behind an answer that is one JSON value
+
+    def whole(self, media_type: str, body: bytes) -> bytes:
+        """A body that goes out in one piece."""
+        return body + self.json_end if media_type == JsonObject.media_type else body
 
 
 FORMATTERS: dict[OutputFormat, type[Formatter]] = {
@@ -203,6 +208,18 @@ OPENAI_STATUS: dict[type[LmiError], int] = {Overloaded: 429, GenerationFailed: 5
 """Where OpenAI's clients expect another one."""
 
 
+CHATS: dict[OutputFormat, type[OpenAIFormatter]] = {
+    OutputFormat.JSON: Chat,
+    OutputFormat.JSONLINES: ChatLines,
+    OutputFormat.SSE: ChatStream,
+}
+COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
+    OutputFormat.JSON: Completion,
+    OutputFormat.JSONLINES: CompletionLines,
+    OutputFormat.SSE: CompletionStream,
+}
+
+
 def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError:
     def render(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
         status = OPENAI_STATUS.get(type(error), error.status)
@@ -214,8 +231,9 @@ def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError:
             code=_openai_code(error),
         )
         headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-        if accepted:  # an event that the client raises, and the end that it waits for
-            return Rendered(status, ChatStream.media_type, event(body) + DONE, headers)
+        if accepted:  # a record that the client raises, and the end that it waits for
+            stream = ChatLines if frame.output_format is OutputFormat.JSONLINES else ChatStream
+            return Rendered(status, stream.media_type, stream.record(body) + stream.done, headers)
         return Rendered(status, Chat.media_type, body, headers)
 
     return render
@@ -235,11 +253,11 @@ def _render_openai_status(status: int, message: str, frame: Frame) -> Rendered:
 
 
 def _chat_formatter(parsed: Parsed) -> Formatter:
-    return ChatStream(parsed) if parsed.echo.is_streaming else Chat(parsed)
+    return CHATS[parsed.requests[0].output_format](parsed)
 
 
 def _completion_formatter(parsed: Parsed) -> Formatter:
-    return CompletionStream(parsed) if parsed.echo.is_streaming else Completion(parsed)
+    return COMPLETIONS[parsed.requests[0].output_format](parsed)
 
 
 LMI = Dialect(
@@ -252,6 +270,7 @@ LMI = Dialect(
     render_error=_render_lmi_error,
     render_status=_render_lmi_status,
     is_customisable=True,
+    json_end=b"\n",
 )
 
 LMI_EVENTS = replace(LMI, prefixes=(), read=partial(lmi.read, accepts_events=True))
@@ -267,6 +286,7 @@ DYNAMIC_BATCH = Dialect(
     render_error=_render_dynamic_batch_error,
     render_status=_render_dynamic_batch_status,
     is_customisable=True,
+    json_end=b"\n",
 )
 
 TRITON = Dialect(
@@ -301,6 +321,25 @@ OPENAI_COMPLETIONS = replace(
     render_error=_render_openai_error(openai.WIRE_NAMES),
 )
 
+
+# The same doors at /invocations: a stream is lines or events, unless body or settings name the other.
+OPENAI_CHAT_LINES = replace(
+    OPENAI_CHAT,
+    name="openai_chat_lines",
+    prefixes=(),
+    read=partial(openai_chat.read, stream_format=OutputFormat.JSONLINES),
+    json_end=b"\n",
+)
+OPENAI_CHAT_EVENTS = replace(OPENAI_CHAT_LINES, read=partial(openai_chat.read, stream_format=OutputFormat.SSE))
+OPENAI_TEXT_LINES = replace(
+    OPENAI_COMPLETIONS,
+    name="openai_completions_lines",
+    prefixes=(),
+    read=partial(openai.read, stream_format=OutputFormat.JSONLINES),
+    json_end=b"\n",
+)
+OPENAI_TEXT_EVENTS = replace(OPENAI_TEXT_LINES, read=partial(openai.read, stream_format=OutputFormat.SSE))
+
 TGI = Dialect(
     name="tgi",  # at "/", whose 404 and 405 are the LMI door's
     prefixes=("/info", "/health"),
@@ -316,11 +355,18 @@ TGI_STREAM = replace(
     TGI, name="tgi_generate_stream", prefixes=("/generate_stream",), read=partial(tgi.read, stream=True)
 )
 
-ROWS = (LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM, OPENAI_CHAT, OPENAI_COMPLETIONS)
+ROWS = (
+    *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM),
+    *(OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES),
+)
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in ROWS}
 
 
-def dialect_at(path: str) -> Dialect:
-    """The door that a path belongs to, also where nothing is: the one with the longest prefix."""
+def dialect_at(path: str, model: ModelConfig) -> Dialect:
+    """The door that a path belongs to, also where nothing is: the one with the longest prefix.
+
+    Under the dynamic-batch schema what else is the LMI door's is answered in its way.
+    """
     places = [(prefix, dialect) for dialect in DIALECTS.values() for prefix in dialect.prefixes]
-    return max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
+    dialect = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
+    return DYNAMIC_BATCH if dialect is LMI and model.dynamic_batch else dialect

@@ -2,7 +2,8 @@
 
     {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
-Of several sequences the most probable is the answer, the others stand in its details. No trailing newline.
+Of several sequences the most probable is the answer, the others stand in its details. The newline that ends the body
+is the door's (`dialects.py`).
 Source: LMI handlers' inference API schema, key order and separators as the reference writes them.
 """
 

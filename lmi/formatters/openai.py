@@ -3,7 +3,8 @@
     {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
      "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
 
-A stream has such objects as server-sent events, each with what is new of one choice, and ends with `data: [DONE]`.
+A stream has such objects as server-sent events, each with what is new of one choice, and ends with `data: [DONE]`;
+or as lines, whose end is the body's.
 JSON without spaces, keys in a fixed order. Source: OpenAI's API reference; what its client reads.
 """
 
@@ -21,7 +22,6 @@ from lmi.schemas.common import Parsed
 from lmi.schemas.openai import Echo
 from lmi.types import Answer, Answers, Delta, FinishReason, Token
 
-DONE = b"data: [DONE]\n\n"
 LEAST_LOG_PROB = -9999.0  # JSON has no infinity
 SYSTEM_FINGERPRINT = "lmi"
 REASONS = {
@@ -112,23 +112,39 @@ class Stream(OpenAIFormatter):
 
     media_type = "text/event-stream"
     is_streaming = True
+    opening: ClassVar[bytes] = b"data: "
+    closing: ClassVar[bytes] = b"\n\n"
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        records = [self._event([choice]) for choice in self._choices(delta)]
+        records = [self._chunk([choice]) for choice in self._choices(delta)]
         if self._num_open:
             return records
         if self._echo.has_usage:
-            records.append(event(dumps(self._object([]) | {"usage": self._usage()})))
-        return [*records, DONE]
+            records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
+        return [*records, self.done] if self.done else records
 
-    def _event(self, choices: list[dict[str, Any]]) -> bytes:
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         chunk = self._object(choices)
-        return event(dumps(chunk | {"usage": None} if self._echo.has_usage else chunk))
+        return self.record(dumps(chunk | {"usage": None} if self._echo.has_usage else chunk))
+
+    @classmethod
+    def record(cls, data: bytes) -> bytes:
+        return cls.opening + one_line(data) + cls.closing
 
     @abstractmethod
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         """What is new, one record each."""
+
+
+class Lines(Stream):
+    """The answer as lines."""
+
+    media_type = "application/jsonlines"
+    opening = b""
+    closing = b"\n"
+    done = b""
 
 
 class Completion(Whole):
@@ -195,6 +211,10 @@ class CompletionStream(Stream):
         return REASONS[delta.finish_reason] if self._echo.is_answer_wanted else "length"
 
 
+class CompletionLines(Lines, CompletionStream):
+    pass
+
+
 class LogProbs:
     """The four lists of a completion's log-probs. Offsets are those of the tokens' spellings, side by side."""
 
@@ -236,10 +256,6 @@ def log_prob(token: Token) -> float | None:
     if token.log_prob is None:
         return None
     return max(token.log_prob, LEAST_LOG_PROB) if math.isfinite(token.log_prob) else LEAST_LOG_PROB
-
-
-def event(data: bytes) -> bytes:
-    return b"data: %b\n\n" % one_line(data)
 
 
 def error_object(message: str, status: int, *, param: str | None = None, code: str | None = None) -> bytes:

@@ -3,7 +3,8 @@
     {"id": "chatcmpl-…", "object": "chat.completion", …, "choices": [{"index": 0, "message": {"role": "assistant",
      "content": "Hi", "refusal": null}, "logprobs": null, "finish_reason": "stop"}], "usage": {…}}
 
-A stream tells the role first, then what is new, then the reason of the end in a delta of its own. Calls of tools and
+A stream tells the role first, then what is new, then the reason of the end in a delta of its own, whose content is
+empty as vLLM's: clients read it from every delta. Calls of tools and
 thoughts are found in the text (`text/tool_calls.py`, `text/reasoning.py`). Source: OpenAI's API reference;
 `reasoning_content` is DeepSeek's and vLLM's.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from lmi.formatters.openai import REASONS, Stream, Whole, log_prob, shown_tokens
+from lmi.formatters.openai import REASONS, Lines, Stream, Whole, log_prob, shown_tokens
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import Echo
 from lmi.text.reasoning import Reasoning
@@ -107,8 +108,12 @@ class ChatStream(Stream):
         if tokens:
             choices[num_opening]["logprobs"] = log_prob_fields(tokens)
         if delta.finish_reason is not None:
-            choices.append(choice(delta.index, {}, voice.end(delta.finish_reason)))
+            choices.append(choice(delta.index, {"content": ""}, voice.end(delta.finish_reason)))
         return choices
+
+
+class ChatLines(Lines, ChatStream):
+    pass
 
 
 def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -35,6 +35,7 @@ from lmi.schemas.common import (
     Reader,
     boolean,
     check_values,
+    choice,
     integer,
     number,
     read_object,
@@ -43,7 +44,7 @@ from lmi.schemas.common import (
     text,
     token_ids,
 )
-from lmi.types import Frame, GenerationRequest
+from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_TOKENS = 16  # of completions
 MAX_SEQUENCES = 16  # of one prompt
@@ -54,6 +55,7 @@ MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
 MAX_TOLERATED = 32  # lines for the log of one request
 UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where the URL alone names the model
+STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 
@@ -63,7 +65,6 @@ class OpenAIFrame(Frame):
     """What the server's settings have to say of an answer."""
 
     model: str
-    is_streaming: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -79,7 +80,6 @@ class Echo:
     id: str
     created: int  # seconds since 1970
     model: str
-    is_streaming: bool
     has_usage: bool = False  # a stream's last chunk tells it
     has_log_probs: bool = False
     num_top_log_probs: int = 0
@@ -156,6 +156,8 @@ SHARED: dict[str, Reader] = {
     "guided_regex": text,
     "guided_choice": lambda name, value: value,
     "guided_grammar": text,
+    # the LMI schema's, at /invocations
+    "output_formatter": choice([format.value for format in OutputFormat]),
 }
 COMPLETION: dict[str, Reader] = SHARED | {
     "prompt": lambda name, value: value,
@@ -200,13 +202,19 @@ def default_frame(model: ModelConfig) -> OpenAIFrame:
     )
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
-    """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's."""
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
+) -> Message:
+    """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's.
+
+    `stream_format` None: a stream is server-sent events; else it is what `output_formatter` or the server's settings
+    say, or this where they name no form of a stream.
+    """
     check_values(body, MAX_PROMPTS)
-    return message(body, model)
+    return message(body, model, stream_format)
 
 
-def message(body: bytes, model: ModelConfig) -> Message:
+def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message:
     fields, frame = read_object(body), default_frame(model)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
@@ -215,7 +223,17 @@ def message(body: bytes, model: ModelConfig) -> Message:
         raise UnknownModel(f"the model {shorten(name)} does not exist, only {model.name!r} is served here")
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
+    if is_streaming:
+        frame = replace(frame, output_format=_stream_format(fields.get("output_formatter"), model, stream_format))
     return Message(fields, frame)
+
+
+def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | None) -> OutputFormat:
+    """The request's own form beats the configured one, which beats the usual; one that is no stream's says nothing."""
+    if usual is None:
+        return OutputFormat.SSE
+    named = (form for name in (wanted, model.output_formatter) for form in STREAMS if form == name)
+    return next(named, usual)
 
 
 def parse(message: Message) -> Parsed:
@@ -232,7 +250,7 @@ def parse(message: Message) -> Parsed:
     max_tokens, num_log_probs = given.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("logprobs")
     if max_tokens == 0 and not given.get("echo"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
-    shared = shared_fields(given, num_sequences=best_of)
+    shared = shared_fields(given, message.frame, num_sequences=best_of)
     shared |= {
         "max_new_tokens": max(1, max_tokens),
         "needs_log_probs": num_log_probs is not None or best_of > num_choices,
@@ -245,7 +263,6 @@ def parse(message: Message) -> Parsed:
         id=f"cmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=message.frame.model,  # type: ignore[attr-defined]
-        is_streaming=given.get("stream", False),
         has_usage=wants_usage(given),
         has_log_probs=num_log_probs is not None,
         num_top_log_probs=num_log_probs or 0,
@@ -310,14 +327,15 @@ def wants_usage(given: Mapping[str, Any]) -> bool:
     return wanted
 
 
-def shared_fields(given: Mapping[str, Any], *, num_sequences: int) -> dict[str, Any]:
+def shared_fields(given: Mapping[str, Any], frame: Frame, *, num_sequences: int) -> dict[str, Any]:
     """The fields of a request that both schemas make in the same way."""
     max_tokens = given.get("max_tokens")
     if max_tokens is not None and given.get("min_tokens", 0) > max_tokens:
         raise InvalidParameter("min_tokens", f"at most max_tokens ({max_tokens})", given["min_tokens"])
     return {
         "sampling": _sampling(given, num_sequences),
-        "is_streaming": given.get("stream", False),
+        "is_streaming": frame.output_format is not OutputFormat.JSON,
+        "output_format": frame.output_format,
         "stop_sequences": given.get("stop", ()),
         "bad_sequences": given.get("bad_words", ()),
         "stop_token_ids": given.get("stop_token_ids", ()),

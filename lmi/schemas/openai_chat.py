@@ -34,7 +34,7 @@ from lmi.schemas.openai import (
     wants_usage,
 )
 from lmi.schemas.openai import WIRE_NAMES as SHARED_NAMES
-from lmi.types import Chat, GenerationRequest
+from lmi.types import Chat, GenerationRequest, OutputFormat
 
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -87,11 +87,13 @@ class _Outline(msgspec.Struct):
     messages: list[_Said] = []
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
-    """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's."""
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
+) -> Message:
+    """The body as a whole, as `schemas/openai.py: read`."""
     if len(body) > MAX_VALUES_BYTES:
         _check_values(body)
-    return message(body, model)
+    return message(body, model, stream_format)
 
 
 def _check_values(body: bytes) -> None:
@@ -129,12 +131,11 @@ def parse(message: Message) -> Parsed:
     choice = _tool_choice(given.get("tool_choice"), tools)
     is_forced = choice in tools or choice == "required"
     num_choices, num_top = given.get("n", 1), given.get("top_logprobs", 0)
-    shared = shared_fields(given | {"max_tokens": max_tokens}, num_sequences=num_choices)
+    shared = shared_fields(given | {"max_tokens": max_tokens}, frame, num_sequences=num_choices)
     echo = Echo(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=frame.model,
-        is_streaming=given.get("stream", False),
         has_usage=wants_usage(given),
         has_log_probs=given.get("logprobs", False),
         num_top_log_probs=num_top,

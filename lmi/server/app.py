@@ -156,7 +156,9 @@ class Edge:
 
 
 async def refuse(exchange: Exchange, service: Service, status: int, message: str, allow: str | None = None) -> None:
-    dialect = dialect_at(exchange.path)
-    rendered = dialect.render_status(status, message, dialect.default_frame(service.config.model))
+    model = service.config.model
+    dialect = dialect_at(exchange.path, model)
+    rendered = dialect.render_status(status, message, dialect.default_frame(model))
+    body = dialect.whole(rendered.media_type, rendered.body)
     headers = [("allow", allow)] if allow else []
-    await exchange.answer(rendered.status, rendered.media_type, rendered.body, headers)
+    await exchange.answer(rendered.status, rendered.media_type, body, headers)

@@ -62,7 +62,8 @@ async def answer(
     except LmiError as error:
         rendered = dialect.render_error(error, frame, accepted=False)
         exchange.error_label = error.label
-        await exchange.answer(rendered.status, rendered.media_type, rendered.body, rendered.headers.items())
+        body = dialect.whole(rendered.media_type, rendered.body)
+        await exchange.answer(rendered.status, rendered.media_type, body, rendered.headers.items())
     finally:
         own.close()
 
@@ -84,7 +85,7 @@ async def respond(
                 aclosing(service.pipeline.generate(parsed.requests)) as deltas,
             ):
                 if isinstance(formatter, Formatter):
-                    body = await write(exchange, formatter, deltas, meter)
+                    body = dialect.whole(formatter.media_type, await write(exchange, formatter, deltas, meter))
                 else:
                     body = await write_custom(exchange, formatter, deltas, meter)
     except LmiError as error:  # the engine is free by now, however slowly the client reads the rest

@@ -60,11 +60,12 @@ def _answer(door: Dialect, case: dict[str, Any]) -> tuple[int, str, bytes]:
         if "error" in case:
             accepted = case["error"]["accepted"]
             raise getattr(errors, case["error"]["class"])(case["error"]["message"])
-        return 200, formatter.media_type, b"".join(records)
+        return 200, formatter.media_type, door.whole(formatter.media_type, b"".join(records))
     except LmiError as error:
         rendered = door.render_error(error, frame, accepted=accepted)
         status = 200 if records else rendered.status
-        return status, rendered.media_type, b"".join([*records, rendered.body])
+        body = b"".join([*records, rendered.body])
+        return status, rendered.media_type, body if records else door.whole(rendered.media_type, body)
 
 
 @pytest.mark.parametrize("name", CASES)

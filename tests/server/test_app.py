@@ -170,7 +170,7 @@ def test_unknown_paths_and_methods_are_told_in_shape_1(lmi: Host, method: str, p
 )
 def test_the_model_answers_under_each_of_its_names(lmi: Host, path: str) -> None:
     response, answer = lmi.post({"inputs": "say hi"}, path=path)
-    assert (response.status, answer) == (200, b'{"generated_text": "hi"}')
+    assert (response.status, answer) == (200, b'{"generated_text": "hi"}\n')
 
 
 def test_an_alias_is_a_name_too(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_an_alias_is_a_name_too(tmp_path: Path) -> None:
 )
 def test_every_content_type_that_clients_send_is_read(lmi: Host, content_type: str | None, body: bytes) -> None:
     response, answer = lmi.post(body, headers={"content-type": content_type} if content_type else {})
-    assert (response.status, answer) == (200, b'{"generated_text": "hi"}')
+    assert (response.status, answer) == (200, b'{"generated_text": "hi"}\n')
 
 
 def test_a_whole_answer_has_its_length_and_a_stream_ends_with_a_newline(lmi: Host) -> None:

@@ -22,7 +22,7 @@ def lmi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield served
 
 
-CHAT, COMPLETIONS = DIALECTS["openai_chat"], DIALECTS["openai_completions"]
+CHAT, COMPLETIONS = DIALECTS["openai_chat_lines"], DIALECTS["openai_completions_lines"]
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,7 @@ CHAT, COMPLETIONS = DIALECTS["openai_chat"], DIALECTS["openai_completions"]
     ],
 )
 def test_a_body_goes_to_the_door_whose_field_it_has(body: bytes, door: Dialect) -> None:
-    assert door_of_body(body, usual=LMI).name == door.name
-
-
-def test_a_door_that_is_not_there_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(DIALECTS, "openai_chat")
-    assert door_of_body(b'{"messages": []}', usual=LMI) is LMI
-    assert door_of_body(b'{"messages": [], "prompt": ""}', usual=LMI) is COMPLETIONS
+    assert door_of_body(body, usual=LMI, accept="*/*") is door
 
 
 @pytest.mark.parametrize(
@@ -145,3 +139,125 @@ def test_without_a_rolling_batch_inputs_are_of_the_dynamic_batch_schema_and_othe
         assert json.loads(body) == [{"generated_text": "hi"}]
         _, body = served.post({"prompt": "say hi"})
         assert json.loads(body)["object"] == "text_completion"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("body", "attributes", "status"),
+    [
+        ({"inputs": "say hi"}, "", 200),
+        ({"inputs": "say hi", "parameters": {"top_p": 2}}, "", 424),
+        ({"inputs": 5}, "", 424),
+        ({"inputs": "fail"}, "", 424),
+        ({"prompt": "say hi"}, "", 200),
+        ({"prompt": "say hi", "top_p": 2}, "", 400),
+        ({"messages": 5}, "", 400),
+        ({"prompt": "say hi"}, "route=/v1/completions", 200),
+        ({"inputs": "say hi"}, "route=/generate", 200),
+        ({"inputs": 5}, "route=/generate", 422),
+        ({"inputs": "say hi"}, "route=/ping", 404),
+    ],
+)
+def test_an_answer_that_is_one_json_value_ends_with_one_newline(
+    lmi: Host, path: str, body: dict[str, object], attributes: str, status: int
+) -> None:
+    response, answer = lmi.post(body, path, {CUSTOM_ATTRIBUTES: attributes} if attributes else {})
+    assert (response.status, response.headers["content-type"]) == (status, "application/json")
+    assert answer == answer.strip() + b"\n" and json.loads(answer)
+    assert response.headers["content-length"] == str(len(answer))
+
+
+def test_what_http_alone_refuses_ends_with_a_newline_too(lmi: Host) -> None:
+    for method, path, status in [("GET", "/invocations", 405), ("POST", "/predictions/other", 404)]:
+        response, answer = lmi.send(method, path, b"{}")
+        assert (response.status, answer) == (status, answer.strip() + b"\n")
+        assert response.headers["content-length"] == str(len(answer))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "say hi"}),
+        ("/v1/completions", {"prompt": 5.5}),
+        ("/generate", {"inputs": "say hi"}),
+        ("/generate", {}),
+        ("/", {"inputs": "say hi"}),
+        ("/v2/models/scripted/generate", {"text_input": "say hi"}),
+    ],
+)
+def test_other_paths_write_nothing_behind_their_json(lmi: Host, path: str, body: dict[str, object]) -> None:
+    assert lmi.post(body, path)[1][-1:] in (b"}", b"]")
+
+
+STREAMED = {"prompt": "say hi", "stream": True}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_streamed_completion_is_a_chunk_a_line(lmi: Host, path: str) -> None:
+    response, answer = lmi.post(STREAMED, path)
+    assert (response.status, response.headers["content-type"]) == (200, "application/jsonlines")
+    assert answer.endswith(b"\n") and b"\n\n" not in answer
+    chunks = [json.loads(line) for line in answer.splitlines()]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "hi"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("more", "headers", "is_events"),
+    [
+        ({"output_formatter": "sse"}, {}, True),
+        ({}, {"accept": "text/event-stream"}, True),
+        ({"output_formatter": "jsonlines"}, {"accept": "text/event-stream"}, False),
+        ({"output_formatter": "json"}, {}, False),
+        ({"output_formatter": None}, {"accept": "application/jsonlines"}, False),
+        ({}, {CUSTOM_ATTRIBUTES: "route=/v1/completions"}, True),
+        ({"output_formatter": "jsonlines"}, {CUSTOM_ATTRIBUTES: "route=/v1/completions"}, True),
+    ],
+)
+def test_a_streamed_completion_is_events_with_their_end_where_they_are_asked_for(
+    lmi: Host, more: dict[str, object], headers: dict[str, str], is_events: bool
+) -> None:
+    response, answer = lmi.post(STREAMED | more, headers=headers)
+    media_type = "text/event-stream" if is_events else "application/jsonlines"
+    assert (response.headers["content-type"], answer.endswith(b"data: [DONE]\n\n")) == (media_type, is_events)
+
+
+def test_at_v1_a_stream_is_events_whatever_body_and_accept_say(lmi: Host) -> None:
+    body, headers = STREAMED | {"output_formatter": "jsonlines"}, {"accept": "application/jsonlines"}
+    response, answer = lmi.post(body, "/v1/completions", headers)
+    assert response.headers["content-type"] == "text/event-stream"
+    assert answer.endswith(b"data: [DONE]\n\n")
+
+
+def test_an_output_formatter_that_nobody_knows_is_refused_by_name(lmi: Host) -> None:
+    response, answer = lmi.post(STREAMED | {"output_formatter": "xml"})
+    assert (response.status, json.loads(answer)["error"]["param"]) == (400, "output_formatter")
+
+
+def test_a_configured_formatter_is_that_of_completions_too(tmp_path: Path) -> None:
+    with host(tmp_path, model={"output_formatter": "sse"}) as served:
+        assert served.post(STREAMED)[0].headers["content-type"] == "text/event-stream"
+        lines = served.post(STREAMED | {"output_formatter": "jsonlines"})[0]
+        assert lines.headers["content-type"] == "application/jsonlines"
+
+
+@pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
+def test_a_failure_in_a_stream_has_the_stream_s_framing(lmi: Host, accept: str) -> None:
+    response, answer = lmi.post({"prompt": "fail ab", "stream": True}, headers={"accept": accept})
+    assert response.status == 200
+    if accept == "*/*":
+        last = answer.splitlines()[-1]
+    else:
+        *_, last, done, rest = answer.split(b"\n\n")
+        assert (done, rest) == (b"data: [DONE]", b"")
+    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "the script says so"
+
+
+def test_under_the_dynamic_batch_schema_what_http_alone_refuses_has_its_three_keys(tmp_path: Path) -> None:
+    with host(tmp_path, model={"dynamic_batch": True}) as served:
+        for method, path, status in [("GET", "/invocations", 405), ("POST", "/predictions/other", 404)]:
+            response, answer = served.send(method, path, b"{}")
+            fields = json.loads(answer)
+            assert (response.status, list(fields), fields["code"]) == (status, ["code", "message", "error"], status)
+            assert answer.endswith(b"}\n")
+        assert list(json.loads(served.send("GET", "/v1/completions")[1])) == ["error"]

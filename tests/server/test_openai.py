@@ -91,7 +91,7 @@ def test_a_stream_of_a_chat_tells_role_text_reason_and_usage_in_this_order(able:
     role, *said, end, usage = events(body)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(said) == "ab" and all(chunk["usage"] is None for chunk in (role, *said, end))
-    assert end["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    assert end["choices"][0] == {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "stop"}
     assert (usage["choices"], usage["usage"]["prompt_tokens"]) == ([], 6)
     assert usage["usage"]["completion_tokens"] == 3 and len({chunk["id"] for chunk in (role, end, usage)}) == 1
 

@@ -13,6 +13,7 @@ import pytest
 from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.server.app import CUSTOM_ROUTES, ROUTES
 from lmi.server.openapi import document as document_of
+from lmi.server.openapi.parts import JSONLINES, SSE
 from lmi.server.routes.docs import PAGE
 from tests.scripted import Host, host
 
@@ -109,3 +110,19 @@ def test_the_page_loads_nothing_from_elsewhere_and_may_run_only_what_is_in_it(se
     policy = str(response.getheader("content-security-policy"))
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     assert re.findall(rb'fetch\("(.*?)"\)', body) == [b"openapi.json"]
+
+
+@pytest.mark.parametrize(("headers", "media_type"), [({}, JSONLINES), ({"accept": SSE}, SSE)])
+def test_a_streamed_completion_at_invocations_is_described_in_each_framing(
+    server: Host, document: dict[str, Any], headers: dict[str, str], media_type: str
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    response, answer = server.post({"prompt": "say hi", "stream": True}, headers=headers)
+    assert response.getheader("content-type") == media_type
+    schema = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"][media_type]["itemSchema"]
+    lines = [line.removeprefix(b"data: ") for line in answer.splitlines() if line]
+    assert (lines[-1] == b"[DONE]") == (media_type == SSE)
+    if media_type == SSE:
+        schema = schema["properties"]["data"]["anyOf"][1]["contentSchema"]
+    for line in lines[: -1 if media_type == SSE else None]:
+        jsonschema.validate(json.loads(line), schema | {"components": document["components"]})

@@ -81,7 +81,7 @@ def door(config: Config) -> Door:
         else (ref("LmiRequest"), whole, ref("LmiRecord"), ref("Error"))
     )
     body = _any(request, ref("OpenAIChatRequest"), ref("OpenAITextRequest")) | {"text/plain": {"schema": PROMPT}}
-    ok = _any(answer, *OPENAI, ref("TgiAnswer")) | content(record, JSONLINES)
+    ok = _any(answer, *OPENAI, ref("TgiAnswer")) | content({"anyOf": [record, *OPENAI_CHUNKS]}, JSONLINES)
     ok |= content({"anyOf": [record, *OPENAI_CHUNKS, ref("TgiEvent")]}, SSE, end="[DONE]")
     if config.code is not None:
         ok |= {"*/*": {}}  # its formatter's
@@ -92,7 +92,10 @@ def door(config: Config) -> Door:
     def post(path: str) -> Operation:
         return operation(NAME, "Continue a prompt", described, body, [*names(config.model, path), ROUTE])
 
-    about = "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's."
+    about = (
+        "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A stream is "
+        "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`."
+    )
     schemas = BATCH if is_batch else _schemas(is_tgi)
     return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
 

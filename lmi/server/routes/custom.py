@@ -53,7 +53,7 @@ async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.end(error_body(error, error.status) + b"\n")
+        await exchange.end(error_body(error, error.status))
 
 
 async def copy(exchange: Exchange, call: Call) -> None:
@@ -82,7 +82,7 @@ async def answer_error(exchange: Exchange, service: Service, error: LmiError) ->
 
 def error_body(error: LmiError, code: int) -> bytes:
     message = str(error).encode(errors="replace").decode()
-    return orjson.dumps({"code": code, "message": "invoke handler failure", "error": message})
+    return orjson.dumps({"code": code, "message": "invoke handler failure", "error": message}) + b"\n"
 
 
 ROUTES = [
