@@ -95,6 +95,7 @@ FORMATTERS: dict[OutputFormat, type[Formatter]] = {
 }
 
 LMI_INVALID_STATUS = 424  # every InvalidRequest; other doors say 400
+CLIENTS_FAULTS = (404, 413, 415)  # of errors that are no InvalidRequest
 OWN_FAULTS = (InvalidRequest, GenerationFailed, DeadlineExceeded, OutOfMemory)
 """Errors of a request itself. One that was understood is answered in its own form even before an engine has it."""
 
@@ -131,7 +132,7 @@ def _wire_message(error: LmiError, wire_names: Mapping[str, str]) -> str:
 
 
 def _tgi_type(error: LmiError, accepted: bool) -> str:
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, InvalidRequest) or error.status in CLIENTS_FAULTS:
         return "validation"
     return "overloaded" if isinstance(error, Overloaded | Unavailable) and not accepted else "generation"
 
@@ -174,7 +175,7 @@ TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
     (InvalidRequest, 422, "validation"),
     (GenerationFailed, 424, "generation"),
     (Overloaded, 429, "overloaded"),
-    (EngineLost, 500, "incomplete_generation"),
+    (EngineLost, 503, "incomplete_generation"),
     (Unavailable, 503, "overloaded"),
 )
 """Status and error_type of TGI; the first row that fits counts."""

@@ -66,8 +66,11 @@ class Formatter(ABC):
         ]
         if tokens is not None:
             items.append(b'"tokens": %b' % self._tokens(tokens))
-        if prefill is not None and self._request.prefill_details:
-            items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, prefill)))
+        shown = prefill if self._request.prefill_details else None
+        if shown is None and tokens is not None and self._request.tgi_compat:
+            shown = []  # TGI's client refuses a whole answer without
+        if shown is not None:
+            items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, shown)))
         if tokens is not None and self._request.num_top_log_probs:
             items.append(b'"top_tokens": [%b]' % b", ".join(self._tokens(token.top or ()) for token in tokens))
         if sequences := b", ".join(map(self._sequence, others)):
@@ -79,7 +82,7 @@ class Formatter(ABC):
             dumps(answer.finish_reason),
             len(answer.tokens),
             self._tokens(answer.tokens),
-            dumps(answer.text),
+            dumps(self._full_text(answer.text)),
         )
 
     def _tokens(self, tokens: Iterable[Token]) -> bytes:

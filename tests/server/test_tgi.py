@@ -174,3 +174,25 @@ def test_an_engine_that_dies_leaves_the_generation_incomplete(tmp_path: Path) ->
         assert events(body)[-1]["error_type"] == "incomplete_generation"
         wait_until(lambda: refusal(served.send("GET", "/info"))[:2] == (503, "overloaded"))
         assert refusal(served.post({"inputs": "say hi"}, "/generate"))[:2] == (503, "overloaded")
+
+
+def test_an_engine_that_dies_before_the_first_byte_is_503(tmp_path: Path) -> None:
+    with host(tmp_path) as served:
+        assert refusal(served.post({"inputs": "lose ab"}, "/generate"))[:2] == (503, "incomplete_generation")
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/generate"])
+def test_a_body_over_the_limit_is_the_client_s_fault(tmp_path: Path, path: str) -> None:
+    with host(tmp_path, server={"max_request_size": 100}, model={"tgi_compat": True}) as served:
+        response, body = served.post(b"x" * 200, path)
+        assert (response.status, json.loads(body)["error_type"]) == (413, "validation")
+
+
+def test_under_tgi_compat_a_whole_answer_has_a_prefill_and_a_stream_has_none(tmp_path: Path) -> None:
+    with host(tmp_path, model={"tgi_compat": True}) as served:
+        [answer] = json.loads(served.post({"inputs": "say hi"})[1])
+        assert answer["details"]["prefill"] == []
+        _, body = served.post({"inputs": "say hi", "stream": True, "parameters": {"output_formatter": "jsonlines"}})
+        assert "prefill" not in json.loads(body.splitlines()[-1])["details"]
+        asked = {"inputs": "say hi", "parameters": {"decoder_input_details": True}}
+        assert len(json.loads(served.post(asked)[1])[0]["details"]["prefill"]) == len("say hi")
