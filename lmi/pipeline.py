@@ -104,11 +104,14 @@ class Pipeline:
             for each in zip(requests, prepared, first_indexes, strict=False)
         ]
         num_open = sum(request.num_sequences for request in requests)
+        ahead: Delta | Exception | None = None
         try:
             while num_open:
-                delta = await arrived.get()
+                delta = ahead or await arrived.get()
                 if isinstance(delta, Exception):
                     raise delta
+                ahead = None if arrived.empty() else arrived.get_nowait()
+                delta.is_followed = isinstance(ahead, Delta)
                 num_open -= delta.finish_reason is not None
                 yield delta
         finally:

@@ -127,6 +127,7 @@ class Delta:
     given, as rendered from a chat, or, where `return_full_text` asks for it, as decoded from token ids. `stop_reason`:
     the stop string or the stop token's id that ended the sequence. An error inside a stream is raised by the
     pipeline, never hidden in a Delta. A sequence's whole text is the concatenation of all its token texts.
+    `is_followed`: the next Delta has come already, so that a writer may put both into one record.
     """
 
     tokens: list[Token]
@@ -137,6 +138,7 @@ class Delta:
     index: int = 0
     prompt_token_ids: Sequence[int] | None = None
     stop_reason: str | int | None = None
+    is_followed: bool = False
 
 
 @dataclass(slots=True)

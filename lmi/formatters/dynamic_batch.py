@@ -56,7 +56,7 @@ class TextList(Formatter):
 
 
 class TextLines(Formatter):
-    """The answer as it comes: a line for each step of an input, "" for the inputs that it brings nothing of."""
+    """The answer as it comes: a line for what comes together, as of one step, "" for the inputs it has nothing of."""
 
     media_type = "application/jsonlines"
     is_streaming = True
@@ -64,13 +64,18 @@ class TextLines(Formatter):
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         super().__init__(requests[0])
         self._prefixes = [request.prompt if request.return_full_text else "" for request in requests]
+        self._outputs = [""] * len(requests)  # of the next line
+        self._has_news = False
 
     def feed(self, delta: Delta) -> list[bytes]:
         text = "".join(token.text for token in delta.tokens)
-        if not text and delta.finish_reason is None:
+        if text or delta.finish_reason is not None:
+            self._has_news = True
+            self._outputs[delta.index] += self._prefixes[delta.index] + text
+            self._prefixes[delta.index] = ""
+        if delta.is_followed or not self._has_news:
             return []
-        outputs = [""] * len(self._prefixes)
-        outputs[delta.index], self._prefixes[delta.index] = self._prefixes[delta.index] + text, ""
+        outputs, self._outputs, self._has_news = self._outputs, [""] * len(self._outputs), False
         return [_line({"outputs": outputs})]
 
     @staticmethod

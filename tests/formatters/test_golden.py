@@ -38,6 +38,7 @@ def _delta(fields: dict[str, Any]) -> Delta:
         num_prompt_tokens=fields.get("num_prompt_tokens", 0),
         prompt=fields.get("prompt", ""),
         index=fields.get("index", 0),
+        is_followed=fields.get("is_followed", False),
     )
 
 

@@ -62,13 +62,29 @@ def test_a_client_that_leaves_ends_all_of_its_requests(batch: Host) -> None:
     wait_until(lambda: batch.executor.num_active == 0)
 
 
-def test_a_stream_has_a_line_for_each_step_and_together_they_are_the_whole_text(lines: Host) -> None:
-    response, body = lines.post({"inputs": ["say hello", "say é"]})
+def stream_of(lines: Host, inputs: object, **parameters: object) -> list[list[str]]:
+    response, body = lines.post({"inputs": inputs, "parameters": parameters})
     assert (response.status, response.headers["content-type"]) == (200, "application/jsonlines")
     assert body.endswith(b"\n") and body.isascii()
-    outputs = [json.loads(line)["outputs"] for line in body.splitlines()]
-    assert all(len(texts) == 2 and "" in texts for texts in outputs)
+    return [json.loads(line)["outputs"] for line in body.splitlines()]
+
+
+def test_the_lines_of_a_stream_are_together_the_whole_text(lines: Host) -> None:
+    outputs = stream_of(lines, ["say hello", "say é"])
+    assert all(len(texts) == 2 for texts in outputs)
     assert ["".join(texts) for texts in zip(*outputs, strict=True)] == ["hello", "é"]
+
+
+def test_a_stream_has_one_line_for_a_step_of_all_its_inputs(lines: Host) -> None:
+    outputs = stream_of(lines, ["run abc", "run b", "run c", "run dd"], max_new_tokens=25)
+    assert len(outputs) <= 25 + 3  # where each begins a step later
+    assert ["".join(texts) for texts in zip(*outputs, strict=True)] == [("abc" * 9)[:25], "b" * 25, "c" * 25, "d" * 25]
+
+
+def test_inputs_that_end_early_leave_the_lines_to_the_others(lines: Host) -> None:
+    outputs = stream_of(lines, ["run a", "say b", "say cc"], max_new_tokens=20)
+    assert len(outputs) <= 20 + 2
+    assert ["".join(texts) for texts in zip(*outputs, strict=True)] == ["a" * 20, "b", "cc"]
 
 
 def test_a_failure_in_a_stream_is_its_last_line_and_before_it_a_status(lines: Host) -> None:
