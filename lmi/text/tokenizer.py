@@ -147,10 +147,10 @@ class Tokenizer:
 
     def check_length(self, text: str, max_tokens: int) -> None:
         """Refuse a text with more characters than `max_tokens` of the longest token could hold."""
-        max_chars = max_tokens * self.max_token_chars
-        if len(text) > max_chars:
-            rule = f"at most {max_chars} characters ({max_tokens} tokens of {self.max_token_chars})"
-            raise PromptTooLong(rule, f"{len(text)} characters")
+        least = -(-len(text) // self.max_token_chars)
+        if least > max_tokens:
+            counted = f"at least {least} tokens ({len(text)} characters, at most {self.max_token_chars} in each)"
+            raise PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Every way to write a word in tokens: with and without a space before it, at the start of a text or inside."""
