@@ -108,7 +108,9 @@ def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rende
     accepted = accepted or isinstance(error, EngineLost)  # the engine had it, so it has the form of an answer
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
     fields = ErrorFields(
-        _wire_message(error, lmi.WIRE_NAMES), status, _tgi_type(error, accepted) if frame.tgi_compat else None
+        _wire_message(error, {**lmi.WIRE_NAMES, **frame.field_names}),
+        status,
+        _tgi_type(error, accepted) if frame.tgi_compat else None,
     )
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
     if accepted or (isinstance(error, OWN_FAULTS) and not isinstance(error, MalformedRequest)):
@@ -163,7 +165,7 @@ def _render_dynamic_batch_error(error: LmiError, frame: Frame, *, accepted: bool
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
     formatter = TextLines if accepted else TextList
-    body = formatter.error(ErrorFields(_wire_message(error, dynamic_batch.WIRE_NAMES), status))
+    body = formatter.error(ErrorFields(_wire_message(error, {**dynamic_batch.WIRE_NAMES, **frame.field_names}), status))
     return Rendered(status, formatter.media_type, body, headers)
 
 
@@ -224,11 +226,12 @@ COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
 def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError:
     def render(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
         status = OPENAI_STATUS.get(type(error), error.status)
-        message, name = _wire_message(error, wire_names), getattr(error, "name", None)
+        names = {**wire_names, **frame.field_names}
+        message, name = _wire_message(error, names), getattr(error, "name", None)
         body = error_object(
             message,
             status,
-            param="model" if isinstance(error, UnknownModel) else wire_names.get(name or "", name),
+            param="model" if isinstance(error, UnknownModel) else names.get(name or "", name),
             code=_openai_code(error),
         )
         headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}

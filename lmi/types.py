@@ -33,10 +33,14 @@ class OutputFormat(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """The form of an answer: all that must be known to answer a request at all, if only with an error."""
+    """The form of an answer: all that must be known to answer a request at all, if only with an error.
+
+    `field_names`: the request's own names for words of the engines' contract, beside those that its door always has.
+    """
 
     output_format: OutputFormat = OutputFormat.JSON
     tgi_compat: bool = False
+    field_names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

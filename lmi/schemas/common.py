@@ -8,8 +8,8 @@ A body is never quoted in an error, only a shortened value of it. Of duplicate k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -53,11 +53,13 @@ class Message:
 class Parsed:
     """What a body asks for: one request, or several that are answered together; and a line for the log on each name in
     it that had no effect. `echo` is what the door's formatter must know beside them (an id, a name), of its own type.
+    `field_names`: the names that this body has for words of the engines' contract which its door knows by several.
     """
 
     requests: tuple[GenerationRequest, ...]
     tolerated: tuple[str, ...] = ()
     echo: Any = None
+    field_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def request(self) -> GenerationRequest:

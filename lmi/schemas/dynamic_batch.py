@@ -70,4 +70,4 @@ def parse(message: Message) -> Parsed:
         name = "n" if parameters.get("n", 1) != 1 else "best_of"
         raise Unsupported(f"parameters.{name}", "several sequences come only in an answer that is not streamed")
     requests = (request, *(replace(request, prompt=text) for text in rest))
-    return Parsed(requests, (*tolerated, *alone.tolerated)[: lmi.MAX_TOLERATED])
+    return Parsed(requests, (*tolerated, *alone.tolerated)[: lmi.MAX_TOLERATED], field_names=alone.field_names)

@@ -2,21 +2,29 @@
 
 Two steps, because a refused parameter is answered in the framing that the client asked for: `read` checks the body as
 a whole and settles the form of the answer, `parse` checks the parameters. A known name is checked even where it has
-no effect; unknown names, null, and names without effect in this request are tolerated and come back for the log, as
-the reference ignores them. Its documented defaults mean "as if left out". The pages give temperature and penalties no
-bounds; ours are those of the contract with the engines. Names: the LMI handlers' inference API schema (v0.28.0 page),
-and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `stop` as a list).
+no effect; unknown names and names without effect in this request are tolerated and come back for the log, as the
+reference ignores them; null is as if left out. Its documented defaults mean "as if left out". The pages give
+temperature and penalties no bounds; ours are those of the contract with the engines. Names: the LMI handlers' inference
+API schema (v0.28.0 page), and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `stop` as a
+list).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
-from lmi.executor import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
+from lmi.executor import (
+    MAX_PENALTY,
+    MAX_SEED,
+    MAX_TEMPERATURE,
+    REPETITION_PENALTIES,
+    GuidedDecodingParams,
+    SamplingConfig,
+)
 from lmi.schemas.common import (
     JSON_SCHEMAS,
     MAX_STOP_SEQUENCES,
@@ -35,6 +43,7 @@ from lmi.schemas.common import (
     takes,
     token_ids,
 )
+from lmi.schemas.guides import GUIDED, asked_guide
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
@@ -98,6 +107,7 @@ PARAMETERS: dict[str, Parameter] = {
     "num_beams": Parameter(integer(1, MAX_SEQUENCES), (1,)),
     "length_penalty": Parameter(number(), (1,)),
     "early_stopping": Parameter(boolean, (False,)),
+    **{name: Parameter(read, (None,)) for name, read in GUIDED.items()},
 }
 
 WIRE_NAMES = {
@@ -165,7 +175,7 @@ def _frame(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> 
 def parse(message: Message) -> Parsed:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
     fields, frame = message.fields, message.frame
-    tolerated = [f"{shorten(name)}: unknown" for name in fields if name not in KNOWN_FIELDS]
+    tolerated = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
     if fields.get("adapters") is not None:
         raise Unsupported("adapters", "no adapter is loaded")
@@ -178,7 +188,14 @@ def parse(message: Message) -> Parsed:
     for name, reason in _without_effect(given, frame, is_greedy):
         del given[name]
         tolerated.append(f"parameters.{name}: no effect {reason}")
-    return Parsed((_request(fields["inputs"], given, frame, is_greedy),), tuple(tolerated[:MAX_TOLERATED]))
+    guide, field_names = asked_guide(given, "parameters.")
+    request = _request(fields["inputs"], given, guide, frame, is_greedy)
+    return Parsed((request,), tuple(tolerated[:MAX_TOLERATED]), field_names=field_names)
+
+
+def unknown(fields: dict[str, Any], known: Collection[str]) -> list[str]:
+    """A line on each field that nobody knows."""
+    return [f"{shorten(name)}: unknown" for name, value in fields.items() if name not in known and value is not None]
 
 
 def read_parameters(parameters: dict[str, Any], table: Mapping[str, Parameter], tolerated: list[str]) -> dict[str, Any]:
@@ -186,10 +203,10 @@ def read_parameters(parameters: dict[str, Any], table: Mapping[str, Parameter], 
     given: dict[str, Any] = {}
     for name, value in parameters.items():
         parameter = table.get(name)
+        if value is None:
+            continue  # as if left out, which clients write for every name they know
         if parameter is None:
             tolerated.append(f"parameters.{shorten(name)}: unknown")
-        elif value is None:
-            tolerated.append(f"parameters.{name}: null")
         elif (checked := parameter.read(f"parameters.{name}", value)) not in parameter.off:
             given[name] = checked
     return given
@@ -238,7 +255,9 @@ def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
     )
 
 
-def _request(prompt: str, given: dict[str, Any], frame: Frame, is_greedy: bool) -> GenerationRequest:
+def _request(
+    prompt: str, given: dict[str, Any], guide: GuidedDecodingParams | None, frame: Frame, is_greedy: bool
+) -> GenerationRequest:
     sampling, is_streaming = _sampling(given, is_greedy), frame.output_format is not OutputFormat.JSON
     num_prompt_log_probs = given.get("prompt_logprobs", 0 if "decoder_input_details" in given else None)
     return GenerationRequest(
@@ -261,5 +280,6 @@ def _request(prompt: str, given: dict[str, Any], frame: Frame, is_greedy: bool) 
         prefill_details=num_prompt_log_probs is not None,
         num_top_log_probs=given.get("logprobs", given.get("top_n_tokens")),
         num_prompt_log_probs=num_prompt_log_probs,
+        guided_decoding=guide,
         tgi_compat=frame.tgi_compat,
     )

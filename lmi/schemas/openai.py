@@ -8,14 +8,11 @@ done is refused.
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import orjson
 
 from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, UnknownModel, Unsupported, shorten
@@ -23,8 +20,6 @@ from lmi.executor import (
     MAX_PENALTY,
     MAX_SEED,
     REPETITION_PENALTIES,
-    GuidedDecodingParams,
-    GuideType,
     SamplingConfig,
 )
 from lmi.schemas.common import (
@@ -44,6 +39,7 @@ from lmi.schemas.common import (
     text,
     token_ids,
 )
+from lmi.schemas.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_TOKENS = 16  # of completions
@@ -57,7 +53,6 @@ MAX_TOLERATED = 32  # lines for the log of one request
 UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where the URL alone names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
-SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +105,6 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
     return tuple(biases)
 
 
-@takes({"type": "object"})
-def an_object(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidParameter(name, "an object", value)
-    return value
-
-
 @takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
 def _logprobs(name: str, value: object) -> int:
     """A number in completions; some clients send true or false as for chat."""
@@ -138,7 +126,6 @@ SHARED: dict[str, Reader] = {
     "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
     "frequency_penalty": number(-MAX_PENALTY, MAX_PENALTY),
     "logit_bias": _biases,
-    "response_format": an_object,
     # vLLM's
     "top_k": integer(-1),
     "min_p": number(0, 1),
@@ -151,11 +138,8 @@ SHARED: dict[str, Reader] = {
     "spaces_between_special_tokens": boolean,
     "include_stop_str_in_output": boolean,
     "truncate_prompt_tokens": integer(1),
-    "structured_outputs": an_object,
-    "guided_json": lambda name, value: value,
-    "guided_regex": text,
-    "guided_choice": lambda name, value: value,
-    "guided_grammar": text,
+    "structured_outputs": structured_outputs,
+    **GUIDED,
     # the LMI schema's, at /invocations
     "output_formatter": choice([format.value for format in OutputFormat]),
 }
@@ -186,7 +170,6 @@ WIRE_NAMES = {
     "num_top_log_probs": "logprobs",
     "num_prompt_log_probs": "logprobs",
     "return_log_probs": "logprobs",
-    "guided_decoding_params": "response_format",
     "embedding_bias": "logit_bias",
     "stop_words": "stop_token_ids",
     "num_return_sequences": "n",
@@ -251,11 +234,13 @@ def parse(message: Message) -> Parsed:
     if max_tokens == 0 and not given.get("echo"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
     shared = shared_fields(given, message.frame, num_sequences=best_of)
+    guide, field_names = asked_guide(given)
     shared |= {
         "max_new_tokens": max(1, max_tokens),
         "needs_log_probs": num_log_probs is not None or best_of > num_choices,
         "num_top_log_probs": num_log_probs or None,
         "return_full_text": given.get("echo", False),
+        "guided_decoding": guide,
     }
     if given.get("echo") and num_log_probs is not None:
         shared |= {"prefill_details": True, "num_prompt_log_probs": num_log_probs}
@@ -270,7 +255,8 @@ def parse(message: Message) -> Parsed:
         echoes_prompt=given.get("echo", False),
         is_answer_wanted=max_tokens > 0,
     )
-    return Parsed(tuple(GenerationRequest(**prompt, **shared) for prompt in prompts), tolerated, echo)
+    requests = tuple(GenerationRequest(**prompt, **shared) for prompt in prompts)
+    return Parsed(requests, tolerated, echo, field_names)
 
 
 def _prompts(value: object) -> list[dict[str, Any]]:
@@ -311,7 +297,7 @@ def read_fields(
         elif name in cannot:
             if not _is_off(value):
                 raise Unsupported(name, cannot[name])
-        elif name not in WITHOUT_EFFECT:
+        elif value is not None and name not in WITHOUT_EFFECT:
             tolerated.append(f"{shorten(name)}: unknown")
     return given, tuple(tolerated[:MAX_TOLERATED])
 
@@ -345,7 +331,6 @@ def shared_fields(given: Mapping[str, Any], frame: Frame, *, num_sequences: int)
         "skip_special_tokens": given.get("skip_special_tokens", True),
         "spaces_between_special_tokens": given.get("spaces_between_special_tokens", True),
         "token_biases": given.get("logit_bias", ()),
-        "guided_decoding": guide(given),
     }
 
 
@@ -371,65 +356,3 @@ def _sampling(given: Mapping[str, Any], num_sequences: int) -> SamplingConfig:
 
 def _unless(value: float | None, off: float) -> float | None:
     return None if value == off else value
-
-
-def guide(given: Mapping[str, Any]) -> GuidedDecodingParams | None:
-    """The structure that the answer must have, by whichever of its names it was asked for."""
-    structured = given.get("structured_outputs", {})
-    asked = {
-        name: structured.get(name) if structured.get(name) not in (None, False) else given.get(f"guided_{name}")
-        for name in ("json", "regex", "choice", "grammar", "json_object")
-    }
-    guides = [_guide(name, value) for name, value in asked.items() if value is not None]
-    if (of_format := _format_guide(given.get("response_format", {}))) is not None:
-        guides.append(of_format)
-    if len(guides) > 1:
-        raise InvalidParameter("structured_outputs", "asked for once", f"{len(guides)} structures")
-    return guides[0] if guides else None
-
-
-def _guide(name: str, value: Any) -> GuidedDecodingParams:
-    field = f"structured_outputs.{name}"
-    if name == "json_object":
-        boolean(field, value)
-        return GuidedDecodingParams(GuideType.JSON)
-    if name == "json":
-        return schema_guide(field, value)
-    if name == "choice":
-        choices = strings(MAX_WORDS)(field, value)
-        if not choices:
-            raise InvalidParameter(field, "a list of at least one string", value)
-        return GuidedDecodingParams(GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", choice) for choice in choices))
-    return GuidedDecodingParams(GuideType.REGEX if name == "regex" else GuideType.EBNF_GRAMMAR, text(field, value))
-
-
-def _format_guide(wanted: Mapping[str, Any]) -> GuidedDecodingParams | None:
-    kind = wanted.get("type", "text")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return GuidedDecodingParams(GuideType.JSON)
-    if kind != "json_schema":
-        raise InvalidParameter("response_format.type", "one of text, json_object, json_schema", kind)
-    named = an_object("response_format.json_schema", wanted.get("json_schema"))
-    return schema_guide("response_format.json_schema.schema", named.get("schema", {}))
-
-
-def schema_guide(name: str, schema: Any) -> GuidedDecodingParams:
-    """A JSON schema, given as an object or as the text of one."""
-    if isinstance(schema, str):
-        try:
-            schema = orjson.loads(schema)
-        except orjson.JSONDecodeError:
-            raise InvalidParameter(name, "a JSON schema", schema) from None
-    if not isinstance(schema, dict):
-        raise InvalidParameter(name, "a JSON schema", schema)
-    return GuidedDecodingParams(GuideType.JSON_SCHEMA, check_levels(name, schema).decode())
-
-
-def check_levels(name: str, value: dict[str, Any]) -> bytes:
-    """The JSON of an object. Raises InvalidParameter for one that is nested too deep for whoever walks through it."""
-    try:
-        return orjson.dumps(value)
-    except orjson.JSONEncodeError:  # of more than 254 levels
-        raise InvalidParameter(name, "an object of fewer levels", value) from None

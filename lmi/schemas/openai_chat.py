@@ -19,17 +19,15 @@ from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams
 from lmi.schemas.common import MAX_VALUES_BYTES, Message, Parsed, Reader, boolean, integer, text
+from lmi.schemas.guides import CONTRACT_NAME, an_object, asked_guide, check_levels, check_references, json_schema
 from lmi.schemas.openai import (
     CANNOT,
     MAX_LOG_PROBS,
     SHARED,
     Echo,
     OpenAIFrame,
-    an_object,
-    check_levels,
     message,
     read_fields,
-    schema_guide,
     shared_fields,
     wants_usage,
 )
@@ -69,7 +67,6 @@ WIRE_NAMES = SHARED_NAMES | {
     "input_token_ids": "messages",
     "inputs": "messages",
     "num_top_log_probs": "top_logprobs",
-    "guided_decoding_params": "response_format or tool_choice",
 }
 
 
@@ -144,8 +141,10 @@ def parse(message: Message) -> Parsed:
         tool_calls=_tool_call_form(choice, tools, frame),
         reasoning=None if is_forced else frame.reasoning_parser,
     )
+    guide, field_names = asked_guide(given)
     if is_forced:
-        shared["guided_decoding"] = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
+        guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
+        field_names = {CONTRACT_NAME: "tool_choice"}
     elif "skip_special_tokens" not in given and (echo.tool_calls or echo.reasoning):
         shared["skip_special_tokens"] = False  # some models have the marks as special tokens
     request = GenerationRequest(
@@ -153,9 +152,10 @@ def parse(message: Message) -> Parsed:
         max_new_tokens=max_tokens,
         needs_log_probs=echo.has_log_probs,
         num_top_log_probs=num_top or None,
+        guided_decoding=guide,
         **shared,
     )
-    return Parsed((request,), tolerated, echo)
+    return Parsed((request,), tolerated, echo, field_names)
 
 
 def _chat(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Chat:
@@ -252,6 +252,7 @@ def _tools(value: object) -> dict[str, dict[str, Any]]:
         if function.get("parameters") is not None:
             an_object(f"tools[{n}].function.parameters", function["parameters"])
         check_levels(f"tools[{n}]", tool)
+        check_references(f"tools[{n}].function.parameters", function.get("parameters") or {})
         tools[name] = tool
     return tools
 
@@ -286,13 +287,13 @@ def _tool_call_form(choice: str, tools: Mapping[str, Any], frame: OpenAIFrame) -
 def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
     """Of a named function the arguments alone, of any the list of calls, which has one where they are not parallel."""
     if choice in tools:
-        return schema_guide("tools", _parameters(tools[choice]) or {"type": "object"})
+        return json_schema("tools", _parameters(tools[choice]) or {"type": "object"})
     definitions: dict[str, Any] = {}
     calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not is_parallel:
         schema["maxItems"] = 1
-    return schema_guide("tools", schema | ({"$defs": definitions} if definitions else {}))
+    return json_schema("tools", schema | ({"$defs": definitions} if definitions else {}))
 
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import (
@@ -38,7 +36,8 @@ from lmi.schemas.common import (
     takes,
     text,
 )
-from lmi.schemas.lmi import MAX_SEQUENCES, MAX_TOLERATED, MAX_TOP_N_TOKENS, Parameter, read_parameters
+from lmi.schemas.guides import json_schema
+from lmi.schemas.lmi import MAX_SEQUENCES, MAX_TOLERATED, MAX_TOP_N_TOKENS, Parameter, read_parameters, unknown
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as TGI's own API description says; shortened to what the context has room for
@@ -64,18 +63,7 @@ def _grammar(name: str, value: object) -> GuidedDecodingParams:
         return GuidedDecodingParams(GuideType.REGEX, text(f"{name}.value", guide))
     if kind == "json_schema" and isinstance(guide, dict):
         guide = guide.get("schema")
-    return GuidedDecodingParams(GuideType.JSON_SCHEMA, _json_schema(f"{name}.value", guide))
-
-
-def _json_schema(name: str, value: object) -> str:
-    """A JSON schema, given as an object or as the text of one."""
-    try:
-        schema = orjson.loads(value) if isinstance(value, str) else value
-        if isinstance(schema, dict):
-            return orjson.dumps(schema).decode()
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # no JSON; nested too deep
-        pass
-    raise InvalidParameter(name, "a JSON schema", value)
+    return json_schema(f"{name}.value", guide)
 
 
 PARAMETERS: dict[str, Parameter] = {
@@ -150,7 +138,7 @@ def parse(message: Message) -> Parsed:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
     fields, frame = message.fields, message.frame
     is_streaming = frame.output_format is OutputFormat.SSE
-    tolerated = [f"{shorten(name)}: unknown" for name in fields if name not in KNOWN_FIELDS]
+    tolerated = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
     is_greedy = _is_greedy(fields.get("parameters") or {}, given)
     _check_together(given, is_streaming=is_streaming, is_greedy=is_greedy)

@@ -45,6 +45,7 @@ from lmi.schemas.common import (
     text,
     token_ids,
 )
+from lmi.schemas.guides import json_schema
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
@@ -379,6 +380,8 @@ def _guide(given: dict[str, Any]) -> GuidedDecodingParams | None:
     if (guide is None) != (kind == "json"):
         rule = "left out for json" if kind == "json" else f"given for {kind}"
         raise InvalidParameter(said("guided_decoding_guide"), rule, guide)
+    if kind == "json_schema":
+        return json_schema(said("guided_decoding_guide"), guide)
     return GuidedDecodingParams(GUIDE_TYPES[kind], guide)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -52,6 +53,7 @@ async def answer(
         frame = message.frame
         parsed = dialect.parse(own.asked(dialect, message))
         del body
+        frame = replace(frame, field_names=parsed.field_names)
         service.report_tolerated(parsed.tolerated, exchange.request_id)
         service.check_sequences(parsed.requests)
         with service.admitted(sum(request.num_sequences for request in parsed.requests)):

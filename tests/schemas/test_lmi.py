@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
+from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.schemas import lmi
 from lmi.schemas.common import Parsed
 from lmi.types import GenerationRequest, OutputFormat
@@ -62,6 +63,8 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("bad_sequences", None),
     ("stop", False),
     ("stop", True),
+    ("response_format", {"type": "text"}),
+    *((name, None) for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")),
 ]
 EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_new_tokens": (7, {"max_new_tokens": 7}),
@@ -81,6 +84,11 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "logprobs": (3, {"num_top_log_probs": 3}),
     "top_n_tokens": (3, {"num_top_log_probs": 3}),
     "output_formatter": ("sse", {"output_format": OutputFormat.SSE, "is_streaming": True}),
+    "response_format": ({"type": "json_object"}, {"guided_decoding": GuidedDecodingParams(GuideType.JSON)}),
+    "guided_json": ({}, {"guided_decoding": GuidedDecodingParams(GuideType.JSON_SCHEMA, "{}")}),
+    "guided_regex": ("a+", {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a+")}),
+    "guided_choice": (["a", "b"], {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a|b")}),
+    "guided_grammar": ("g", {"guided_decoding": GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "g")}),
 }
 SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "seed": (7, {"seed": 7}),
@@ -125,6 +133,11 @@ WRONG: dict[str, list[Any]] = {
     "top_n_tokens": [True, "1", -1, 1.5, 21],
     "prompt_logprobs": [True, "1", -1, 1.5],
     "output_formatter": ["xml", 5, ["json"], "none", ""],
+    "response_format": ["json", {"type": "xml"}, {"type": "json_schema"}, []],
+    "guided_json": ["{", 5, [], {"$ref": "http://127.0.0.1/x"}],
+    "guided_regex": [5, ["a"]],
+    "guided_grammar": [5, {}],
+    "guided_choice": ["a", [], [5]],
     "n": [True, "1", 0, 17, 1.0],
     "best_of": [True, "1", 0, 17],
     "num_beams": [True, "1", 0, 17],
@@ -172,7 +185,7 @@ def test_a_sampling_parameter_reaches_the_sampling_config(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_wrong_type_or_range_is_refused_with_the_field_even_where_it_has_no_effect(name: str, value: Any) -> None:
-    with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}(\[0\])? must be "):
+    with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}(\[0\]|\.[a-z_]+)? must be "):
         _request({name: value})
 
 
@@ -229,7 +242,6 @@ def test_names_without_effect_are_forgotten_and_told() -> None:
     assert parsed.request == _request({})
     assert set(parsed.tolerated) == {
         "parameters.'x': unknown",
-        "parameters.top_k: null",
         "parameters.length_penalty: no effect without beams",
         "parameters.early_stopping: no effect without beams",
         "parameters.seed: no effect in greedy decoding",
@@ -261,8 +273,9 @@ def test_a_stop_list_may_come_under_either_name_and_is_bounded_together() -> Non
 
 
 def test_nulls_are_as_if_left_out() -> None:
-    nulls = dict.fromkeys(lmi.PARAMETERS)
-    assert _request(nulls) == _request({})
+    nulls = dict.fromkeys([*lmi.PARAMETERS, "grammar"])
+    parsed = _parse({"inputs": "hi", "parameters": nulls, "adapters": None, "watermark": None})
+    assert (parsed.request, parsed.tolerated) == (_request({}), ())
     assert _parse({"inputs": "hi", "parameters": None, "stream": None}).request == _request({})
 
 

@@ -227,7 +227,7 @@ def test_what_has_no_effect_is_taken() -> None:
         user="u", metadata={"a": "b"}, store=True, service_tier="auto", max_tokens=None, use_beam_search=False
     )
     assert parsed.tolerated == ()
-    assert completion(frobnicate=1).tolerated == ("'frobnicate': unknown",)
+    assert completion(frobnicate=1, nothing=None).tolerated == ("'frobnicate': unknown",)
 
 
 REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
@@ -243,9 +243,13 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"response_format": {"type": "xml"}}, r"response_format\.type"),
     ({"response_format": {"type": "json_schema"}}, r"response_format\.json_schema"),
-    ({"guided_json": "{"}, "json"),
-    ({"guided_choice": []}, "choice"),
-    ({"guided_regex": "a", "guided_choice": ["b"]}, "structured_outputs"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": {"$ref": "http://127.0.0.1/x"}}, "guided_json"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": []}}, r"structured_outputs\.choice"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),

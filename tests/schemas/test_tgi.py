@@ -141,7 +141,6 @@ def test_what_has_no_effect_is_tolerated_and_said() -> None:
     assert parsed.tolerated == (
         "'modle': unknown",
         "parameters.'best_off': unknown",
-        "parameters.typical_p: null",
         "parameters.seed: no effect in greedy decoding",
         "parameters.top_n_tokens: no effect without details or a stream",
     )

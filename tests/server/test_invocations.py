@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lmi.dialects import DIALECTS, DYNAMIC_BATCH, LMI, LMI_EVENTS, Dialect
+from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.server.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.routes.invocations import attribute, door_of_body, door_of_inputs
-from tests.scripted import Host, host
+from tests.scripted import CAPABILITIES, Host, host
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]
 
@@ -261,3 +263,19 @@ def test_under_the_dynamic_batch_schema_what_http_alone_refuses_has_its_three_ke
             assert (response.status, list(fields), fields["code"]) == (status, ["code", "message", "error"], status)
             assert answer.endswith(b"}\n")
         assert list(json.loads(served.send("GET", "/v1/completions")[1])) == ["error"]
+
+
+GUIDES = {"guided_json": {}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "g"}
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_structure_is_applied_or_refused_under_the_client_s_name_for_it(tmp_path: Path, is_batch: bool) -> None:
+    able = msgspec.structs.replace(CAPABILITIES, guided_decoding=(GuideType.JSON,))
+    with host(tmp_path, model={"dynamic_batch": is_batch}, capabilities=able) as served:
+        response, body = served.post({"inputs": "say hi", "parameters": {"response_format": {"type": "json_object"}}})
+        assert response.status == 200
+        assert served.executor.requests[-1].guided_decoding_params == GuidedDecodingParams(GuideType.JSON)
+        for name, value in GUIDES.items():
+            response, body = served.post({"inputs": "say hi", "parameters": {name: value}})
+            expected = f"parameters.{name} is not supported here: scripted has no such guide"
+            assert (response.status, json.loads(body)["error"]) == (424, expected)

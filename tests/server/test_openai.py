@@ -12,7 +12,7 @@ import pytest
 
 from lmi.executor import GuideType
 from lmi.state import Phase
-from tests.scripted import CAPABILITIES, Host, host, wait_until
+from tests.scripted import CAPABILITIES, CONTEXT, Host, host, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LAST_SAID = "{{ messages[-1].content }}"
@@ -102,6 +102,24 @@ def test_a_chat_without_a_limit_may_fill_the_context(able: Host) -> None:
     assert answer["usage"]["total_tokens"] == able.executor.info.max_sequence_length
 
 
+@pytest.mark.parametrize(("num", "counted"), [(300, "'300 tokens'"), (3000, "'at least 600 tokens (3000 characters, ")])
+def test_a_prompt_over_the_context_is_refused_with_its_tokens(able: Host, num: int, counted: str) -> None:
+    expected = f"must be shorter than the model's context of {CONTEXT} tokens, given {counted}"
+    for name, (status, answer) in {
+        "messages": chat(able, "a" * num),
+        "prompt": complete(able, "a" * num),
+    }.items():
+        error = answer["error"]
+        assert (status, error["param"], error["code"]) == (400, name, "context_length_exceeded")
+        assert error["message"].startswith(f"{name} {expected}")
+
+
+def test_a_prompt_of_token_ids_over_the_context_is_refused_with_its_tokens(able: Host) -> None:
+    status, answer = complete(able, [97] * 300)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer["error"]["message"].endswith(f"context of {CONTEXT} tokens, given '300 tokens'")
+
+
 def test_a_completion_has_sixteen_tokens_and_is_cut_at_a_stop_string(able: Host) -> None:
     _, answer = complete(able, "run abc")
     assert answer["usage"]["completion_tokens"] == 16
@@ -171,10 +189,21 @@ def test_biases_and_structures_reach_the_engine(able: Host) -> None:
     assert json.loads(last_request(able).guided_decoding_params.guide) == schema
 
 
+STRUCTURES: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'root ::= "a"',
+    "structured_outputs": {"regex": "a+"},
+}
+
+
 def test_what_an_engine_lacks_is_refused_in_the_door_s_words(plain: Host) -> None:
-    for fields, name in (({"logit_bias": {"7": 1}}, "logit_bias"), ({"guided_regex": "a"}, "response_format")):
-        status, answer = complete(plain, "say a", **fields)
-        assert (status, answer["error"]["param"]) == (400, name) and answer["error"]["message"].startswith(name)
+    for name, value in ({"logit_bias": {"7": 1}} | STRUCTURES).items():
+        status, answer = complete(plain, "say a", **{name: value})
+        assert (status, answer["error"]["param"]) == (400, name)
+        assert answer["error"]["message"].startswith(f"{name} is not supported here: scripted has no ")
     status, answer = complete(plain, "say a", logprobs=6)
     assert (status, answer["error"]["message"]) == (400, "logprobs must be at most 5, given 6")
 
@@ -183,8 +212,12 @@ def test_a_call_cannot_be_forced_where_the_engine_cannot_guide(tmp_path: Any) ->
     with host(tmp_path, model={"chat_template": LAST_SAID}) as server:
         status, answer = chat(server, "say a", tools=[TOOL], tool_choice="required")
         assert status == 400 and answer["error"]["message"].startswith(
-            "response_format or tool_choice is not supported"
+            "tool_choice is not supported here: scripted has no such guide"
         )
+        assert answer["error"]["param"] == "tool_choice"
+        for name, value in STRUCTURES.items():
+            status, answer = chat(server, "say a", **{name: value})
+            assert (status, answer["error"]["param"]) == (400, name)
         status, answer = chat(server, "say a", tools=[TOOL])
         assert status == 400 and "option.tool_call_parser" in answer["error"]["message"]
 

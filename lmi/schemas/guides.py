@@ -1,0 +1,146 @@
+"""The structure that an answer must have, by each name that a client may ask for it.
+
+`response_format` is OpenAI's; `structured_outputs` and `guided_json`, `guided_regex`, `guided_choice` and
+`guided_grammar` are vLLM's, which the LMI schema takes among its parameters too. A reader returns the guide that its
+field asks for, None where the field asks for nothing. A schema is a whole: one that refers to elsewhere is refused,
+since nothing is fetched and what it leaves open would be no structure at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from lmi.errors import InvalidParameter
+from lmi.executor import GuidedDecodingParams, GuideType
+from lmi.schemas.common import MAX_WORDS, Reader, boolean, strings, takes, text
+
+SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
+NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+CONTRACT_NAME = "guided_decoding_params"
+DATA = ("const", "enum", "default", "examples")
+
+
+@takes({"type": "object"})
+def an_object(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidParameter(name, "an object", value)
+    return value
+
+
+def json_schema(name: str, value: object) -> GuidedDecodingParams:
+    """A JSON schema, given as an object or as the text of one."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise InvalidParameter(name, "a JSON schema", value) from None
+    if not isinstance(value, dict):
+        raise InvalidParameter(name, "a JSON schema", value)
+    guide = check_levels(name, value).decode()
+    check_references(name, value)
+    return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
+
+
+def check_levels(name: str, value: dict[str, Any]) -> bytes:
+    """The JSON of an object. Raises InvalidParameter for one that is nested too deep for whoever walks through it."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # of more than 254 levels
+        raise InvalidParameter(name, "an object of fewer levels", value) from None
+
+
+def check_references(name: str, schema: dict[str, Any]) -> None:
+    """Raise InvalidParameter for a schema with a `$ref` that leads out of it."""
+    pending: list[Any] = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            reference = value.get("$ref")
+            if isinstance(reference, str) and not reference.startswith("#"):
+                raise InvalidParameter(name, "a JSON schema in which every $ref begins with #", reference)
+            for key, inner in value.items():
+                if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
+                    pending += inner.values()
+                elif key not in DATA:
+                    pending.append(inner)
+
+
+@takes({"type": "string"})
+def regex(name: str, value: object) -> GuidedDecodingParams:
+    return GuidedDecodingParams(GuideType.REGEX, text(name, value))
+
+
+@takes({"type": "string"})
+def grammar(name: str, value: object) -> GuidedDecodingParams:
+    return GuidedDecodingParams(GuideType.EBNF_GRAMMAR, text(name, value))
+
+
+def choices(name: str, value: object) -> GuidedDecodingParams:
+    words = WORDS(name, value)
+    if not words:
+        raise InvalidParameter(name, "a list of at least one string", value)
+    return GuidedDecodingParams(GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", word) for word in words))
+
+
+def json_object(name: str, value: object) -> GuidedDecodingParams | None:
+    return GuidedDecodingParams(GuideType.JSON) if boolean(name, value) else None
+
+
+@takes({"type": "object"})
+def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
+    """vLLM's: an object of which one kind is given."""
+    given = an_object(name, value)
+    read = [KINDS[kind](f"{name}.{kind}", given[kind]) for kind in KINDS if given.get(kind) is not None]
+    guides = [guide for guide in read if guide is not None]
+    if len(guides) > 1:
+        raise InvalidParameter(name, "of one kind", value)
+    return guides[0] if guides else None
+
+
+@takes({"type": "object"})
+def response_format(name: str, value: object) -> GuidedDecodingParams | None:
+    """OpenAI's."""
+    wanted = an_object(name, value)
+    kind = wanted.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GuidedDecodingParams(GuideType.JSON)
+    if kind != "json_schema":
+        raise InvalidParameter(f"{name}.type", "one of text, json_object, json_schema", kind)
+    named = an_object(f"{name}.json_schema", wanted.get("json_schema"))
+    return json_schema(f"{name}.json_schema.schema", named.get("schema", {}))
+
+
+WORDS = strings(MAX_WORDS)
+KINDS: dict[str, Reader] = {
+    "json": json_schema,
+    "regex": regex,
+    "choice": choices,
+    "grammar": grammar,
+    "json_object": json_object,
+}
+GUIDED: dict[str, Reader] = {
+    "response_format": response_format,
+    "guided_json": json_schema,
+    "guided_regex": regex,
+    "guided_choice": choices,
+    "guided_grammar": grammar,
+}
+
+
+def asked_guide(given: Mapping[str, Any], prefix: str = "") -> tuple[GuidedDecodingParams | None, dict[str, str]]:
+    """The guide among checked fields, and its name in the contract with the name of the field that asked for it.
+
+    `prefix`: what stands before a field's name in an error.
+    """
+    names = [name for name in (*GUIDED, "structured_outputs") if given.get(name) is not None]
+    if len(names) > 1:
+        raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
+    return (given[names[0]], {CONTRACT_NAME: prefix + names[0]}) if names else (None, {})
