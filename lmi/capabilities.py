@@ -36,6 +36,7 @@ def _check_token_ids(request: Request, info: EngineInfo) -> None:
     groups: list[tuple[str, tuple[int, ...]]] = [
         ("input_token_ids", request.input_token_ids),
         ("end_ids", request.end_ids),
+        ("end_id", () if request.end_id is None else (request.end_id,)),
     ]
     groups += [("stop_words", word) for word in request.stop_words]
     groups += [("bad_words", word) for word in request.bad_words]

@@ -21,7 +21,7 @@ from typing import Self
 
 import msgspec
 
-MAX_SEED = 2**63 - 1
+MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # flat by far
 REPETITION_PENALTIES = 0.01, 100.0  # beyond, a logit divided by it may leave the range of float32
 DEFAULT_PRIORITY = 0.5
@@ -100,8 +100,9 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Greedy if and only if `temperature` is 0 or `top_k` is 1; else sampling. None means "off": no top_k, no penalty.
     `typical_p` is ours. `seed` None draws fresh randomness (upstream is deterministic here); sequence i of a request
-    uses seed + i. Temperature and penalties are bounded as the constants above say (upstream has no bounds), so that no
-    value makes logits that are no numbers; a tiny temperature may count as a less tiny one that is all but greedy.
+    uses seed + i. An engine whose seeds are signed drops the highest bit. Temperature and penalties are bounded as the
+    constants above say (upstream has no bounds), so that no value makes logits that are no numbers; a tiny temperature
+    may count as a less tiny one that is all but greedy.
     """
 
     beam_width: int = 1

@@ -105,6 +105,7 @@ def test_more_alternatives_than_the_engine_has_are_refused(field: str) -> None:
     [
         ("input_token_ids", lambda one: (1, one)),
         ("end_ids", lambda one: (one,)),
+        ("end_id", lambda one: one),
         ("stop_words", lambda one: ((1,), (2, one))),
         ("bad_words", lambda one: ((one, 1),)),
         ("embedding_bias", lambda one: ((one, 1.0),)),

@@ -39,8 +39,8 @@ from lmi.executor import (
         ("temperature", 101, "at least 0 and at most 100"),
         ("temperature", float("nan"), "a finite number"),
         ("temperature", float("inf"), "a finite number"),
-        ("seed", -1, "between 0 and 9223372036854775807"),
-        ("seed", 2**63, "between 0 and 9223372036854775807"),
+        ("seed", -1, "between 0 and 18446744073709551615"),
+        ("seed", 2**64, "between 0 and 18446744073709551615"),
         ("min_tokens", -1, "at least 0"),
         ("repetition_penalty", 0.0, "at least 0.01 and at most 100"),
         ("repetition_penalty", 1e30, "at least 0.01 and at most 100"),
@@ -126,7 +126,7 @@ def test_a_request_survives_the_wire() -> None:
         end_ids=(4, 5),
         stop_words=((6, 7),),
         embedding_bias=((8, -1.5),),
-        sampling_config=SamplingConfig(typical_p=0.5, seed=2**63 - 1),
+        sampling_config=SamplingConfig(typical_p=0.5, seed=2**64 - 1),
         output_config=OutputConfig(num_prompt_log_probs=0),
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request

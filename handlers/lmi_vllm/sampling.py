@@ -14,6 +14,7 @@ from handlers.sequence import Sequence
 from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
+MAX_SIGNED = 2**63 - 1  # its seeds are torch's signed ones; ours that differ by 2^63 alone are the same there
 PRIORITIES = 1000  # steps between the least and the most urgent request
 
 
@@ -51,7 +52,7 @@ def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
     if not config.is_greedy and config.top_k is not None:
         chosen["top_k"] = int(config.top_k)
     if config.seed is not None:  # a generator for each request costs time; without a seed nobody can tell
-        chosen["seed"] = int(seed)
+        chosen["seed"] = int(seed) & MAX_SIGNED  # -1, which the highest bit may make, would be no seed at all
     return chosen
 
 

@@ -164,7 +164,7 @@ def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
     def read(name: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidParameter(name, "an integer", value)
-        if value > MAX_INT:
+        if value > max(MAX_INT, maximum):
             raise InvalidParameter(name, "an integer of at most 64 bits", value)
         if not minimum <= value <= maximum:
             raise InvalidParameter(name, bound, value)

@@ -120,7 +120,7 @@ SHARED: dict[str, Reader] = {
     "stream_options": an_object,
     "n": integer(1, MAX_SEQUENCES),
     "stop": _stop,
-    "seed": integer(),
+    "seed": integer(0, MAX_SEED),
     "temperature": number(0, MAX_TEMPERATURE),
     "top_p": number(0, 1),
     "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
@@ -338,7 +338,7 @@ def _sampling(given: Mapping[str, Any], num_sequences: int) -> SamplingConfig:
     """What is off becomes None; what greedy decoding cannot use is forgotten, so that no engine refuses it."""
     is_greedy = given.get("temperature") == 0 or given.get("top_p") == 0
     used = {name: value for name, value in given.items() if not (is_greedy and name in GREEDY_HAS_NO)}
-    top_k, top_p, seed = used.get("top_k", 0), used.get("top_p", 1), used.get("seed")
+    top_k, top_p = used.get("top_k", 0), used.get("top_p", 1)
     repetition_penalty = used.get("repetition_penalty", 1)
     return SamplingConfig(
         num_return_sequences=num_sequences,
@@ -346,7 +346,7 @@ def _sampling(given: Mapping[str, Any], num_sequences: int) -> SamplingConfig:
         top_k=top_k if top_k > 0 else None,
         top_p=None if top_p == 1 else top_p,
         min_p=used.get("min_p") or None,
-        seed=None if seed is None else seed & MAX_SEED,
+        seed=used.get("seed"),
         min_tokens=used.get("min_tokens") or None,
         repetition_penalty=None if repetition_penalty == 1 else repetition_penalty,
         presence_penalty=used.get("presence_penalty") or None,

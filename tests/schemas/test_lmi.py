@@ -91,7 +91,7 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "guided_grammar": ("g", {"guided_decoding": GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "g")}),
 }
 SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
-    "seed": (7, {"seed": 7}),
+    "seed": (2**64 - 1, {"seed": 2**64 - 1}),
     "temperature": (0.5, {"temperature": 0.5}),
     "top_k": (5, {"top_k": 5}),
     "top_p": (0.9, {"top_p": 0.9}),

@@ -59,7 +59,7 @@ SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "top_k": (5, {"top_k": 5}),
     "top_p": (0.9, {"top_p": 0.9}),
     "min_p": (0.1, {"min_p": 0.1}),
-    "seed": (7, {"seed": 7}),
+    "seed": (2**64 - 1, {"seed": 2**64 - 1}),
     "repetition_penalty": (1.2, {"repetition_penalty": 1.2}),
     "presence_penalty": (-0.5, {"presence_penalty": -0.5}),
     "frequency_penalty": (0.5, {"frequency_penalty": 0.5}),

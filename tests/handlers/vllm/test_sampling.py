@@ -251,6 +251,12 @@ def test_sequences_of_one_request_differ_and_the_greatest_seed_wraps_around(engi
     assert by_index[1] == tokens(engine, sampling_config=SamplingConfig(seed=0, temperature=1.5)) != by_index[0]
 
 
+def test_a_seed_over_63_bits_is_folded_and_never_none(engine: Executor) -> None:
+    assert in_words_of_vllm(ask(sampling_config=SamplingConfig(seed=2**64 - 1)))["seed"] == 2**63 - 1
+    greatest = tokens(engine, sampling_config=SamplingConfig(seed=2**64 - 1, temperature=1.5))
+    assert greatest == tokens(engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5))
+
+
 # Guided decoding.
 
 SCHEMA = {
