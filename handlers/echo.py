@@ -129,6 +129,7 @@ def _describe(config: EngineConfig, folder: Path | None) -> EngineInfo:
             num_return_sequences=True,
             typical_p=True,
             bad_words=False,
+            perf_metrics=True,
             batch_invariant=True,
             log_probs_invariant=True,
         ),

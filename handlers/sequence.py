@@ -17,6 +17,7 @@ from lmi.executor import (
     FinishReason,
     PromptLogProb,
     Request,
+    RequestPerfMetrics,
     Response,
     ResponseError,
     Result,
@@ -62,6 +63,7 @@ class Sequence:
     prompt_log_probs: list[PromptLogProb] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
     error: ResponseError | None = None
+    perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
     recipe: object = None  # a sampler's notes on this sequence, of its own type
 
     @property
@@ -88,12 +90,20 @@ class Sequence:
     def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
         """Take a generated token; sets `finish_reason` when it is the last."""
         self.token_ids.append(token_id)
+        if self.perf_metrics is not None:
+            self._note_time(self.perf_metrics)
         if self.request.output_config.return_log_probs and log_prob is not None:
             self.log_probs.append(log_prob)
             self.cum_log_prob += log_prob
         if top is not None:
             self.top_log_probs.append(top)
         self.finish_reason = self._reason_after(token_id)
+
+    @staticmethod
+    def _note_time(metrics: RequestPerfMetrics) -> None:
+        metrics.last_token_time = time.monotonic()
+        if metrics.first_token_time is None:
+            metrics.first_token_time = metrics.last_token_time
 
     def _reason_after(self, token_id: int) -> FinishReason:
         """Precedence END_ID, STOP_WORDS, LENGTH. Before `min_tokens` nothing but the length ends a sequence."""
@@ -159,6 +169,7 @@ class Sequence:
             cum_log_probs=[self.cum_log_prob] if output.return_log_probs else None,
             top_log_probs=[self.top_log_probs[start:]] if output.num_top_log_probs else None,
             prompt_log_probs=self.prompt_log_probs if is_first and output.num_prompt_log_probs is not None else None,
+            request_perf_metrics=self.perf_metrics if self.is_finished else None,
         )
 
 
@@ -169,8 +180,10 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
     """
     sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
     num_copies = sampling.num_return_sequences if sampling.is_greedy else 1
+    arrival_time = time.monotonic()
     seed = fresh_seed() if sampling.seed is None else sampling.seed
-    deadline = None if request.allotted_time_ms is None else time.monotonic() + request.allotted_time_ms / 1000
+    deadline = None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
+    has_metrics = request.output_config.return_perf_metrics
     stop_words: dict[int, list[list[int]]] = {}
     for word in request.stop_words:
         stop_words.setdefault(word[-1], []).append(list(word))
@@ -190,6 +203,7 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
             num_prefill=num_prompt_tokens,
             end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
             stop_words=stop_words,
+            perf_metrics=RequestPerfMetrics(arrival_time=arrival_time) if has_metrics else None,
         )
         group.sequences.append(sequence)
     return group.sequences

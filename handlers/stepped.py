@@ -78,6 +78,7 @@ class SteppedExecutor(Executor):
         self._is_accepting = False
         self._live: dict[int, list[Sequence]] = {}  # by request
         self._deadlines: list[tuple[float, int]] = []  # a heap
+        self._unscheduled: list[Sequence] = []  # of those whose times are wanted
         self._num_steps = 0
         self._num_failed_steps = 0
         self._iteration_stats: deque[IterationStats] = deque(maxlen=MAX_STATS)
@@ -231,13 +232,15 @@ class SteppedExecutor(Executor):
 
     def _turn(self) -> None:
         """One step with its border: what came and went since the last, the step, the answers, the statistics."""
-        started = time.perf_counter()
+        started = time.monotonic()
         ended = self._cross_border()
         step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
         touched = step.touched = _with_siblings_of_failed(step.touched)
+        if self._unscheduled:
+            self._note_scheduled(touched, started)
         self._settle(touched)
         if not step.is_empty:
-            self._record(step, [*ended, *touched], (time.perf_counter() - started) * 1000)
+            self._record(step, [*ended, *touched], (time.monotonic() - started) * 1000)
         self._publish(ended + touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
@@ -252,6 +255,7 @@ class SteppedExecutor(Executor):
                 self._live.setdefault(sequence.id, []).append(sequence)
                 if not sequence.is_finished:  # a sibling may have failed just now
                     self._add(sequence)
+        self._unscheduled += [sequence for sequence in arrived if sequence.perf_metrics is not None]
         for function, outcome in calls:
             _answer(function, outcome)
         for sequence in arrived:
@@ -290,6 +294,14 @@ class SteppedExecutor(Executor):
 
     def _active_ids(self) -> Iterable[int]:
         return (sequence.id for sequence in self._active)
+
+    def _note_scheduled(self, touched: list[Sequence], started: float) -> None:
+        """The step that began then was the first of whoever runs now; those that ended before have none."""
+        begun = {*self._active, *touched}
+        for sequence in begun.intersection(self._unscheduled):
+            assert sequence.perf_metrics is not None
+            sequence.perf_metrics.first_scheduled_time = started
+        self._unscheduled = [one for one in self._unscheduled if one not in begun and not one.is_finished]
 
     def _settle(self, sequences: list[Sequence]) -> None:
         """Free what ended sequences held, before anyone can see that they ended."""

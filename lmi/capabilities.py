@@ -76,6 +76,7 @@ def _lacking(request: Request, info: EngineInfo) -> list[tuple[str, str]]:
         ("num_prompt_log_probs", output.num_prompt_log_probs is not None, can.prompt_log_probs, "none of the prompt"),
         ("return_context_logits", output.return_context_logits, can.context_logits, "no logits to give"),
         ("return_generation_logits", output.return_generation_logits, can.generation_logits, "no logits to give"),
+        ("return_perf_metrics", output.return_perf_metrics, can.perf_metrics, "no clock for a request"),
         ("additional_model_outputs", not has_all_outputs, False, f"{list(can.additional_outputs)}"),
     ]
     return [

@@ -221,13 +221,27 @@ class PromptLogProb(msgspec.Struct, frozen=True, array_like=True):
     top: list[TokenLogProb] = []
 
 
+class RequestPerfMetrics(msgspec.Struct, kw_only=True):
+    """When things happened to one sequence, in seconds of `time.monotonic()`; None is what did not.
+
+    It was enqueued, the first step with it began, its first and its last token were there. The time in the queue ends
+    at `first_scheduled_time`. `num_reused_tokens` of the prompt had keys and values before (upstream counts blocks).
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_reused_tokens: int = 0
+
+
 class Result(msgspec.Struct, array_like=True):
     """New output of one sequence.
 
     Lists run over beams, one entry without beam search. `output_token_ids` are the tokens that are new in this Result
     (with beams or `return_all_generated_tokens`: all so far) and include the end token, which differs from upstream's
     C++. `log_probs` and `top_log_probs` are parallel to them. `prompt_log_probs` stands on the first Result of a
-    request.
+    request, `request_perf_metrics` on the last of a sequence, where they were asked for.
     """
 
     output_token_ids: list[list[int]]
@@ -240,6 +254,7 @@ class Result(msgspec.Struct, array_like=True):
     top_log_probs: list[list[list[TokenLogProb]]] | None = None
     prompt_log_probs: list[PromptLogProb] | None = None
     additional_outputs: dict[str, msgspec.Raw] | None = None
+    request_perf_metrics: RequestPerfMetrics | None = None
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):
@@ -330,6 +345,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_temperature: float = MAX_TEMPERATURE
     context_logits: bool = False
     generation_logits: bool = False
+    perf_metrics: bool = False
     additional_outputs: tuple[str, ...] = ()
     logits_post_processors: tuple[str, ...] = ()
     lora: bool = False

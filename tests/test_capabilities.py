@@ -28,6 +28,7 @@ CAN_ALL = Capabilities(
     no_repeat_ngram_size=True,
     context_logits=True,
     generation_logits=True,
+    perf_metrics=True,
     additional_outputs=("hidden",),
     logits_post_processors=("upper",),
     lora=True,
@@ -54,6 +55,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "num_prompt_log_probs": {"output_config": OutputConfig(num_prompt_log_probs=0)},
     "return_context_logits": {"output_config": OutputConfig(return_context_logits=True)},
     "return_generation_logits": {"output_config": OutputConfig(return_generation_logits=True)},
+    "return_perf_metrics": {"output_config": OutputConfig(return_perf_metrics=True)},
     "additional_model_outputs": {"output_config": OutputConfig(additional_model_outputs=("hidden",))},
 }
 

@@ -13,6 +13,7 @@ from lmi.executor import (
     GuideType,
     OutputConfig,
     Request,
+    RequestPerfMetrics,
     Response,
     ResponseError,
     Result,
@@ -130,6 +131,12 @@ def test_a_request_survives_the_wire() -> None:
         output_config=OutputConfig(num_prompt_log_probs=0),
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Request) == request
+
+
+def test_the_times_of_a_request_survive_the_wire() -> None:
+    times = RequestPerfMetrics(arrival_time=1.5, first_scheduled_time=2.0, num_reused_tokens=3)
+    result = Result([[2]], is_final=True, request_perf_metrics=times)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=Result) == result
 
 
 def test_a_broken_request_on_the_wire_is_a_validation_error() -> None:

@@ -254,6 +254,7 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
             num_return_sequences=True,
             typical_p=True,
             embedding_bias=True,
+            perf_metrics=True,
             max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
             priority=True,
             batch_invariant=runner.is_batch_invariant,

@@ -53,7 +53,10 @@ class Executor(SteppedExecutor):
         is_apart: bool | None = None,
     ) -> None:
         config = config or EngineConfig(handler="vllm")
-        super().__init__(max_queue_size=config.max_queue_size)
+        super().__init__(
+            max_queue_size=config.max_queue_size,
+            max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
+        )
         progress("configuration", 0.0)
         self._engine = _start(os.fspath(model), config, is_apart, progress)
         self._info = describe(self._engine.config)
@@ -281,6 +284,7 @@ def describe(config: VllmConfig) -> EngineInfo:
             num_return_sequences=True,
             guided_decoding=tuple(GuideType),
             embedding_bias=True,
+            perf_metrics=True,
             max_top_log_probs=vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size),
             max_temperature=MAX_TEMPERATURE,
             lora=config.lora_config is not None,

@@ -37,6 +37,7 @@ class Output:
     rows: Rows | None
     prompt: Rows | None
     finish_reason: str | None
+    num_reused_tokens: int = 0  # of the prompt, told with its first token
 
     @property
     def is_finished(self) -> bool:
@@ -52,6 +53,7 @@ def of_core(name: str, output: EngineCoreOutput) -> Output:
         None if chosen is None else Rows(chosen.logprob_token_ids.tolist(), chosen.logprobs.tolist()),
         None if prompt is None else Rows(prompt.logprob_token_ids.tolist(), prompt.logprobs.tolist()),
         None if reason is None else str(reason),
+        0 if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
     )
 
 
@@ -64,6 +66,7 @@ def of_request(output: RequestOutput) -> Output:
         None if completion.logprobs is None else rows_of(completion.logprobs, 0),
         rows_of(prompt, 1) if prompt else None,
         completion.finish_reason,
+        output.num_cached_tokens or 0,
     )
 
 
@@ -75,6 +78,8 @@ def rows_of(flat: FlatLogprobs, first: int) -> Rows:
 def feed(sequence: Sequence, output: Output) -> None:
     """Append the new tokens; sets the sequence's end where it is reached, and drops what a step made behind it."""
     sequence.num_computed = sequence.num_tokens
+    if sequence.perf_metrics is not None and not sequence.num_generated:
+        sequence.perf_metrics.num_reused_tokens = output.num_reused_tokens
     if output.prompt is not None and sequence.lacks_prompt_log_probs:
         _note_prompt(sequence, output.prompt)
     known, num_top = output.rows, sequence.request.output_config.num_top_log_probs

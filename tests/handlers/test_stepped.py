@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from handlers.echo import EchoExecutor
 from handlers.stepped import Step
 from lmi.config import EngineConfig
 from lmi.errors import Overloaded
-from lmi.executor import FinishReason, IterationStats, Request, Response, SamplingConfig
+from lmi.executor import (
+    FinishReason,
+    IterationStats,
+    OutputConfig,
+    Request,
+    RequestPerfMetrics,
+    Response,
+    SamplingConfig,
+)
 from tests.system.container import wait_until
 
 TIMEOUT_S = 30.0
@@ -66,3 +77,43 @@ def test_a_request_that_is_over_cannot_be_cancelled_into_a_step() -> None:
         other = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
         executor.await_responses(other, TIMEOUT_S)
         assert len(executor.get_latest_iteration_stats()) == 1
+
+
+TIMED = OutputConfig(return_perf_metrics=True)
+
+
+def test_the_times_of_a_request_are_those_of_its_way() -> None:
+    options = {"echo_step_ms": "5", "echo_max_num_sequences": "1"}
+    with EchoExecutor(EngineConfig(handler="echo", options=options)) as executor:
+        before = time.monotonic()
+        asked = [Request(input_token_ids=(5, 6), max_tokens=4, output_config=TIMED) for _ in range(2)]
+        ids = executor.enqueue_requests(asked)
+        answers = [one for answered in executor.await_responses(ids, TIMEOUT_S) for one in answered]  # type: ignore[union-attr]
+        after = time.monotonic()
+        first, second = (one.result.request_perf_metrics for one in answers)
+        for times in (first, second):
+            way = [times.arrival_time, times.first_scheduled_time, times.first_token_time, times.last_token_time]
+            assert [before, *way, after] == sorted([before, *way, after])
+            assert times.last_token_time - times.first_token_time >= 3 * 0.004
+        assert second.first_scheduled_time >= first.last_token_time, "it waited for the only place"
+
+
+def test_the_times_stand_on_the_last_result_and_only_where_they_are_wanted() -> None:
+    with EchoExecutor(EngineConfig(handler="echo", options={"echo_step_ms": "1"})) as executor:
+        for output, expected in ((OutputConfig(), [False] * 3), (TIMED, [False, False, True])):
+            asked = Request(input_token_ids=(5,), max_tokens=3, streaming=True, output_config=output)
+            request_id, results = executor.enqueue_request(asked), list[Any]()
+            while len(results) < 3:
+                results += [one.result for one in executor.await_responses(request_id, TIMEOUT_S)]  # type: ignore[union-attr]
+            assert [one.request_perf_metrics is not None for one in results] == expected
+
+
+def test_a_request_that_never_ran_has_only_the_time_of_its_arrival() -> None:
+    options = {"echo_step_ms": "1", "echo_max_num_sequences": "1"}
+    with EchoExecutor(EngineConfig(handler="echo", options=options)) as executor:
+        executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=10_000))
+        waiting = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1, output_config=TIMED))
+        executor.cancel_request(waiting)
+        [response] = executor.await_responses(waiting, TIMEOUT_S)
+        times = response.result.request_perf_metrics  # type: ignore[union-attr]
+        assert times == RequestPerfMetrics(arrival_time=times.arrival_time)

@@ -65,6 +65,36 @@ def test_statistics_tell_what_the_cache_holds(engine: Executor) -> None:
     assert sum(step.num_preemptions for step in steps) == 0
 
 
+def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
+    with start(request_stats_max_iterations="100") as engine:
+        few, many = engine.enqueue_requests([ask(max_tokens=2), ask(max_tokens=4)])
+        finals(engine, [few, many])
+        steps = engine.get_latest_request_stats()
+        assert engine.get_latest_request_stats() == [], "they are drained"
+    stages = [[(one.stage, one.num_generated_tokens) for one in step.request_stats if one.id == many] for step in steps]
+    assert [stage for stage in stages if stage] == [
+        *([("GENERATION_IN_PROGRESS", num)] for num in (1, 2, 3)),
+        [("GENERATION_COMPLETE", 4)],
+    ]
+    assert {one.id for step in steps for one in step.request_stats} == {few, many}
+
+
+def test_nobody_s_statistics_are_kept_where_nobody_asks(engine: Executor) -> None:
+    tokens(engine)
+    assert engine.get_latest_request_stats() == []
+
+
+def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) -> None:
+    prompt, output = tuple(range(20, 20 + 2 * TOKENS_PER_BLOCK)), OutputConfig(return_perf_metrics=True)
+    first, again = (result(engine, input_token_ids=prompt, max_tokens=3, output_config=output) for _ in range(2))
+    for times in (first.request_perf_metrics, again.request_perf_metrics):
+        assert times is not None and times.first_scheduled_time is not None
+        assert times.first_token_time is not None and times.last_token_time is not None
+        assert times.arrival_time <= times.first_scheduled_time <= times.first_token_time < times.last_token_time
+    assert first.request_perf_metrics.num_reused_tokens == 0  # type: ignore[union-attr]
+    assert again.request_perf_metrics.num_reused_tokens == TOKENS_PER_BLOCK  # type: ignore[union-attr]
+
+
 class FailingOnce:
     """vLLM's engine, but for one step: the first in which a request waits that had run already."""
 

@@ -58,6 +58,7 @@ MAPPED: dict[str, tuple[Any, dict[str, Any]]] = {
 OURS = {
     "SamplingConfig.num_return_sequences",
     "OutputConfig.exclude_input_from_output",
+    "OutputConfig.return_perf_metrics",
     "Request.input_token_ids",
     "Request.streaming",
     "Request.sampling_config",
@@ -79,11 +80,10 @@ REFUSED: dict[str, Any] = {
     "Request.lora_config": LoraConfig("style"),  # without option.enable_lora
     "Request.logits_post_processor_name": "mine",
 }
-# Of beams, and a report that no executor makes: by themselves they ask for nothing.
+# Of beams: by themselves they ask for nothing.
 WITHOUT_EFFECT: dict[str, Any] = {
     "SamplingConfig.length_penalty": 2.0,
     "SamplingConfig.early_stopping": 1,
-    "OutputConfig.return_perf_metrics": True,
 }
 
 
