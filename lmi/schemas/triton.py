@@ -131,7 +131,7 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "no engine here searches with beams": ("use_beam_search",),
     "no door here can bias words": ("embedding_bias_words", "embedding_bias_weights", "logit_bias"),
     "the model has no encoder": ("decoder_text_input",),
-    "no engine here gives it": (
+    "no door here carries it": (
         "return_context_logits",
         "return_generation_logits",
         "return_perf_metrics",

@@ -20,6 +20,7 @@ from tests.tiny_models import tiny_model
 PROMPTS = ("The quick", "She sells sea shells by the sea shore. " * 3, "Straße 狐\n\t", "a")
 ELSEWHERE = {
     "openai_chat": "takes messages, no raw prompt",
+    "openai_chat_lines": "takes messages, no raw prompt",
     "dynamic_batch": "is there only without a rolling batch: the last test",
 }
 
@@ -87,6 +88,7 @@ ROWS = {
     "tgi stream": Door("tgi_generate_stream", "/generate_stream", lmi(), token_text, True),
     "completions": Door("openai_completions", "/v1/completions", completions(False), choice_text),
     "completions stream": Door("openai_completions", "/v1/completions", completions(True), choice_text, True),
+    "completions lines": Door("openai_completions_lines", "/invocations", completions(True), choice_text, True),
 }
 DOORS = {name: door for name, door in ROWS.items() if door.dialect in DIALECTS}
 
