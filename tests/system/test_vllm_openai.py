@@ -75,6 +75,17 @@ def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server)
     assert re.fullmatch("[ab]{3}", chat(server, guided_regex="[ab]{3}")["message"]["content"])
 
 
+def test_the_lmi_door_applies_structures_too(server: Server) -> None:
+    for name, value, form in (
+        ("guided_regex", "[ab]{3}", "[ab]{3}"),
+        ("guided_choice", ["so (a+b)", "no.t"], r"so \(a\+b\)|no\.t"),
+        ("guided_grammar", 'root ::= "yes" | "no"', "yes|no"),
+    ):
+        answer = server.post({"inputs": "Say", "parameters": {"max_new_tokens": 60, name: value}}, "/invocations")
+        assert answer.status == 200, answer.body
+        assert re.fullmatch(form, json.loads(answer.body)["generated_text"])
+
+
 def test_a_structure_that_vllm_cannot_make_is_the_client_s_fault(server: Server) -> None:
     answer = server.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
     assert answer.status == 400 and json.loads(answer.body)["error"]["type"] == "invalid_request_error", answer.body
