@@ -6,14 +6,16 @@ because its prompt is held so long.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-from contextlib import suppress
 
 from lmi.errors import Overloaded
 from lmi.state import FrontEndRecord
 
 SMALL_BODY_BYTES = 64 << 10
-M_MMAP_THRESHOLD, MAPPED_BYTES = -3, 128 << 10
+TRIM_BYTES, TRIM_S = 16 << 20, 1.0
+
+_libc = ctypes.CDLL(None)
 
 
 class BodyMemory:
@@ -27,6 +29,8 @@ class BodyMemory:
         self._record = record
         self._max_bytes = max_bytes
         self._num_small_bytes = self._num_large_bytes = 0
+        self._num_ended_bytes = 0  # of large bodies since the heap was trimmed
+        self._trim: asyncio.TimerHandle | None = None
 
     def check_room(self, num_before: int, num_after: int) -> None:
         """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
@@ -38,6 +42,9 @@ class BodyMemory:
         """Count a body that has now `num_after` bytes; 0 when its request has ended."""
         self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
         self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
+        self._num_ended_bytes += num_before if num_after == 0 and num_before > SMALL_BODY_BYTES else 0
+        if self._num_ended_bytes >= TRIM_BYTES and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_S, self._trim_heap)
 
     def _changed(self, num_before: int, num_after: int) -> tuple[int, int]:
         num_small, num_large = self._num_small_bytes, self._num_large_bytes
@@ -48,12 +55,8 @@ class BodyMemory:
                 num_large += sign * num_bytes
         return num_small, num_large
 
-
-def map_large_blocks() -> None:
-    """Have the C library map each block of MAPPED_BYTES by itself, so that it goes back to the kernel when it is freed.
-
-    glibc begins so too, but learns from the first large body to keep the next ones in its heap, where a small block
-    behind them holds them for ever. Source: mallopt(3).
-    """
-    with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    def _trim_heap(self) -> None:
+        """Give free memory back to the kernel. glibc keeps what lies between blocks in use. Source: malloc_trim(3)."""
+        self._trim, self._num_ended_bytes = None, 0
+        if hasattr(_libc, "malloc_trim"):  # another C library has none
+            _libc.malloc_trim(0)

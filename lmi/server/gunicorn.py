@@ -29,7 +29,6 @@ import lmi.log
 from lmi import processes
 from lmi.errors import StartError
 from lmi.runtime import Runtime
-from lmi.server.body import map_large_blocks
 from lmi.server.protocol import GuardedProtocol, Refusal
 from lmi.sink import guard_streams
 from lmi.state import FrontEndRecord, Phase
@@ -233,7 +232,6 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     processes.die_with_parent(server.pid, signal.SIGTERM)
     processes.set_title(f"lmi-front-{worker.slot}")
     set_up_log(f"front end {worker.slot}")
-    map_large_blocks()
     worker.record = _block.frontends[worker.slot]
     worker.record.claim()
     lmi.log.count_dropped_in(worker.record)
