@@ -49,11 +49,14 @@ def open_missing() -> None:
 def never_wait() -> None:
     """Make standard output and error of this process, and of all that it starts, ones that do not block.
 
-    A regular file never does, and a socket cannot be opened a second time. Where the file behind belongs to another
-    user everything stays as it is, and only a Sink still keeps from waiting.
+    A regular file never does, but each write must go to its end: a process that opens it again has its own offset. A
+    socket cannot be opened a second time. Where the file behind belongs to another user everything stays as it is, and
+    only a Sink still keeps from waiting.
     """
     for fd in (STDOUT, STDERR):
         with suppress(OSError):
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
             if stat.S_ISFIFO(os.fstat(fd).st_mode) or os.isatty(fd):
                 access = os.O_RDWR if os.isatty(fd) else os.O_WRONLY
                 own = os.open(f"/proc/self/fd/{fd}", access | os.O_NONBLOCK | os.O_NOCTTY)

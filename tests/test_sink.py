@@ -26,6 +26,23 @@ ROOT = Path(__file__).parents[1]
 LONG = b"x" * (log.MAX_LINE - 1) + b"\n"
 
 
+def test_a_process_that_opens_the_log_file_again_overwrites_nothing(tmp_path: Path) -> None:
+    program = """
+import os
+from lmi import sink
+sink.never_wait()
+for number in range(3):
+    os.write(2, b"ours %d\\n" % number)
+    other = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_APPEND)
+    os.write(other, b"theirs %d\\n" % number)
+    os.close(other)
+"""
+    with open(tmp_path / "log", "wb") as file:
+        subprocess.run([sys.executable, "-c", program], stderr=file, cwd=ROOT, check=True)
+    lines = [f"{whose} {number}" for number in range(3) for whose in ("ours", "theirs")]
+    assert (tmp_path / "log").read_text().splitlines() == lines
+
+
 @pytest.fixture(params=["not blocking", "blocking"])
 def pipe(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
     """A pipe that nobody reads. Blocking: as it is where it belongs to another user and cannot be opened again."""
