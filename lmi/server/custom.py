@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
@@ -79,9 +78,10 @@ class OwnFormatters:
 
     def asked(self, dialect: Dialect, message: Message) -> Message:
         """The message as it is to be parsed: an output formatter sees the details whether the client asks or not."""
+        if self._service.config.model.dynamic_batch or not self._writes(dialect, message):
+            return message
         parameters = message.fields.get("parameters") or {}
-        is_whole = self._service.config.model.dynamic_batch or parameters.get("details") not in (None, False)
-        if is_whole or not self._writes(dialect, message):
+        if parameters.get("details") not in (None, False):
             return message
         return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
 
@@ -92,7 +92,7 @@ class OwnFormatters:
             return dialect.formatter(parsed), parsed
         assert self._service.code is not None
         if not dialect.is_customisable:
-            return ResponseFormatter(self._service.code, self._call, dialect.formatter(parsed)), parsed
+            return ResponseFormatter(self._service.code, self._call, dialect, parsed), parsed
         formatter = CustomFormatter(self._service.code, self._call, message, parsed)
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
         return formatter, replace(parsed, requests=requests)
@@ -109,7 +109,9 @@ def has_output_formatter(config: Config, message: Message) -> bool:
     """Whether the model's own formatter writes the answer: a request that names a form gets that."""
     if config.code is None or not config.code.has_output_formatter or config.model.output_formatter is not None:
         return False
-    return not (message.fields.get("parameters") or {}).get("output_formatter")
+    parameters = message.fields.get("parameters")  # of OpenAI's bodies it may be anything
+    named = parameters.get("output_formatter") if isinstance(parameters, dict) else None
+    return not (named or ("inputs" not in message.fields and message.fields.get("output_formatter")))
 
 
 class CustomFormatter:
@@ -139,7 +141,7 @@ class CustomFormatter:
             details=message.frame.tgi_compat if details is None else details,
             return_full_text=request.return_full_text,
         )
-        self._written = [b""] * len(parsed.requests)
+        self._written = [b""] * len(parsed.requests)  # and not sent yet, for each input
 
     async def records(self, deltas: AsyncIterator[Delta], count: Callable[[Delta], None]) -> AsyncGenerator[bytes]:
         """What the formatter writes for each Delta; of a list that is not streamed all at the end."""
@@ -156,10 +158,11 @@ class CustomFormatter:
                 assert isinstance(piece, Piece)
                 if not self._is_list:
                     yield piece.data
-                elif not self.is_streaming:
-                    self._written[delta.index] += piece.data
-                elif piece.data:
-                    yield outputs_line(delta.index, len(self._written), piece.data)
+                    continue
+                self._written[delta.index] += piece.data
+                if self.is_streaming and any(self._written) and not delta.is_followed:
+                    yield outputs_line(self._written)
+                    self._written = [b""] * len(self._written)
         if self._is_list and not self.is_streaming:
             yield b"[%b]\n" % b", ".join(map(as_json, self._written))
 
@@ -179,16 +182,18 @@ class CustomFormatter:
 class ResponseFormatter:
     """The model's own output formatter behind one of OpenAI's: it is given each object that would be sent."""
 
-    def __init__(self, workers: CodeWorkers, call: Call | None, formatter: Formatter) -> None:
-        self.media_type, self.is_streaming = formatter.media_type, formatter.is_streaming
-        self._workers, self._call, self._formatter = workers, call, formatter
+    def __init__(self, workers: CodeWorkers, call: Call | None, dialect: Dialect, parsed: Parsed) -> None:
+        self._formatter = dialect.formatter(parsed)
+        self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
+        self._workers, self._call, self._dialect = workers, call, dialect
 
     async def records(self, deltas: AsyncIterator[Delta], count: Callable[[Delta], None]) -> AsyncGenerator[bytes]:
         try:
             async for delta in deltas:
                 count(delta)
                 for record in self._formatter.feed(delta):
-                    yield b"".join([await self._written(line) for line in record.splitlines(keepends=True)])
+                    lines = self._dialect.whole(self.media_type, record).splitlines(keepends=True)
+                    yield b"".join([await self._written(line) for line in lines])
         finally:
             if self._call is not None:
                 self._call.close()
@@ -243,10 +248,8 @@ def as_json(written: bytes) -> bytes:
     return written.strip()
 
 
-def outputs_line(index: int, num_outputs: int, written: bytes) -> bytes:
-    outputs: list[Any] = [""] * num_outputs
-    outputs[index] = written.decode(errors="replace")
-    return orjson.dumps({"outputs": outputs}) + b"\n"
+def outputs_line(written: Sequence[bytes]) -> bytes:
+    return orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"
 
 
 async def pieces(call: Call) -> AsyncGenerator[Piece]:

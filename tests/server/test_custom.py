@@ -178,6 +178,15 @@ def write(output: TextGenerationOutput):
     lines = [json.loads(line)["outputs"] for line in body.splitlines()]
     assert response.getheader("content-type") == "application/jsonlines"
     assert ["".join(texts) for texts in zip(*lines, strict=True)] == ["ABA", "CDC"]
+    assert len(lines) <= 3, "a step of both is one line"
+
+
+def test_a_completion_that_names_a_form_gets_that_and_not_the_models_own(serve: Serve) -> None:
+    server = serve("response")
+    asked = {"prompt": "say ab", "max_tokens": 2, "stream": True}
+    response, body = server.post(asked | {"output_formatter": "sse"})
+    assert response.getheader("content-type") == "text/event-stream" and b"custom" not in body
+    assert body.startswith(b'data: {"id"') and body.endswith(b"data: [DONE]\n\n")
 
 
 def test_a_request_that_names_a_form_gets_that_from_a_dynamic_batch(serve: Serve) -> None:
@@ -238,7 +247,8 @@ def write(output: TextGenerationOutput):
     return output.sequences[0].get_next_token()[0].text.upper()
 """)
     assert ask(server, "run ab")[1] == b"ABA"
-    assert json.loads(server.post({"prompt": "say ab", "max_tokens": 2})[1])["choices"][0]["text"] == "ab"
+    body = server.post({"prompt": "say ab", "max_tokens": 2, "parameters": "of no meaning here"})[1]
+    assert json.loads(body)["choices"][0]["text"] == "ab" and body.endswith(b"}\n")
 
 
 def test_what_a_formatter_raises_over_openais_response_is_in_its_form(serve: Serve) -> None:
