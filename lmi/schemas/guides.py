@@ -19,6 +19,7 @@ from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.schemas.common import MAX_WORDS, Reader, boolean, strings, takes, text
 
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
+REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 CONTRACT_NAME = "guided_decoding_params"
 DATA = ("const", "enum", "default", "examples")
@@ -54,16 +55,16 @@ def check_levels(name: str, value: dict[str, Any]) -> bytes:
 
 
 def check_references(name: str, schema: dict[str, Any]) -> None:
-    """Raise InvalidParameter for a schema with a `$ref` that leads out of it."""
+    """Raise InvalidParameter for a schema with a `$ref`, or a kin of it, that leads out of it."""
     pending: list[Any] = [schema]
     while pending:
         value = pending.pop()
         if isinstance(value, list):
             pending += value
         elif isinstance(value, dict):
-            reference = value.get("$ref")
-            if isinstance(reference, str) and not reference.startswith("#"):
-                raise InvalidParameter(name, "a JSON schema in which every $ref begins with #", reference)
+            for key in REFERENCES & value.keys():
+                if not str(value[key]).startswith("#"):
+                    raise InvalidParameter(name, f"a JSON schema in which every {key} begins with #", value[key])
             for key, inner in value.items():
                 if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
                     pending += inner.values()

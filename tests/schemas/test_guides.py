@@ -59,6 +59,13 @@ def test_a_schema_that_refers_to_elsewhere_is_refused_wherever_it_does(reference
         json_schema("field", place({"$ref": reference}))
 
 
+@pytest.mark.parametrize("key", ["$dynamicRef", "$recursiveRef", "$ref"])
+@pytest.mark.parametrize("reference", ["http://elsewhere.example/x", 5])
+def test_the_kin_of_a_reference_leads_nowhere_either(key: str, reference: object) -> None:
+    with pytest.raises(InvalidParameter, match=rf"every \{key} begins with #"):
+        json_schema("field", {"anyOf": [{key: reference}]})
+
+
 @pytest.mark.parametrize("schema", INSIDE)
 def test_a_schema_that_is_whole_in_itself_is_taken(schema: dict[str, Any]) -> None:
     assert json.loads(json_schema("field", schema).guide or "") == schema
