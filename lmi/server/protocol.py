@@ -374,7 +374,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self.note_refusal(refusal)
         retry = "retry-after: 1\r\n" if refusal.status == 503 else ""
-        body = orjson.dumps({"error": str(refusal), "code": refusal.status})
+        body = orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n"
         phrase = HTTPStatus(refusal.status).phrase
         head = (
             f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"

@@ -142,6 +142,7 @@ def assert_refused(answer: bytes, status: int) -> None:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert statuses(answer) == [status], answer[:300]
     assert b"content-type: application/json" in head and b"connection: close" in head and b"server:" not in head
+    assert body.endswith(b"}\n")
     parsed = json.loads(body)
     assert parsed.keys() == {"error", "code"} and parsed["code"] == status and parsed["error"]
 
