@@ -115,7 +115,7 @@ def _end(sequence: Sequence, name: str, reason: str) -> None:
     """vLLM ended what our rules would have gone on with."""
     if reason in REASONS:
         sequence.finish_reason = REASONS[reason]
-    elif sequence.request.guided_decoding_params is not None:
-        sequence.fail(guides.refusal_of(name), ErrorKind.INVALID)
+    elif sequence.request.guided_decoding_params is not None and (cause := guides.cause_of(name)):
+        sequence.fail(guides.refusal(cause), ErrorKind.INVALID)
     else:
         sequence.fail(f"vLLM gave the request up: {reason}")

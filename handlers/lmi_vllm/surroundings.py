@@ -38,7 +38,7 @@ ENVIRONMENT = {
 }
 LOG_NAME = "LMI_VLLM_LOG"
 
-# On a CPU these warn at each start of what is as it should be there: no Triton, no compilation, no tcmalloc, a seed.
+# On a CPU these warn at each start of what is as it should be there: no Triton, no tcmalloc, a seed.
 CHATTY_ON_CPU = (
     "vllm.config.vllm",
     "vllm.engine.arg_utils",
@@ -58,6 +58,7 @@ def prepare(config: EngineConfig | None = None) -> None:
     if (settings := lmi.log.settings()) is not None:
         os.environ[LOG_NAME] = json.dumps(settings)
     _start_tracker()
+    guides.begin()
     guides.listen()
     journal.listen()
     _set_levels()

@@ -95,7 +95,7 @@ def streaming(server: Server, num_streams: int) -> Iterator[list[socket.socket]]
     """Connections of so many streams that all run. Nobody reads yet: that would keep us from asking."""
     with ExitStack() as stack:
         streams = [stack.enter_context(server.connect(LONG)) for _ in range(num_streams)]
-        wait_until(lambda: server.metrics()["lmi_requests_running"] == num_streams, "all run", 60)
+        wait_until(lambda: server.metrics()["lmi_requests_running"] == num_streams, "all run", 120)
         yield streams
 
 
@@ -121,6 +121,13 @@ def test_streams_end_when_the_engine_is_killed(inside: Server) -> None:
 
 def test_streams_end_when_the_engine_stands_still(inside: Server) -> None:
     hurt(inside, ENGINE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3)
+
+
+def test_a_structure_that_another_process_cannot_compile_is_the_clients_fault(apart: Server) -> None:
+    body = {"prompt": "The quick", "max_tokens": 4}
+    assert apart.post(body | {"guided_regex": "[ab]{3}"}, "/v1/completions").status == 200  # vLLM keeps this compiler
+    answer = apart.post(body | {"guided_regex": r"\p{L}{1,500}" * 20}, "/v1/completions")
+    assert answer.status == 400 and b"not supported" in answer.body and b"guided_regex" in answer.body, answer.body
 
 
 def test_two_ranks_answer_as_one_does(inside: Server, apart: Server) -> None:
