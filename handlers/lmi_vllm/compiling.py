@@ -49,7 +49,7 @@ def cache_folder() -> Path | None:
 
     None where this user cannot write there.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(home, "vllm"), "torchinductor")
     try:
         folder.mkdir(parents=True, exist_ok=True)

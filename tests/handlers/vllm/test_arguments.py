@@ -67,6 +67,18 @@ def test_what_nobody_said_is_vllms_own_but_for_what_the_front_end_owns(arguments
     assert (given["dtype"], given["trust_remote_code"], given["generation_config"]) == ("auto", False, "vllm")
 
 
+def test_what_nobody_said_differs_from_vllms_own_only_where_it_is_written_down(
+    arguments: ModuleType, folder: Path
+) -> None:
+    own = arguments.AsyncEngineArgs(model=str(folder))
+    ours = arguments.AsyncEngineArgs(**arguments.engine_arguments(config(), str(folder)))
+    differing = {name for name in arguments.FIELDS if getattr(ours, name) != getattr(own, name)}
+    eager_here = {"enforce_eager"}  # the tests switch compilation off
+    cache_that_fits = {"kv_cache_memory_bytes", "max_model_len"}  # vLLM's own takes nine tenths of all memory
+    written_down = {"disable_log_stats", "generation_config", "scheduling_policy", "use_tqdm_on_load"}
+    assert differing - eager_here - cache_that_fits == written_down
+
+
 def test_the_size_of_the_batch_really_reaches_the_engine(arguments: ModuleType, folder: Path) -> None:
     engine = config({"block_size": "64"}, max_num_sequences=5, max_prefill_tokens=300, max_kv_cache_tokens=1000)
     vllm_config = engine_config(arguments, engine, folder)
