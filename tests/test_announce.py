@@ -109,6 +109,6 @@ def test_a_library_that_a_models_own_code_misses_is_named(tmp_path: Path, monkey
     (tmp_path / "own_code.py").write_text("import lacking_here.part\n\n\ndef handle(inputs): ...\n")
     record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
     with pytest.raises(ModelUnusable) as refusal:
-        load(CodeConfig(path=str(tmp_path / "own_code.py"), handler="handle"), str(tmp_path), record)
+        load(CodeConfig(path=str(tmp_path / "own_code.py"), handler="handle"), ModelConfig(path=".", name="m"), record)
     said = unusable(str(refusal.value))
     assert "install lacking_here where" in said and "requirements.txt" in said
