@@ -43,8 +43,18 @@ def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
     with serve(tiny_model("llama_long"), *SETTINGS, "minWorkers=2", "option.max_rolling_batch_size=1") as replicas:
         wait_until(lambda: replicas.metrics()["lmi_engines_ready"] == 2, "the second replica is ready too", BACK_S)
         assert replicas.post(SHORT).lines == answer.lines and answer.status == 200
-        with replicas.connect(LONG), replicas.connect(LONG):  # each replica has room for one
-            wait_until(lambda: replicas.metrics()["lmi_requests_running"] == 2, "both replicas work")
+        with ExitStack() as streams:  # each replica has room for one
+
+            def both_work() -> bool:
+                """Ask again while one waits: the front end may not have met the second replica when it chose."""
+                metrics = replicas.metrics()
+                if metrics["lmi_requests_waiting"] or not metrics["lmi_requests_in_flight"]:
+                    streams.enter_context(replicas.connect(LONG))
+                return metrics["lmi_requests_running"] == 2
+
+            streams.enter_context(replicas.connect(LONG))
+            streams.enter_context(replicas.connect(LONG))
+            wait_until(both_work, "both replicas work", 60)
 
 
 def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Server]) -> None:
