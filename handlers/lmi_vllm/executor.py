@@ -171,9 +171,11 @@ class Executor(SteppedExecutor):
         if isinstance(output, Failure):
             sequence.fail(f"vLLM gave the request up: {output.error}", self._kind_of(output.error))
         else:
-            step.num_context_tokens += sequence.num_prompt_tokens if sequence.is_prefilling else 0
-            step.num_generation_tokens += not sequence.is_prefilling
+            is_first, num_before = sequence.is_prefilling, sequence.num_generated
             feed(sequence, output)
+            num_new = sequence.num_generated - num_before  # AsyncLLM puts steps together where we are slow to take them
+            step.num_context_tokens += sequence.num_prompt_tokens if is_first else 0
+            step.num_generation_tokens += max(0, num_new - is_first)  # the first comes with the prompt
         if isinstance(output, Failure) or output.is_finished:
             del self._known[output.id]
         step.touched.append(sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,31 @@ def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engi
     assert failing.preempted <= set(ids) and failing.preempted
     assert all("one step fails" in ended[one].error_msg for one in ids)
     assert len(tokens(engine, max_tokens=4)) == 4
+
+
+class Merging:
+    """vLLM's engine, but its steps come two by two in one output, as AsyncLLM's do where nobody takes them in time."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> Any:
+        [first] = self._engine.step()
+        [second] = self._engine.step()
+        return [replace(second, token_ids=first.token_ids + second.token_ids)]
+
+
+def test_tokens_of_steps_that_come_together_are_all_counted(engine: Any) -> None:
+    real = engine._engine
+    engine._engine = Merging(real)
+    finals(engine, [engine.enqueue_request(ask(max_tokens=6))])
+    engine._engine = real
+    stats = engine.get_latest_iteration_stats()
+    assert sum(one.num_context_tokens for one in stats) == len(PROMPT)
+    assert sum(one.num_generation_tokens for one in stats) == 5  # the first token comes with the prompt
 
 
 def test_preempted_requests_end_with_the_tokens_they_have_alone_and_are_counted(engine: Executor) -> None:
