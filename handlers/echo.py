@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
-from handlers.sequence import Sequence
-from handlers.stepped import Step, SteppedExecutor
-from lmi.config import EngineConfig
+from handlers.base.sequence import Sequence
+from handlers.base.stepped import Step, SteppedExecutor
 from lmi.executor import Capabilities, EngineInfo, Progress, PromptLogProb, TokenLogProb
+from lmi.settings.config import EngineConfig
 
 LOG_PROB = -1.0
 STEP_MS = 10.0

@@ -20,11 +20,12 @@ from typing import Any
 import click
 import orjson
 
-from lmi import __version__, log, sink
-from lmi.choices import vllm_arguments
-from lmi.config import Resolved, Setting, resolve_folder
+from lmi import __version__
 from lmi.errors import StartError
-from lmi.options import BOOLEAN, MODELS, OPTIONS, Option, elsewhere, known_keys
+from lmi.settings.choices import vllm_arguments
+from lmi.settings.config import Resolved, Setting, resolve_folder
+from lmi.settings.options import BOOLEAN, MODELS, OPTIONS, Option, elsewhere, known_keys
+from lmi.shared import log, sink
 
 REPORTED_LIBRARIES = (
     "torch",
@@ -196,18 +197,18 @@ def show_version() -> None:
 
 
 def _serve(folder: str | None, flags: dict[str, str]) -> int:
-    from lmi import launcher
+    from lmi.supervisor import supervisor
 
     sink.never_wait()
     resolved = resolve_folder(folder, os.environ, flags)
     server = resolved.config.server
     log.setup("supervisor", server.log_level, server.log_format)
-    logger = logging.getLogger("lmi.config")
+    logger = logging.getLogger("lmi.settings.config")
     for note in resolved.notes:
         logger.info("%s", note)
     for warning in resolved.warnings:
         logger.warning("%s", warning)
-    return launcher.run(resolved)
+    return supervisor.run(resolved)
 
 
 def _document(resolved: Resolved) -> dict[str, Any]:
@@ -232,7 +233,7 @@ def _table(settings: Sequence[Setting]) -> list[str]:
 
 def _fail(error: StartError) -> int:
     """The last words of a start that failed: before the JSON object each fault is on a line of its own."""
-    from lmi.announce import Failure, say_failed
+    from lmi.supervisor.banner import Failure, say_failed
 
     if not log.is_text("auto"):
         for line in str(error).split("\n"):

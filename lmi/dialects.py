@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from lmi.config import ModelConfig
 from lmi.errors import (
     DeadlineExceeded,
     EngineLost,
@@ -46,6 +45,7 @@ from lmi.formatters.tgi import TgiEvents, TgiObject
 from lmi.formatters.triton import Events, Generate, OneEvent
 from lmi.schemas import dynamic_batch, lmi, openai, openai_chat, tgi, triton
 from lmi.schemas.common import Message, Parsed
+from lmi.settings.config import ModelConfig
 from lmi.types import Frame, OutputFormat
 
 

@@ -13,9 +13,9 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmi.config import Config, dump, load
 from lmi.errors import StartError
-from lmi.state import Block, EngineRecord
+from lmi.settings.config import Config, dump, load
+from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
 

@@ -45,10 +45,10 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     """
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.model_runner import ModelRunner
-    from lmi.config import EngineConfig
-    from lmi.engine.frames import frame
     from lmi.engine.messages import Output, encode
     from lmi.executor import OutputConfig, Request, SamplingConfig
+    from lmi.ipc.frames import frame
+    from lmi.settings.config import EngineConfig
 
     ours, theirs = socket.socketpair()
     threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
@@ -113,7 +113,7 @@ async def ping_under_load(port: int) -> list[float]:
 
 def measure(model: str | None = None) -> dict[str, float]:
     """All figures on one model folder, the demo by default."""
-    from lmi.choices import demo_folder
+    from lmi.settings.choices import demo_folder
 
     figures: dict[str, float] = {}
     with bench_server.lmi({}, model) as server:

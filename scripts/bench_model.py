@@ -31,7 +31,7 @@ from transformers.utils import logging as transformers_logging  # noqa: E402
 
 from handlers.lmi_dist.model_runner import ModelRunner  # noqa: E402
 from handlers.lmi_dist.plan import Piece, Plan  # noqa: E402
-from lmi.config import EngineConfig  # noqa: E402
+from lmi.settings.config import EngineConfig  # noqa: E402
 
 CONTEXT, VOCABULARY = 128, 1000
 BLOCKS, STEPS = 8, 5

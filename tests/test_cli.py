@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmi import __version__
-from lmi.options import OPTIONS
+from lmi.settings.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lmi.config import ModelConfig
 from lmi.dialects import DIALECTS, LMI
 from lmi.errors import (
     DeadlineExceeded,
@@ -21,6 +20,7 @@ from lmi.errors import (
     Unavailable,
     Unsupported,
 )
+from lmi.settings.config import ModelConfig
 from lmi.types import Frame, OutputFormat
 
 SHAPE_1 = ["error", "code"]

@@ -11,29 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from lmi.options import OPTIONS
-from lmi.properties import read
+from lmi.settings.options import OPTIONS
+from lmi.settings.properties import read
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Bottom first. A module may import from the layers below its own and from its own package, and nothing else of ours.
 LAYERS = (
-    {"lmi", "lmi.errors", "lmi.model_urls", "lmi.sink"},
-    {"lmi.executor", "lmi.listener", "lmi.log", "lmi.options", "lmi.processes", "lmi.properties", "lmi.state"},
-    {"lmi.capabilities", "lmi.choices", "lmi.model_code", "lmi.sources", "lmi.types"},
-    {"lmi.config"},
-    {"lmi.schemas", "lmi.text"},
-    {"lmi.environment", "lmi.formatters", "lmi.metrics", "lmi.runtime", "lmi.supervision"},
+    {"lmi", "lmi.errors"},
+    {"lmi.executor", "lmi.shared"},
+    {"lmi.capabilities", "lmi.settings", "lmi.types"},
+    {"lmi.runtime", "lmi.schemas", "lmi.text"},
+    {"lmi.formatters", "lmi.ipc"},
     {"lmi.dialects", "lmi.engine"},
-    {"lmi.announce", "lmi.custom", "lmi.pipeline"},
-    {"lmi.server", "lmi.launcher"},
+    {"lmi.http", "lmi.pipeline", "lmi.user_code"},
+    {"lmi.supervisor"},
+    {"lmi.server"},
     {"lmi.cli"},
     {"lmi.__main__"},
 )
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
 # What a handler may know of lmi: the contract and what stands below it.
-CONTRACT = {"lmi.capabilities", "lmi.config", "lmi.errors", "lmi.executor", "lmi.log", "lmi.processes", "lmi.sink"}
+CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
 
 
 def sources(package: str) -> list[Path]:
@@ -88,7 +88,7 @@ def test_what_engines_share_knows_none_of_them(path: Path) -> None:
     assert [module for module in imported_modules(path) if module.startswith("handlers.lmi_dist")] == []
 
 
-@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.launcher", "lmi.cli", "lmi.engine.worker"])
+@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker"])
 def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
     heavy = sorted(ENGINES | {"transformers", "numpy", "handlers"})
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
@@ -115,8 +115,8 @@ def test_the_example_names_every_option() -> None:
 
 
 def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) -> None:
-    from lmi.config import resolve
-    from lmi.properties import parse
+    from lmi.settings.config import resolve
+    from lmi.settings.properties import parse
 
     example = ROOT / "serving.properties"
     uncommented = "\n".join(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handlers.lmi_dist.executor import Executor
-    from lmi.config import EngineConfig
     from lmi.executor import Progress
+    from lmi.settings.config import EngineConfig
 
 __all__ = ["Executor", "load"]
 

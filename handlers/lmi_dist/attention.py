@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from handlers.lmi_dist.kv_rows import KvRows, Span
+from handlers.lmi_dist.kv_slots import KvRows, Span
 from handlers.lmi_dist.plan import Piece, Plan
 
 KEY_BLOCK = 512  # keys that torch's CPU kernel takes at a time; whole blocks never change each other's rounding

@@ -15,15 +15,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from handlers.base.sequence import Sequence
+from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
 from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
-from handlers.sequence import Sequence
-from handlers.stepped import Step, SteppedExecutor
-from lmi import processes
-from lmi.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
+from lmi.settings.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
+from lmi.shared import processes
 
 log = logging.getLogger(__name__)
 

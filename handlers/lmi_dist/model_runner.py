@@ -20,13 +20,13 @@ from handlers.lmi_dist.decoder import Decoder, Layer, Step
 from handlers.lmi_dist.families import Architecture, describe
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.invariance import find_grid, layers_agree
-from handlers.lmi_dist.kv_rows import KvRows
+from handlers.lmi_dist.kv_slots import KvRows
 from handlers.lmi_dist.linear import LinearBuilder
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.weights import Checkpoint, read_config, read_facts
-from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
+from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
 

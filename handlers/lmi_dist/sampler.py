@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from handlers.randomness import uniform
-from handlers.sequence import Sequence
+from handlers.base.randomness import uniform
+from handlers.base.sequence import Sequence
 from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
 MAX_TOP_LOG_PROBS = 20

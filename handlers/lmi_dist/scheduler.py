@@ -15,9 +15,9 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from handlers.base.sequence import Sequence
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.plan import Piece, Plan
-from handlers.sequence import Sequence
 
 PIECE_LENGTH = 128
 

@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
+from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_dist.families import describe
 from handlers.lmi_dist.rotary import stable_context_length
-from handlers.pickled import pickled_files, refusal
 from lmi.errors import ModelUnusable
 from lmi.executor import Progress
 

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from handlers.lmi_vllm.executor import Executor
     from handlers.lmi_vllm.multinode import Follower
-    from lmi.config import EngineConfig
     from lmi.executor import Progress
+    from lmi.settings.config import EngineConfig
 
 __all__ = ["Executor", "load"]
 
 
 def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor | Follower:
     """Entry point of the handler `vllm`."""
-    from handlers.lmi_vllm import surroundings
+    from handlers.lmi_vllm import process_setup
 
-    surroundings.prepare(config)
+    process_setup.prepare(config)
     from handlers.lmi_vllm.executor import Executor
 
-    surroundings.calm_torch()
+    process_setup.calm_torch()
     if int(config.options.get("node_rank") or 0) > 0:
         from handlers.lmi_vllm.multinode import Follower
 
@@ -40,9 +40,9 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor 
 def __getattr__(name: str) -> Any:
     if name != "Executor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from handlers.lmi_vllm import surroundings
+    from handlers.lmi_vllm import process_setup
 
-    surroundings.prepare()
+    process_setup.prepare()
     from handlers.lmi_vllm.executor import Executor
 
     return Executor

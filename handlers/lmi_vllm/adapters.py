@@ -13,8 +13,8 @@ from pathlib import Path
 
 from vllm.lora.request import LoRARequest
 
+from handlers.base.sequence import Sequence
 from handlers.lmi_vllm.engines import Engine
-from handlers.sequence import Sequence
 from lmi.errors import InvalidParameter, ModelUnusable
 from lmi.executor import Request
 

@@ -23,12 +23,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_dist.kv_cache import default_budget
 from handlers.lmi_vllm import compiling
-from handlers.pickled import pickled_files, refusal
-from lmi import processes
-from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration, shorten
+from lmi.settings.config import EngineConfig
+from lmi.shared import processes
 
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}

@@ -30,10 +30,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.sample import sampler
 
-from handlers.lmi_vllm import surroundings
-from handlers.lmi_vllm.link import Link
+from handlers.lmi_vllm import process_setup
+from handlers.lmi_vllm.node_heartbeat import Link
 from handlers.lmi_vllm.outputs import Output, of_core, of_request
-from lmi import processes
+from lmi.shared import processes
 
 WAIT_S = 0.1  # for an output of another process, before deadlines are looked at
 
@@ -174,9 +174,9 @@ class Apart:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         self._stats = _Stats()
         self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda config, index=0: self._stats])
-        surroundings.unlink_shared_memory()
+        process_setup.unlink_shared_memory()
         # vLLM lets the other ranks end before it says that one is gone. Compilers may come and go.
-        pids = [pid for pid in surroundings.descendants() if processes.title(pid).startswith("VLLM")]
+        pids = [pid for pid in process_setup.descendants() if processes.title(pid).startswith("VLLM")]
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._num_steps = 0  # of the core, as far as `step` has told of them
         self._ready: queue.SimpleQueue[list[Output | Failure]] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 """The executor over vLLM: what waits, runs and ends is told between vLLM's steps, in our words.
 
 Everything around the step (queue, cancel, deadlines, answers, statistics) is `SteppedExecutor`; what a sequence is and
-why it ends is `handlers/sequence.py`, as for the embedded executor. A step that raises leaves vLLM's books in doubt:
+why it ends is `handlers/base/sequence.py`, as for the embedded executor. A step that raises leaves vLLM's books in doubt:
 what ran ends with an error, what waited is given to it again.
 """
 
@@ -21,19 +21,19 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from handlers.base.sequence import Sequence
+from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
 from handlers.lmi_vllm import guides
 from handlers.lmi_vllm.adapters import Adapters, Turns
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.engines import Apart, Engine, Failure, Inside, Load, Work
-from handlers.lmi_vllm.faults import explained
-from handlers.lmi_vllm.journal import Journal
 from handlers.lmi_vllm.outputs import Output, feed
 from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, sampling_params
-from handlers.sequence import Sequence
-from handlers.stepped import EngineStopped, Step, SteppedExecutor
-from lmi.config import EngineConfig
+from handlers.lmi_vllm.start_errors import explained
+from handlers.lmi_vllm.startup_log import Journal
 from lmi.errors import InvalidRequest
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, KvCacheStats, Progress, Request
+from lmi.settings.config import EngineConfig
 
 NUM_WARM_UP_TOKENS = 4
 ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)

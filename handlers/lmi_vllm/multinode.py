@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from handlers.lmi_vllm import surroundings
+from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.executor import describe
-from handlers.lmi_vllm.faults import explained
-from handlers.lmi_vllm.journal import Journal
-from handlers.lmi_vllm.link import Link
-from lmi.config import EngineConfig
+from handlers.lmi_vllm.node_heartbeat import Link
+from handlers.lmi_vllm.start_errors import explained
+from handlers.lmi_vllm.startup_log import Journal
 from lmi.errors import Unavailable
 from lmi.executor import EngineInfo, Executor, IterationStats, Progress, Request, RequestStatsPerIteration, Response
+from lmi.settings.config import EngineConfig
 
 
 class Follower(Executor):
@@ -37,7 +37,7 @@ class Follower(Executor):
                 self._ranks = MultiprocExecutor(settings, monitor_workers=False)
         except Exception as error:
             raise explained(error, model, config, journal.cause) from error
-        surroundings.unlink_shared_memory()
+        process_setup.unlink_shared_memory()
         self._is_closing = threading.Event()
         self._are_alive = True
         self._ranks.register_failure_callback(self._note_death)

@@ -12,8 +12,8 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
 from vllm.v1.engine import EngineCoreOutput
 
+from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import guides
-from handlers.sequence import Sequence
 from lmi.executor import ErrorKind, FinishReason, PromptLogProb, TokenLogProb
 
 # Ends that our own rules have not seen by then, though vLLM says them.

@@ -1,6 +1,6 @@
 """Our Request in vLLM's words, every value of its type: an engine that is fed a wrong type dies without a word.
 
-What a sequence is and why it ends stays ours (`handlers/sequence.py`): vLLM is told the same end, so that it stops
+What a sequence is and why it ends stays ours (`handlers/base/sequence.py`): vLLM is told the same end, so that it stops
 where we do, but for stop words of several tokens, which it does not know. Written against vLLM 0.30 to 0.33.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from handlers.sequence import Sequence
+from handlers.base.sequence import Sequence
 from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams

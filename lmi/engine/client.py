@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from itertools import count
 
 from lmi import errors
-from lmi.engine.connection import Connection, Connections
-from lmi.engine.frames import frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
 from lmi.errors import EngineLost, GenerationFailed, LmiError, OutOfMemory, Unavailable
 from lmi.executor import EngineInfo, ErrorKind, Request, Response, ResponseError, Result
-from lmi.state import EngineRecord
+from lmi.ipc.connection import Connection, Connections
+from lmi.ipc.frames import frame
+from lmi.shared.state import EngineRecord
 
 
 class Stream:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Protocol, cast
 
-from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration
 from lmi.executor import Executor, Progress
+from lmi.settings.config import EngineConfig
 
 GROUP = "lmi.handlers"
 

@@ -19,13 +19,13 @@ from typing import cast
 
 import msgspec
 
-from lmi.engine.connection import Connection
-from lmi.engine.frames import FrameTooLarge, frame
 from lmi.engine.messages import Output, Ready, Refused, Submit, decode_to_engine, encode
-from lmi.engine.outlet import Outlet
 from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
-from lmi.state import EngineRecord
+from lmi.ipc.connection import Connection
+from lmi.ipc.frames import FrameTooLarge, frame
+from lmi.ipc.writer import Outlet
+from lmi.shared.state import EngineRecord
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that lets this much pile up is not reading any more
 

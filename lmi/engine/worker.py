@@ -25,15 +25,15 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-import lmi.log
-from lmi import processes
+import lmi.shared.log
 from lmi.engine.resolve import missing_library, resolve
 from lmi.engine.server import Desk, listen
 from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.runtime import Runtime
-from lmi.sink import guard_streams
-from lmi.state import EngineRecord, Phase
+from lmi.shared import processes
+from lmi.shared.sink import guard_streams
+from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
 AWAIT_S = 0.5  # how long the pump waits before it looks whether it should stop
@@ -201,8 +201,8 @@ def run(slot: int) -> int:
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-engine-{slot}")
-    lmi.log.setup(f"engine {slot}", runtime.config.server.log_level, runtime.config.server.log_format)
-    lmi.log.count_dropped_in(record)
+    lmi.shared.log.setup(f"engine {slot}", runtime.config.server.log_level, runtime.config.server.log_format)
+    lmi.shared.log.count_dropped_in(record)
     try:
         executor, report = load(runtime, record)
         with executor:
@@ -212,7 +212,8 @@ def run(slot: int) -> int:
                 raise failure
     except StartError as error:
         record.reason = str(error)
-        if not lmi.log.is_text(runtime.config.server.log_format):  # people read it once, as the supervisor's last words
+        # On a terminal people read it once, as the supervisor's last words.
+        if not lmi.shared.log.is_text(runtime.config.server.log_format):
             log.error("this engine cannot start: %s", error)
         return error.exit_code
     except Exception as error:

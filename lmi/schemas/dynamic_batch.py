@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lmi.config import ModelConfig
 from lmi.errors import MalformedRequest, Unsupported, shorten
 from lmi.schemas import lmi
 from lmi.schemas.common import (
@@ -21,6 +20,7 @@ from lmi.schemas.common import (
     read_object,
     read_text,
 )
+from lmi.settings.config import ModelConfig
 from lmi.types import Frame, OutputFormat
 
 MAX_INPUTS = 1000

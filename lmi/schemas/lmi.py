@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import (
     MAX_PENALTY,
@@ -44,6 +43,7 @@ from lmi.schemas.common import (
     token_ids,
 )
 from lmi.schemas.guides import GUIDED, asked_guide
+from lmi.settings.config import ModelConfig
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30

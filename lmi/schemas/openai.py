@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, UnknownModel, Unsupported, shorten
 from lmi.executor import (
     MAX_PENALTY,
@@ -40,6 +39,7 @@ from lmi.schemas.common import (
     token_ids,
 )
 from lmi.schemas.guides import GUIDED, an_object, asked_guide, structured_outputs
+from lmi.settings.config import ModelConfig
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_TOKENS = 16  # of completions

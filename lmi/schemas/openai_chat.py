@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import orjson
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams
 from lmi.schemas.common import MAX_VALUES_BYTES, Message, Parsed, Reader, boolean, integer, text
@@ -32,6 +31,7 @@ from lmi.schemas.openai import (
     wants_usage,
 )
 from lmi.schemas.openai import WIRE_NAMES as SHARED_NAMES
+from lmi.settings.config import ModelConfig
 from lmi.types import Chat, GenerationRequest, OutputFormat
 
 MAX_TOOLS = 128

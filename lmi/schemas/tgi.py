@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import (
     MAX_PENALTY,
@@ -38,6 +37,7 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import json_schema
 from lmi.schemas.lmi import MAX_SEQUENCES, MAX_TOLERATED, MAX_TOP_N_TOKENS, Parameter, read_parameters, unknown
+from lmi.settings.config import ModelConfig
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as TGI's own API description says; shortened to what the context has room for

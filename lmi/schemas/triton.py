@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import (
     MAX_PENALTY,
@@ -46,6 +45,7 @@ from lmi.schemas.common import (
     token_ids,
 )
 from lmi.schemas.guides import json_schema
+from lmi.settings.config import ModelConfig
 from lmi.types import Frame, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30

@@ -17,18 +17,18 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmi.custom.client import CodeWorkers
 from lmi.dialects import dialect_at
 from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
+from lmi.http.exchange import Exchange
 from lmi.pipeline import NoPipeline, Pipeline
 from lmi.runtime import Runtime
-from lmi.server.exchange import Exchange
 from lmi.server.routes import custom, docs, health, invocations, kserve, openai, tgi, triton
 from lmi.server.service import Service
-from lmi.state import Block
+from lmi.shared.state import Block
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
+from lmi.user_code.client import CodeWorkers
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 Row = tuple[str, list[str], Handler]  # path, methods

@@ -13,16 +13,16 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from lmi.config import Config
-from lmi.custom.client import Call, CodeWorkers, CustomCodeFailed
-from lmi.custom.messages import Feed, Head, Open, Piece, ReadInput, Respond, TokenFields
 from lmi.dialects import Dialect
 from lmi.errors import MalformedRequest, Unsupported
 from lmi.formatters.base import Formatter
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.schemas.common import Message, Parsed
-from lmi.server.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.service import Service
+from lmi.settings.config import Config
 from lmi.types import Delta, Token
+from lmi.user_code.client import Call, CodeWorkers, CustomCodeFailed
+from lmi.user_code.messages import Feed, Head, Open, Piece, ReadInput, Respond, TokenFields
 
 JSON, JSONLINES = "application/json", "application/jsonlines"
 EVENT = b"data: "

@@ -25,14 +25,14 @@ from gunicorn.workers.workertmp import WorkerTmp  # type: ignore[import-untyped]
 from uvicorn.server import Server
 from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 
-import lmi.log
-from lmi import processes
+import lmi.shared.log
 from lmi.errors import StartError
+from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.runtime import Runtime
-from lmi.server.protocol import GuardedProtocol, Refusal
-from lmi.sink import guard_streams
-from lmi.state import FrontEndRecord, Phase
-from lmi.supervision import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
+from lmi.shared import processes
+from lmi.shared.sink import guard_streams
+from lmi.shared.state import FrontEndRecord, Phase
+from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
 
 util._setproctitle = lambda title: None  # it would write over our names where setproctitle is there, as beside vLLM
 
@@ -52,7 +52,7 @@ _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_time
 
 def set_up_log(role: str) -> None:
     """One form for all; what gunicorn and uvicorn say about their own life interests only who debugs it."""
-    lmi.log.setup(role, _server.log_level, _server.log_format)
+    lmi.shared.log.setup(role, _server.log_level, _server.log_format)
     if _server.log_level.upper() != "DEBUG":
         for name in ("gunicorn.error", "uvicorn.error"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -72,7 +72,7 @@ class Log(Logger):  # type: ignore[misc]
     def setup(self, cfg: Config) -> None:
         guard_streams()
         set_up_log("gunicorn")
-        lmi.log.count_dropped_in(_block.supervisor, "num_log_lines_dropped_by_master")
+        lmi.shared.log.count_dropped_in(_block.supervisor, "num_log_lines_dropped_by_master")
 
 
 class FrontEndProtocol(GuardedProtocol):
@@ -234,7 +234,7 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     set_up_log(f"front end {worker.slot}")
     worker.record = _block.frontends[worker.slot]
     worker.record.claim()
-    lmi.log.count_dropped_in(worker.record)
+    lmi.shared.log.count_dropped_in(worker.record)
     worker.record.num_starts += 1
     if sum(record.num_starts for record in _block.frontends) > workers:  # a master's successor takes other slots
         log.info("front end %d starts again as process %d", worker.slot, os.getpid())

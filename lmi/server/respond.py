@@ -13,15 +13,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from lmi.config import ModelConfig
 from lmi.dialects import Dialect
 from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import Formatter
+from lmi.http.exchange import Exchange
 from lmi.schemas.common import Parsed
 from lmi.server.custom import OwnFormatters, OwnWriter
-from lmi.server.exchange import Exchange
 from lmi.server.service import Service
-from lmi.state import FrontEndRecord
+from lmi.settings.config import ModelConfig
+from lmi.shared.state import FrontEndRecord
 from lmi.types import Delta, Frame
 
 

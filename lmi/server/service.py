@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from lmi.config import Config
-from lmi.custom.client import CodeWorkers
 from lmi.engine.client import Engines
 from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
+from lmi.http.body import BodyMemory
 from lmi.pipeline import Pipeline
-from lmi.server.body import BodyMemory
-from lmi.state import Block, FrontEndRecord, Phase
+from lmi.settings.config import Config
+from lmi.shared.state import Block, FrontEndRecord, Phase
 from lmi.types import GenerationRequest
+from lmi.user_code.client import CodeWorkers
 
 log = logging.getLogger(__name__)
 

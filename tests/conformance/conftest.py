@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lmi.config import EngineConfig
 from lmi.executor import Executor
+from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
 MAX_NUM_SEQUENCES = 4

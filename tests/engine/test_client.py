@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from lmi.engine.client import Engines, Stream
-from lmi.engine.frames import FrameReader, FrameTooLarge, frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
 from lmi.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
-from lmi.state import Block, Phase
+from lmi.ipc.frames import FrameReader, FrameTooLarge, frame
+from lmi.shared.state import Block, Phase
 
 INFO = EngineInfo(name="scripted", vocab_size=10, max_sequence_length=100, max_num_sequences=4)
 REQUEST = Request(input_token_ids=(1, 2, 3), max_tokens=5)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.engine.frames import MAX_FRAME_BYTES, FrameReader, frame
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
 from lmi.engine.worker import read_report
 from lmi.executor import FinishReason, Request, Response
+from lmi.ipc.frames import MAX_FRAME_BYTES, FrameReader, frame
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
-from lmi.state import EngineRecord, Phase
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.state import EngineRecord, Phase
 from tests.scripted import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.config import ModelConfig
 from lmi.dialects import FORMATTERS, LMI
 from lmi.executor import SamplingConfig
 from lmi.formatters.base import ErrorFields, Formatter
 from lmi.formatters.openai import CompletionStream
 from lmi.schemas import openai
 from lmi.schemas.common import Parsed
+from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, GenerationRequest, OutputFormat, Token
 
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)

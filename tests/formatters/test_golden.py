@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lmi import errors
-from lmi.config import ModelConfig
 from lmi.dialects import DIALECTS, Dialect
 from lmi.errors import LmiError
+from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, Token
 
 GOLDEN = Path(__file__).parent.parent / "golden"

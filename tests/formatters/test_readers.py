@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from lmi.config import ModelConfig
 from lmi.dialects import DIALECTS, LMI_EVENTS, OPENAI_CHAT_EVENTS, Dialect
 from lmi.errors import GenerationFailed
+from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, Token
 
 NUM_CUTS = 200

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from handlers.echo import CONTEXT_LENGTH, LOG_PROB, VOCAB_SIZE, EchoExecutor, load
-from lmi.config import EngineConfig
 from lmi.executor import ErrorKind, FinishReason, OutputConfig, Request, Response
+from lmi.settings.config import EngineConfig
 
 TIMEOUT_S = 30.0
 
@@ -115,7 +115,7 @@ def test_the_hang_token_stops_the_steps_and_nothing_else() -> None:
 def test_the_die_token_ends_the_process_at_once(prompt: str, exit_code: int) -> None:
     code = f"""if True:
         from handlers.echo import EchoExecutor
-        from lmi.config import EngineConfig
+        from lmi.settings.config import EngineConfig
         from lmi.executor import Request
         with EchoExecutor(EngineConfig(options={{"echo_die_token": "99", "echo_step_ms": "1"}})) as executor:
             executor.await_responses(executor.enqueue_request(Request(input_token_ids={prompt}, max_tokens=2)), 30)

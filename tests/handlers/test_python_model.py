@@ -12,7 +12,7 @@ import pytest
 
 from handlers.python_answer import Answers
 from handlers.python_model import COMPAT, Functions, Head, PythonModel
-from lmi.custom.messages import Feed, Open, TokenFields
+from lmi.user_code.messages import Feed, Open, TokenFields
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "custom_code"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidRequest, MalformedRequest
 from lmi.schemas import dynamic_batch, lmi
 from lmi.schemas.common import MAX_VALUES_BYTES, Parsed
+from lmi.settings.config import ModelConfig
 from lmi.types import OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo", dynamic_batch=True)

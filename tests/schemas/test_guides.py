@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter
 from lmi.schemas import dynamic_batch, lmi, openai, openai_chat, tgi, triton
 from lmi.schemas.guides import asked_guide, json_schema
+from lmi.settings.config import ModelConfig
 from lmi.types import OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo", tool_call_parser="hermes")

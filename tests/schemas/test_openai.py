@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, UnknownModel, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.schemas import openai, openai_chat
 from lmi.schemas.common import MAX_VALUES_BYTES, Parsed
+from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest
 
 MODEL = ModelConfig(path="demo", name="demo", aliases=("other",), tool_call_parser="hermes")

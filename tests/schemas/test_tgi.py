@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.schemas import tgi
 from lmi.schemas.common import Parsed
+from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmi.config import ModelConfig
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.schemas import triton
 from lmi.schemas.common import Parsed
+from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import LmiError
-from lmi.state import Phase
+from lmi.shared.state import Phase
 from lmi.types import GenerationRequest
 from tests.scripted import CONTEXT, Host, host, wait_until
 

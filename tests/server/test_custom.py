@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handlers.python_model import COMPAT
-from lmi.config import CodeConfig
+from lmi.settings.config import CodeConfig
 from tests.scripted import Host, host, wait_until
 
 FILES = Path(__file__).parents[1] / "custom_code"

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from gunicorn.app.wsgiapp import WSGIApplication
 
-from lmi.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.errors import ModelUnusable
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
-from lmi.state import Block
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.state import Block
 
 MODULE = "lmi.server.gunicorn"
 DEAD_PID = 1 << 30

@@ -11,7 +11,7 @@ import pytest
 
 from lmi.dialects import DIALECTS, DYNAMIC_BATCH, LMI, LMI_EVENTS, Dialect
 from lmi.executor import GuidedDecodingParams, GuideType
-from lmi.server.exchange import CUSTOM_ATTRIBUTES
+from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.routes.invocations import attribute, door_of_body, door_of_inputs
 from tests.scripted import CAPABILITIES, Host, host
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lmi.executor import GuideType
-from lmi.state import Phase
+from lmi.shared.state import Phase
 from tests.scripted import CAPABILITIES, CONTEXT, Host, host, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lmi.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.server.app import CUSTOM_ROUTES, ROUTES
 from lmi.server.openapi import document as document_of
 from lmi.server.openapi.parts import JSONLINES, SSE
 from lmi.server.routes.docs import PAGE
+from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from tests.scripted import Host, host
 
 CHAT_TEMPLATE = "{{ messages[0]['content'] }}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.state import Phase
+from lmi.shared.state import Phase
 from tests.scripted import CONTEXT, Host, host, wait_until
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lmi import __version__
 from lmi.schemas.triton import INPUTS
-from lmi.state import Phase
+from lmi.shared.state import Phase
 from tests.scripted import CONTEXT, Host, host, wait_until
 
 GENERATE, STREAM = "/v2/models/scripted/generate", "/v2/models/scripted/generate_stream"

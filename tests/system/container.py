@@ -20,9 +20,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from lmi.config import load
 from lmi.runtime import Runtime
-from lmi.state import Block
+from lmi.settings.config import load
+from lmi.shared.state import Block
 from tests.scripted import write_byte_tokenizer
 
 ENGINES = Path(__file__).parent / "engines"

@@ -25,8 +25,8 @@ import torch
 from safetensors.torch import load_file
 
 from handlers.lmi_dist import load
-from lmi.config import EngineConfig
 from lmi.errors import ModelUnusable
+from lmi.settings.config import EngineConfig
 from tests.served import QUIET, START_TIMEOUT_S, Server, launch, serve
 from tests.system.container import ENGINES, ENVIRON, ROOT, free_port, wait_until, write_model
 from tests.tiny_models import tiny_model

@@ -10,9 +10,9 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from lmi.config import Config
 from lmi.server.openapi import lmi, openai, plain, tgi, triton
 from lmi.server.openapi.parts import Operation
+from lmi.settings.config import Config
 
 
 def document(config: Config) -> dict[str, Any]:

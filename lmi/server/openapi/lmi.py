@@ -5,10 +5,9 @@ Which of them is described is up to the server's settings.
 
 from __future__ import annotations
 
-from lmi.config import Config
 from lmi.dialects import LMI_INVALID_STATUS
+from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.schemas.lmi import PARAMETERS
-from lmi.server.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.openapi.parts import (
     BOOLEAN,
     INTEGER,
@@ -33,6 +32,7 @@ from lmi.server.openapi.parts import (
     taken,
 )
 from lmi.server.routes.invocations import BY_ROUTE
+from lmi.settings.config import Config
 
 NAME = "LMI"
 PATHS = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lmi.config import Config
 from lmi.schemas.openai import COMPLETION
 from lmi.schemas.openai_chat import CHAT, ROLES
 from lmi.server.openapi.parts import (
@@ -26,6 +25,7 @@ from lmi.server.openapi.parts import (
     struct,
     taken,
 )
+from lmi.settings.config import Config
 
 NAME = "OpenAI"
 STATUSES = (400, 429, *OF_INFERENCE)

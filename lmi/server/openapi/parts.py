@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi.config import ModelConfig
 from lmi.schemas.common import JSON_SCHEMAS, Reader
+from lmi.settings.config import ModelConfig
 
 Schema = dict[str, Any]
 Operation = dict[str, Any]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.config import Config
-from lmi.metrics import MEDIA_TYPE
+from lmi.server.metrics import MEDIA_TYPE
 from lmi.server.openapi.parts import (
     INTEGER,
     JSON,
@@ -18,6 +17,7 @@ from lmi.server.openapi.parts import (
     ref,
     struct,
 )
+from lmi.settings.config import Config
 
 NAME = "server"
 STATES = ["Healthy", "Draining", "Failed", "Loading", "Restarting", "Unresponsive"]

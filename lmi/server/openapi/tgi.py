@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lmi.config import Config
 from lmi.schemas.tgi import PARAMETERS
 from lmi.server.openapi.parts import (
     BOOLEAN,
@@ -24,6 +23,7 @@ from lmi.server.openapi.parts import (
     struct,
     taken,
 )
+from lmi.settings.config import Config
 
 NAME = "TGI"
 EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}

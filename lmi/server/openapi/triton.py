@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmi.config import Config
 from lmi.formatters.triton import OUTPUTS
 from lmi.schemas.common import JSON_SCHEMAS
 from lmi.schemas.triton import INPUTS, MAX_ID_BYTES, PACKED, Input
@@ -27,6 +26,7 @@ from lmi.server.openapi.parts import (
     ref,
     struct,
 )
+from lmi.settings.config import Config
 
 NAME = "Triton"
 SSE_UTF8 = f"{SSE}; charset=utf-8"

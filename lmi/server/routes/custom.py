@@ -10,13 +10,13 @@ from contextlib import aclosing, closing
 
 import orjson
 
-from lmi.custom.client import Call
-from lmi.custom.messages import Handle, Head
 from lmi.dialects import LMI
 from lmi.errors import ClientGone, LmiError
+from lmi.http.exchange import Exchange
 from lmi.server.custom import JSON, pieces, properties, query
-from lmi.server.exchange import Exchange
 from lmi.server.service import Service
+from lmi.user_code.client import Call
+from lmi.user_code.messages import Handle, Head
 
 STREAM_HEADERS = {"cache-control": "no-cache"}
 

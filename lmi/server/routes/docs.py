@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from lmi.server.exchange import Exchange
+from lmi.http.exchange import Exchange
 from lmi.server.openapi import document
 from lmi.server.service import Service
 

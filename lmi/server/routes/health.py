@@ -6,10 +6,10 @@ import time
 
 import orjson
 
-from lmi import metrics
-from lmi.server.exchange import Exchange
+from lmi.http.exchange import Exchange
+from lmi.server import metrics
 from lmi.server.service import Service
-from lmi.state import Phase
+from lmi.shared.state import Phase
 
 
 async def ping(exchange: Exchange, service: Service) -> None:

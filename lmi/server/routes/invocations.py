@@ -16,7 +16,6 @@ from functools import partial
 
 import msgspec
 
-from lmi.config import ModelConfig
 from lmi.dialects import (
     DYNAMIC_BATCH,
     LMI,
@@ -32,9 +31,10 @@ from lmi.dialects import (
     Dialect,
 )
 from lmi.errors import LmiError, shorten
-from lmi.server.exchange import CUSTOM_ATTRIBUTES, Exchange
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.respond import answer
 from lmi.server.service import Service
+from lmi.settings.config import ModelConfig
 
 BY_ROUTE = {
     "/v1/chat/completions": replace(OPENAI_CHAT, json_end=b"\n"),

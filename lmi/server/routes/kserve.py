@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 
 from lmi import __version__
 from lmi.formatters.triton import OUTPUTS
+from lmi.http.exchange import Exchange
 from lmi.schemas.triton import INPUTS, Input
-from lmi.server.exchange import Exchange
 from lmi.server.routes.health import health
 from lmi.server.routes.triton import named_model
 from lmi.server.service import Service

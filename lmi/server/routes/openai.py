@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
-from lmi.config import ModelConfig
 from lmi.dialects import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.errors import UnknownModel
-from lmi.server.exchange import Exchange
+from lmi.http.exchange import Exchange
 from lmi.server.respond import answer
 from lmi.server.service import Service
+from lmi.settings.config import ModelConfig
 
 
 async def chat(exchange: Exchange, service: Service) -> None:

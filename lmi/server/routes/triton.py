@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi.config import ModelConfig
 from lmi.dialects import TRITON, TRITON_STREAM
 from lmi.errors import UnknownModel
-from lmi.server.exchange import Exchange
+from lmi.http.exchange import Exchange
 from lmi.server.respond import answer
 from lmi.server.service import Service
+from lmi.settings.config import ModelConfig
 
 
 def named_model(exchange: Exchange, service: Service) -> ModelConfig:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from handlers.lmi_dist import Executor
-from lmi.config import EngineConfig
 from lmi.executor import FinishReason, IterationStats, OutputConfig, Request, Response, SamplingConfig
+from lmi.settings.config import EngineConfig
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 TIMEOUT_S = 60.0

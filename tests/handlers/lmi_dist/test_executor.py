@@ -18,7 +18,6 @@ from torch import Tensor
 
 from handlers.lmi_dist.executor import Executor, Limits, choose_limits
 from handlers.lmi_dist.plan import Plan
-from lmi.config import EngineConfig
 from lmi.errors import InvalidParameter, Overloaded
 from lmi.executor import (
     ErrorKind,
@@ -30,6 +29,7 @@ from lmi.executor import (
     Result,
     SamplingConfig,
 )
+from lmi.settings.config import EngineConfig
 from tests.fake_runner import FakeRunner
 
 TIMEOUT_S = 30.0

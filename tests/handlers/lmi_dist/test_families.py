@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 from handlers.lmi_dist.families import describe
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.weights import read_facts
-from lmi.config import EngineConfig
 from lmi.errors import ModelUnusable
+from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import Player, play_together, random_players
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 

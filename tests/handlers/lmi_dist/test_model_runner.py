@@ -9,8 +9,8 @@ import torch
 
 from handlers.lmi_dist.model_runner import ModelRunner, choose_dtype, kv_bytes_per_token
 from handlers.lmi_dist.plan import Piece, Plan
-from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration
+from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import Player, play_alone, play_together, random_players
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 

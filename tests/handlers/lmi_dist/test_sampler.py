@@ -20,8 +20,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist.sampler import MAX_SORTED_VOCAB, WIDTHS, Draw, Sampler, group_of
-from handlers.sequence import Sequence, new_sequences
 from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, OutputConfig, Request, SamplingConfig
 
 VOCABS = (50, 1031, MAX_SORTED_VOCAB + 903)

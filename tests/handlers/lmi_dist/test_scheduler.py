@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
 from handlers.lmi_dist.plan import Piece
 from handlers.lmi_dist.scheduler import Batch, Scheduler
-from handlers.sequence import Sequence, new_sequences
 from lmi.executor import OutputConfig, Request, SamplingConfig
 
 

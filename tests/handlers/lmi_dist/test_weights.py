@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.plan import Piece, Plan
-from lmi.config import EngineConfig
 from lmi.errors import ModelUnusable, SecurityRefused
+from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
 WEIGHTS = "model.safetensors"

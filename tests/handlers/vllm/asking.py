@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lmi.config import EngineConfig
 from lmi.executor import Executor, Request, Response, Result, SamplingConfig, TokenLogProb
+from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
 if TYPE_CHECKING:

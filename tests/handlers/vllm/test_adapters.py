@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from handlers.lmi_vllm.masking import hide_foreign_builds
+from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 from lmi.errors import InvalidParameter, ModelUnusable
 from lmi.executor import ErrorKind, FinishReason, LoraConfig, OutputConfig, Response
 from tests.handlers.vllm.asking import (

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from lmi import processes
-from lmi.config import EngineConfig
 from lmi.errors import BadConfiguration, SecurityRefused
+from lmi.settings.config import EngineConfig
+from lmi.shared import processes
 from tests.tiny_models import CONTEXT_LENGTH, tiny_model
 
 pytestmark = pytest.mark.vllm
@@ -140,7 +140,7 @@ def test_json_becomes_a_configuration_of_vllm(arguments: ModuleType, folder: Pat
 
 
 def test_every_field_of_vllm_can_be_named(arguments: ModuleType) -> None:
-    from lmi.choices import vllm_arguments
+    from lmi.settings.choices import vllm_arguments
 
     assert vllm_arguments() == arguments.FIELDS.keys() - {"model"}
 
@@ -269,10 +269,10 @@ def test_a_cache_that_is_given_in_vllms_words_is_left_alone(arguments: ModuleTyp
 # Two engines in a process of its own, since vLLM changes what torch does in a process.
 PROGRAM = """
 import json, sys
-from handlers.lmi_vllm.masking import hide_foreign_builds
+from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 hide_foreign_builds()
 from handlers.lmi_vllm.arguments import AsyncEngineArgs, engine_arguments
-from lmi.config import EngineConfig
+from lmi.settings.config import EngineConfig
 from vllm.v1.engine.llm_engine import LLMEngine
 
 def sizes(**ours):

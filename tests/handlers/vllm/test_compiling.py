@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from handlers.lmi_vllm import compiling
-from lmi.config import EngineConfig
+from lmi.settings.config import EngineConfig
 from tests.served import Server, serve
 from tests.tiny_models import tiny_model
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from lmi.config import EngineConfig
 from lmi.errors import Unsupported
 from lmi.executor import (
     ErrorKind,
@@ -23,6 +22,7 @@ from lmi.executor import (
     Request,
     SamplingConfig,
 )
+from lmi.settings.config import EngineConfig
 from tests.handlers.vllm.asking import CONTEXT_LENGTH, GREEDY, TIE, ask, result, tokens, up_to_a_tie
 from tests.tiny_models import END_ID, tiny_model
 
@@ -97,8 +97,8 @@ def with_field(field: str, value: Any) -> Request:
 
 
 def in_words_of_vllm(request: Request) -> dict[str, Any]:
+    from handlers.base.sequence import new_sequences
     from handlers.lmi_vllm.sampling import sampling_params
-    from handlers.sequence import new_sequences
 
     [sequence] = new_sequences(1, request, CONTEXT_LENGTH)
     params = sampling_params(sequence)

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from handlers import echo
-from lmi.config import EngineConfig
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.executor import Executor, Progress, Response
+from lmi.settings.config import EngineConfig
 
 
 def slow(config: EngineConfig, model_path: str, progress: Progress) -> Executor:

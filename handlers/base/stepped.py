@@ -1,0 +1,403 @@
+"""An Executor that advances all its requests together, one step after another, on a thread of its own.
+
+Here is everything that such an engine needs beside the step itself: acceptance, cancellation and deadlines at the step
+border, Responses of a step published at once, statistics, and a rule for a step that raises (its requests end
+with an error; after three such steps in a row the engine stops). Knows no model and no tensor.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from handlers.base.mailbox import Mailbox
+from handlers.base.sequence import Sequence, new_sequences
+from lmi.capabilities import check_request
+from lmi.errors import Overloaded
+from lmi.executor import (
+    ErrorKind,
+    Executor,
+    FinishReason,
+    IterationStats,
+    KvCacheStats,
+    Request,
+    RequestStats,
+    RequestStatsPerIteration,
+    Response,
+)
+
+MAX_STATS = 1000
+MAX_FAILED_STEPS = 3  # in a row
+SHUTDOWN_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step did. `touched`: sequences with a new token, or ended by it; twice is as once."""
+
+    touched: list[Sequence] = field(default_factory=list)
+    num_context_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    is_empty: bool = False
+
+
+class EngineStopped(Exception):
+    """The engine cannot go on; whoever raises it has logged why."""
+
+
+class SteppedExecutor(Executor):
+    """A subclass gives the engine: the abstract methods below, all called on the loop's thread alone
+    where they do not say otherwise.
+
+    It calls `_start` when it is ready to step.
+    """
+
+    def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
+        self._max_queue_size = max_queue_size
+        self._mailbox = Mailbox()
+        self._border = threading.Condition()  # guards what other threads hand to the loop: the next five
+        self._arrived: list[Sequence] = []
+        self._cancelled: list[int] = []
+        self._calls: list[tuple[Callable[[], None], Future[None]]] = []
+        self._is_closing = False
+        self._is_accepting = False
+        self._live: dict[int, list[Sequence]] = {}  # by request
+        self._deadlines: list[tuple[float, int]] = []  # a heap
+        self._unscheduled: list[Sequence] = []  # of those whose times are wanted
+        self._num_steps = 0
+        self._num_failed_steps = 0
+        self._iteration_stats: deque[IterationStats] = deque(maxlen=MAX_STATS)
+        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=max_request_stats)
+        self._loop = threading.Thread(target=self._run, name="executor", daemon=True)
+
+    def _start(self) -> None:
+        self._is_accepting = True
+        self._loop.start()
+
+    # The engine.
+
+    def _check(self, request: Request) -> None:
+        """Raise for what this engine cannot do; called from any thread."""
+        check_request(request, self.info)
+
+    @abstractmethod
+    def _add(self, sequence: Sequence) -> None:
+        """Take a new sequence into the queue, or let it fail."""
+
+    @abstractmethod
+    def _remove(self, sequence: Sequence) -> None:
+        """Free what an ended sequence holds, queued or active."""
+
+    @abstractmethod
+    def _step(self) -> Step | None:
+        """Advance every active sequence; called while there are sequences. None: it was woken before there was
+        anything. May raise, then `_active` end with an error; raises EngineStopped when nothing can go on."""
+
+    def _wake(self) -> None:
+        """Make a `_step` that waits for another process return; called from any thread."""
+        return None
+
+    def _kind_of(self, error: Exception) -> ErrorKind:
+        """The class of a failed step."""
+        return ErrorKind.GENERATION
+
+    @property
+    @abstractmethod
+    def _active(self) -> SequenceOf[Sequence]:
+        """The sequences that a failing step takes with it."""
+
+    @property
+    @abstractmethod
+    def _queued(self) -> SequenceOf[Sequence]:
+        """Those that the engine has and that do not run; called from any thread, also while it steps."""
+
+    def _kv_cache_stats(self) -> KvCacheStats:
+        return KvCacheStats()
+
+    def _close(self) -> None:
+        """Free the device; nothing is called after this."""
+        return None
+
+    # The contract, called from any thread.
+
+    def enqueue_request(self, request: Request) -> int:
+        return self.enqueue_requests([request])[0]
+
+    def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
+        """All or none are accepted, and they start in the same step if there is room."""
+        for request in requests:
+            self._check(request)
+        with self._border:
+            if not self._is_accepting:
+                raise RuntimeError("the executor is shut down")
+            if self._max_queue_size is not None:
+                self._check_queue(self._max_queue_size - len(requests))
+            request_ids = [self._mailbox.open() for _ in requests]
+            for request_id, request in zip(request_ids, requests, strict=True):
+                self._arrived += new_sequences(request_id, request, self.info.max_sequence_length)
+            self._border.notify()
+        self._wake()
+        return request_ids
+
+    def _check_queue(self, max_before: int) -> None:
+        num_queued = _num_requests([*self._arrived, *self._queued])
+        if num_queued > max_before:
+            raise Overloaded(f"{num_queued} requests wait already, at most {self._max_queue_size} may")
+
+    def await_responses(
+        self, request_id: int | SequenceOf[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        return self._mailbox.take(request_id, timeout_s)
+
+    def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
+        self._mailbox.pass_on(take)
+        return True
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        return self._mailbox.num_ready(request_id)
+
+    def cancel_request(self, request_id: int) -> None:
+        with self._border:
+            self._cancelled.append(request_id)
+            self._border.notify()
+        self._wake()
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        return _drain(self._iteration_stats)
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        return _drain(self._request_stats)
+
+    def can_enqueue_requests(self) -> bool:
+        return self._is_accepting
+
+    def shutdown(self) -> None:
+        with self._border:
+            self._is_accepting = False
+            self._is_closing = True
+            self._border.notify()
+        self._wake()
+        self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
+        self._mailbox.close()
+
+    def _at_border(self, function: Callable[[], None]) -> None:
+        """Run it on the loop's thread between two steps; raises what it raises."""
+        outcome: Future[None] = Future()
+        with self._border:
+            if not self._is_accepting:
+                raise RuntimeError("the executor is shut down")
+            self._calls.append((function, outcome))
+            self._border.notify()
+        self._wake()
+        outcome.result()
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._turn()
+            self._end_all()
+        except BaseException as error:  # the last edge: whatever broke, every request gets its end
+            log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
+            self._fail_all(f"the engine stopped: {error}")
+        finally:
+            self._mailbox.close()
+            self._close()
+            for _, outcome in self._calls:
+                outcome.set_exception(RuntimeError("the executor is shut down"))
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is something to do; False when it is time to end."""
+        with self._border:
+            self._border.wait_for(
+                lambda: self._live or self._arrived or self._cancelled or self._calls or self._is_closing
+            )
+            return not self._is_closing
+
+    def _turn(self) -> None:
+        """One step with its border: what came and went since the last, the step, the answers, the statistics."""
+        started = time.monotonic()
+        ended = self._cross_border()
+        step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
+        touched = step.touched = _with_siblings_of_failed(step.touched)
+        if self._unscheduled:
+            self._note_scheduled(touched, started)
+        self._settle(touched)
+        if not step.is_empty:
+            self._record(step, [*ended, *touched], (time.monotonic() - started) * 1000)
+        self._publish(ended + touched)
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
+
+    def _cross_border(self) -> list[Sequence]:
+        """Take in what arrived; end, before it can be scheduled, what was cancelled or is out of time."""
+        with self._border:
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, []
+            calls, self._calls = self._calls, []
+            for sequence in arrived:
+                self._live.setdefault(sequence.id, []).append(sequence)
+                if not sequence.is_finished:  # a sibling may have failed just now
+                    self._add(sequence)
+        self._unscheduled += [sequence for sequence in arrived if sequence.perf_metrics is not None]
+        for function, outcome in calls:
+            _answer(function, outcome)
+        for sequence in arrived:
+            if sequence.deadline is not None and sequence.index == 0:
+                heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
+        failed = [sequence for sequence in arrived if sequence.is_finished]
+        self._settle(failed)
+        cancelled_now = self._finish(cancelled, FinishReason.CANCELLED)
+        return failed + cancelled_now + self._finish(self._expired(), FinishReason.TIMED_OUT)
+
+    def _expired(self) -> list[int]:
+        now, expired = time.monotonic(), []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            expired.append(heapq.heappop(self._deadlines)[1])
+        return expired
+
+    def _finish(self, request_ids: list[int], reason: FinishReason) -> list[Sequence]:
+        """Unknown and finished ids are ignored."""
+        sequences = [sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())]
+        for sequence in sequences:
+            sequence.finish(reason)
+        self._settle(sequences)
+        return sequences
+
+    def _step_or_fail(self) -> Step | None:
+        try:
+            step = self._step()
+        except EngineStopped:
+            raise
+        except Exception as error:
+            log.exception("a step failed; its requests end with an error: %s", list(self._active_ids()))
+            self._num_failed_steps += 1
+            return Step(touched=_fail(self._active, f"the step failed: {error}", self._kind_of(error)))
+        self._num_failed_steps = 0
+        return step
+
+    def _active_ids(self) -> Iterable[int]:
+        return (sequence.id for sequence in self._active)
+
+    def _note_scheduled(self, touched: list[Sequence], started: float) -> None:
+        """The step that began then was the first of whoever runs now; those that ended before have none."""
+        begun = {*self._active, *touched}
+        for sequence in begun.intersection(self._unscheduled):
+            assert sequence.perf_metrics is not None
+            sequence.perf_metrics.first_scheduled_time = started
+        self._unscheduled = [one for one in self._unscheduled if one not in begun and not one.is_finished]
+
+    def _settle(self, sequences: list[Sequence]) -> None:
+        """Free what ended sequences held, before anyone can see that they ended."""
+        for sequence in sequences:
+            if sequence.is_finished:
+                self._remove(sequence)
+                live = self._live[sequence.id]
+                live.remove(sequence)
+                if not live:
+                    del self._live[sequence.id]
+
+    def _publish(self, sequences: list[Sequence]) -> None:
+        responses = [response for sequence in sequences for response in sequence.take_responses()]
+        if responses:
+            self._mailbox.post(responses)
+
+    def _record(self, step: Step, told: list[Sequence], latency_ms: float) -> None:
+        self._num_steps += 1
+        over = {sequence.id for sequence in told if sequence.is_finished} - self._live.keys()
+        self._iteration_stats.append(
+            IterationStats(
+                timestamp=time.monotonic(),
+                iter=self._num_steps,
+                iter_latency_ms=latency_ms,
+                num_active_requests=_num_requests(self._active),
+                num_queued_requests=_num_requests(self._queued),
+                num_completed_requests=len(over),
+                max_num_active_requests=self.info.max_num_sequences,
+                num_context_tokens=step.num_context_tokens,
+                num_generation_tokens=step.num_generation_tokens,
+                num_preemptions=step.num_preemptions,
+                kv_cache_stats=self._kv_cache_stats(),
+            )
+        )
+        if self._request_stats.maxlen:
+            finished = [sequence for sequence in step.touched if sequence.is_finished]
+            stats = [_request_stats(sequence, is_active=False) for sequence in [*finished, *self._queued]]
+            stats += [_request_stats(sequence, is_active=True) for sequence in self._active]
+            self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=stats))
+
+    def _end_all(self) -> None:
+        self._publish(self._cross_border() + self._finish(list(self._live), FinishReason.CANCELLED))
+
+    def _fail_all(self, message: str) -> None:
+        """The engine itself is gone: nothing is asked of it any more."""
+        with self._border:
+            self._is_accepting = False
+            sequences = [*itertools.chain.from_iterable(self._live.values()), *self._arrived]
+            self._live, self._arrived = {}, []
+        self._publish(_fail(sequences, message, ErrorKind.ENGINE_LOST))
+
+
+def _num_requests(sequences: Iterable[Sequence]) -> int:
+    return len({sequence.id for sequence in sequences})
+
+
+def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[Sequence]:
+    failed = list(sequences)
+    for sequence in failed:
+        sequence.fail(message, kind)
+    return failed
+
+
+def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
+    try:
+        outcome.set_result(function())
+    except Exception as error:
+        outcome.set_exception(error)
+
+
+def _with_siblings_of_failed(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Each once. One that fails takes its whole request with it: those of it that still run join the list."""
+    listed = dict.fromkeys(sequences)
+    failed = (one for one in listed if one.error is not None)
+    siblings = (other for one in failed for other in one.group.sequences)
+    listed |= dict.fromkeys(one for one in siblings if one.finish_reason is FinishReason.NOT_FINISHED)
+    return list(listed)
+
+
+def _request_stats(sequence: Sequence, *, is_active: bool) -> RequestStats:
+    if sequence.is_finished:
+        stage = "GENERATION_COMPLETE"
+    elif not is_active:
+        stage = "QUEUED"
+    else:
+        stage = "CONTEXT_IN_PROGRESS" if sequence.is_prefilling else "GENERATION_IN_PROGRESS"
+    return RequestStats(
+        id=sequence.id,
+        stage=stage,
+        context_prefill_position=min(sequence.num_computed, sequence.num_prompt_tokens),
+        num_generated_tokens=sequence.num_generated,
+        scheduled=is_active,
+        paused=not is_active and not sequence.is_finished and sequence.num_generated > 0,
+    )
+
+
+def _drain(ring: deque[T]) -> list[T]:
+    """Take what is there now; the loop may append meanwhile."""
+    return [ring.popleft() for _ in range(len(ring))]

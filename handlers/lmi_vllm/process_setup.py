@@ -1,0 +1,168 @@
+"""What must be so in this process and in those that vLLM starts from it before vllm is imported.
+
+vLLM reads its environment as it is imported. Its processes are spawned, never forked, and run this module as their
+main one: there they hide what breaks an import, log as their parent does, and die with it, which vLLM leaves to chance.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import warnings
+from contextlib import suppress
+from importlib.metadata import version
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import lmi.shared.log
+from handlers.lmi_vllm import compiling, guides, startup_log
+from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from handlers.lmi_vllm.startup_log import BEGINS, SAID_AT_DEBUG
+from lmi.settings.config import EngineConfig
+from lmi.shared import processes
+from lmi.shared.sink import guard_streams
+
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through our root logger
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+LOG_NAME = "LMI_VLLM_LOG"
+
+# On a CPU these warn at each start of what is as it should be there: no Triton, no tcmalloc, a seed.
+CHATTY_ON_CPU = (
+    "vllm.config.vllm",
+    "vllm.engine.arg_utils",
+    "vllm.platforms.cpu",
+    "vllm.utils.torch_utils",
+    "vllm.v1.worker.cpu_worker",
+)
+
+
+def prepare(config: EngineConfig | None = None) -> None:
+    """Call before the first import of vllm. What the user has set stays."""
+    of_compiler = compiling.environment(config.options if config else {}) if is_on_cpu() else {}
+    for name, value in {**ENVIRONMENT, **of_compiler}.items():
+        os.environ.setdefault(name, value)
+    hide_foreign_builds()
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # what a spawned child runs as its own
+    if (settings := lmi.shared.log.settings()) is not None:
+        os.environ[LOG_NAME] = json.dumps(settings)
+    _start_tracker()
+    guides.begin()
+    guides.listen()
+    startup_log.listen()
+    _set_levels()
+
+
+def is_on_cpu() -> bool:
+    """Whether this is torch's build for CPUs, which vLLM's is linked with."""
+    return version("torch").endswith("+cpu")
+
+
+def calm_torch() -> None:
+    """Torch writes its warnings to stderr in its own form: let them go where the others go. Call after its import."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "torch":
+            logger = logging.getLogger(name)
+            logger.handlers.clear()
+            logger.propagate = True
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # that there is none
+
+
+def _set_levels() -> None:
+    """vLLM tells at INFO what developers of vLLM want to know: at our DEBUG, but for how its start goes on.
+
+    VLLM_LOGGING_LEVEL, where it is set, decides alone.
+    """
+    asked = os.environ.get("VLLM_LOGGING_LEVEL")
+    ours = logging.getLogger().level
+    logging.getLogger("vllm").setLevel(asked or (logging.INFO if ours <= logging.DEBUG else max(ours, logging.WARNING)))
+    if asked is None and ours > logging.DEBUG:
+        for name in BEGINS:
+            logging.getLogger(name).setLevel(logging.DEBUG if name in SAID_AT_DEBUG else logging.INFO)
+        for name in CHATTY_ON_CPU if is_on_cpu() else ():
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _start_tracker() -> None:
+    """Start Python's tracker of shared memory outside our process group.
+
+    It removes what was left there when the last process that used it is gone, however that ended; the SIGKILL that our
+    supervisor sends to the whole group must not reach it. What it says about that is of no use to anyone.
+    """
+    is_group = os.getpgrp() == os.getpid()
+    with suppress(OSError):  # the leader of a session cannot leave its group
+        if is_group:
+            os.setpgid(0, os.getpgid(os.getppid()))
+    sys.warnoptions.append("ignore")
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
+        if is_group:
+            os.setpgid(0, 0)
+
+
+def unlink_shared_memory() -> None:
+    """Remove the names of what vLLM's C++ code shares between ranks, once all of them have it.
+
+    Nothing would do so when they are killed; Python's tracker cannot, since it takes no colon in a name.
+    """
+    for pid in (os.getpid(), *descendants()):
+        with suppress(OSError):
+            for path in re.findall(r" (/dev/shm/vllm_\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE):
+                os.unlink(path)
+
+
+def descendants(pid: int | None = None) -> list[int]:
+    """Pids of the processes that vLLM started from this one, and from those."""
+    found = []
+    for tasks in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
+        with suppress(OSError):
+            for child in map(int, (tasks / "children").read_text().split()):
+                if os.getpgid(child) == os.getpgrp():  # not Python's tracker
+                    found += [child, *descendants(child)]
+    return found
+
+
+class _Stderr(io.TextIOBase):
+    """What Python code of a child prints there: vLLM says the same to its log, so lines are for those who debug."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def fileno(self) -> int:
+        return 2
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in filter(None, map(str.rstrip, lines)):
+            logging.getLogger("lmi.vllm.stderr").debug("%s", line)
+        return len(text)
+
+
+def _in_child() -> None:
+    processes.die_with_parent(os.getppid(), signal.SIGKILL)
+    hide_foreign_builds()  # before there is a log: the parent has said it
+    role, level, format = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto"]'))
+    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format)
+    guard_streams()
+    sys.stderr = _Stderr()
+    warnings.simplefilter("ignore", FutureWarning)  # of names that torch will drop, for vLLM's authors
+    guides.listen()
+    startup_log.listen()
+    _set_levels()
+
+
+if __name__ == "__mp_main__":
+    _in_child()

@@ -1,0 +1,57 @@
+"""Why vLLM did not start, in one line that says what to change."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from pydantic import ValidationError
+
+from handlers.lmi_vllm.arguments import refused
+from lmi.errors import BadConfiguration, ModelUnusable, StartError, shorten
+from lmi.settings.config import EngineConfig
+
+OUT_OF_MEMORY = (
+    "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
+    "option.tensor_parallel_degree higher"
+)
+# What vLLM says, and the options that help. Texts of vLLM 0.30 to 0.33.
+ADVICE = (
+    (
+        re.compile(r"max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens", re.S),
+        "set option.max_model_len lower or option.max_kv_cache_tokens higher",
+    ),
+    (
+        re.compile(r"No available memory for the cache blocks|kv_cache_memory|KV cache", re.I),
+        "set option.max_kv_cache_tokens or option.max_model_len lower, or option.gpu_memory_utilization higher",
+    ),
+    (
+        re.compile(r"Free memory on device|out of memory|can't allocate memory", re.I),
+        OUT_OF_MEMORY,
+    ),
+    (re.compile(r"max_model_len .* greater than"), "set option.max_model_len lower"),
+    (
+        re.compile(r"CppCompileError|InductorError|C\+\+ compile", re.I),
+        "set option.enforce_eager=true, or mend the C++ compiler (CXX names another one)",
+    ),
+    (
+        re.compile(r"import Ray"),
+        "or leave option.distributed_executor_backend out: nodes work together without Ray too (option.nnodes)",
+    ),
+)
+OF_THE_MODEL = re.compile(r"architecture|checkpoint")
+
+
+def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> StartError:
+    """`error` ended the start of vLLM. `cause`: what one of its processes wrote about it, where it has several."""
+    if isinstance(error, StartError):
+        return error
+    is_refusal = isinstance(error, ValidationError)
+    text = str(refused(error, config)) if is_refusal else cause or str(error).strip()
+    advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
+    if is_refusal and not OF_THE_MODEL.search(text):
+        return BadConfiguration(text + (f"; {advice}" if advice else ""))
+    said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        advice = advice or OUT_OF_MEMORY
+    return ModelUnusable(f"{model}: vLLM cannot start: {said}" + (f"; {advice}" if advice else ""))

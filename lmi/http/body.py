@@ -1,0 +1,62 @@
+"""Request bodies in a front end: how many bytes of them there may be, and how their memory goes back.
+
+A client may announce what it never sends, so bytes count as they come. They count until their request has ended,
+because its prompt is held so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+
+from lmi.errors import Overloaded
+from lmi.shared.state import FrontEndRecord
+
+SMALL_BODY_BYTES = 64 << 10
+TRIM_BYTES, TRIM_S = 16 << 20, 1.0
+
+_libc = ctypes.CDLL(None)
+
+
+class BodyMemory:
+    """The bytes of bodies in one front end, at most `max_bytes`; `record` shows how many there are.
+
+    Small bodies have an eighth of that for themselves, on top of it: they are served beside large ones, and a few of
+    them do not keep a large one out.
+    """
+
+    def __init__(self, record: FrontEndRecord, max_bytes: int) -> None:
+        self._record = record
+        self._max_bytes = max_bytes
+        self._num_small_bytes = self._num_large_bytes = 0
+        self._num_ended_bytes = 0  # of large bodies since the heap was trimmed
+        self._trim: asyncio.TimerHandle | None = None
+
+    def check_room(self, num_before: int, num_after: int) -> None:
+        """Raise Overloaded if a body of `num_before` bytes may not grow to `num_after`."""
+        num_small, num_large = self._changed(num_before, num_after)
+        if num_large + max(0, num_small - self._max_bytes // 8) > self._max_bytes:
+            raise Overloaded(f"request bodies hold the {self._max_bytes} bytes that they may have (max_body_memory)")
+
+    def change(self, num_before: int, num_after: int) -> None:
+        """Count a body that has now `num_after` bytes; 0 when its request has ended."""
+        self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
+        self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
+        self._num_ended_bytes += num_before if num_after == 0 and num_before > SMALL_BODY_BYTES else 0
+        if self._num_ended_bytes >= TRIM_BYTES and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_S, self._trim_heap)
+
+    def _changed(self, num_before: int, num_after: int) -> tuple[int, int]:
+        num_small, num_large = self._num_small_bytes, self._num_large_bytes
+        for num_bytes, sign in ((num_before, -1), (num_after, 1)):
+            if num_bytes <= SMALL_BODY_BYTES:
+                num_small += sign * num_bytes
+            else:
+                num_large += sign * num_bytes
+        return num_small, num_large
+
+    def _trim_heap(self) -> None:
+        """Give free memory back to the kernel. glibc keeps what lies between blocks in use. Source: malloc_trim(3)."""
+        self._trim, self._num_ended_bytes = None, 0
+        if hasattr(_libc, "malloc_trim"):  # another C library has none
+            _libc.malloc_trim(0)

@@ -1,0 +1,187 @@
+"""One HTTP exchange: a request as a route reads it, and the response as it writes it.
+
+A thin skin over ASGI's scope, receive and send. It adds what every answer of ours has (request id, echoed
+Custom-Attributes), remembers the status for log and metrics, and turns a client that leaves into `ClientGone`, in
+streams and before them. Nothing wraps `send`, so a token costs no extra hop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
+from lmi.http.body import BodyMemory
+
+REQUEST_ID_HEADERS = ("x-amzn-sagemaker-inference-id", "x-request-id")
+KEY_FIELDS = (b"x-api-key", b"api-key")
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's own limit; all response headers together stay under 4 KB
+SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+SAFE_ATTRIBUTES = re.compile(r"[\x20-\x7e]*")
+
+Header = tuple[str, str]
+
+
+class BodyTooLarge(LmiError):
+    """The body is over `max_request_size`."""
+
+    status = 413
+    label = "body_too_large"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the request body must have at most {max_bytes} bytes (max_request_size)")
+
+
+class UnsupportedEncoding(LmiError):
+    status = 415
+    label = "unsupported_encoding"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"content-encoding must be identity, given {shorten(given)}")
+
+
+class UnsupportedMediaType(LmiError):
+    status = 415
+    label = "unsupported_media_type"
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"content-type must be application/json, given {shorten(given)}")
+
+
+class Exchange:
+    """See the module. `status` is 0 until the response has started."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers = Headers(scope=scope)
+        self.request_id = self._choose_id()
+        self.status = 0
+        self.started_s = time.monotonic()
+        self.error_label = ""
+        self.num_body_bytes = 0  # that were read
+        self._receive, self._send = receive, send
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the client shows a key of an API. Signatures and passwords, which proxies read, are none."""
+        return any(
+            name in KEY_FIELDS or (name == b"authorization" and value[:7].lower() == b"bearer ")
+            for name, value in self.headers.raw
+        )
+
+    def _choose_id(self) -> str:
+        """The caller's id where it is short printable ASCII, else a new one."""
+        given = (self.headers.get(name, "") for name in REQUEST_ID_HEADERS)
+        return next((value for value in given if SAFE_ID.fullmatch(value)), None) or uuid.uuid4().hex
+
+    def check_is_whole(self) -> None:
+        """Raise UnsupportedMediaType for a body in parts. No other type is refused: curl calls JSON a form."""
+        given = self.headers.get("content-type", "")
+        if given.strip().lower().startswith("multipart/"):
+            raise UnsupportedMediaType(given)
+
+    async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
+        """The whole body. Refuses by the announced length before a byte is read, else as soon as it is too long.
+
+        Its bytes count in `memory` until the edge takes `num_body_bytes` off. Raises Overloaded where that is full.
+        """
+        encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
+        if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
+            raise UnsupportedEncoding(encodings)
+        announced = int(self.headers.get("content-length", 0))
+        if announced > max_bytes:
+            raise BodyTooLarge(max_bytes)
+        memory.check_room(0, announced)
+        body, has_more = bytearray(), True
+        while has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("the client left before its request was complete")
+            piece = message.get("body", b"")
+            num_before, num_after = len(body), len(body) + len(piece)
+            if num_after > max_bytes:
+                raise BodyTooLarge(max_bytes)
+            memory.check_room(num_before, num_after)
+            memory.change(num_before, num_after)
+            self.num_body_bytes = num_after
+            body += piece
+            has_more = message.get("more_body", False)
+        return bytes(body)
+
+    async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
+        """The head; without a content type where `media_type` is ""."""
+        fields = [("content-type", media_type), ("x-request-id", self.request_id), *self._echoed(), *headers]
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in fields if value or name != "content-type"]
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    def write(self, data: bytes) -> Awaitable[None]:
+        """One record, flushed at once; await it."""
+        return self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def answer(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+        """A whole response with its length."""
+        await self.start(status, media_type, [("content-length", str(len(body))), *headers])
+        await self.end(body)
+
+    def _echoed(self) -> list[Header]:
+        attributes = self.headers.get(CUSTOM_ATTRIBUTES, "")
+        if not attributes or len(attributes) > MAX_ATTRIBUTE_CHARS or not SAFE_ATTRIBUTES.fullmatch(attributes):
+            return []
+        return [(CUSTOM_ATTRIBUTES, attributes)]
+
+    @asynccontextmanager
+    async def deadline(self, timeout_s: float | None) -> AsyncIterator[None]:
+        """Raise DeadlineExceeded in what runs inside, `timeout_s` after the request came; None waits for ever."""
+        left_s = None if timeout_s is None else max(0.0, self.started_s + timeout_s - time.monotonic())
+        try:
+            async with asyncio.timeout(left_s) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(f"no answer within predict_timeout ({timeout_s:g} s)") from None
+
+    async def run_while_there(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` to its end; should the client leave first, cancel it and raise ClientGone.
+
+        Call it after the body was read: from then on all that `receive` can bring is the disconnect. `work` gets a task
+        of its own, which also makes it fast: a task is resumed through every frame that awaits in it, and a
+        route has a dozen of them above itself.
+        """
+        worker = asyncio.create_task(work)
+        departure = asyncio.create_task(self._until_gone())
+        try:
+            await asyncio.wait((worker, departure), return_when=asyncio.FIRST_COMPLETED)
+            if not worker.done():
+                raise ClientGone("the client closed its connection")
+            worker.result()
+        finally:
+            departure.cancel()
+            worker.cancel()
+            await asyncio.wait((worker,))  # what it holds is free before anyone goes on
+            del worker  # it holds its error, whose traceback holds this frame: a body would wait for the collector
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass

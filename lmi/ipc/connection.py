@@ -1,0 +1,123 @@
+"""One end of a socket of frames, and the front ends' ends together.
+
+`Connection` takes frames apart and lets go of whoever sends what is no message of ours. `Connections` keeps one open to
+every process that its record says is ready: engines, and the workers of a model's own code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from lmi.ipc.frames import FrameReader, FrameTooLarge
+from lmi.shared.state import EngineRecord, Phase
+
+RECONNECT_S = 0.05
+CONNECT_TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    """One end of one socket, from its first byte to its last."""
+
+    other_end: str  # who it is, for the log
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self.loop.create_future()
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    def take(self, payload: bytes) -> None:
+        """One message came. Raises msgspec.MsgspecError for what is none: that ends the connection."""
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        """Send a frame; nothing happens once the other end is lost."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, not the base class
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                self.take(payload)
+        except (FrameTooLarge, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("%s sent something that is no message of ours, closing: %s", self.other_end, error)
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+C = TypeVar("C", bound=Connection)
+
+
+class Connections(Generic[C]):
+    """`open`: the connections there are, by slot; slot i listens at `sockets[i]` and has its phase in `records[i]`."""
+
+    def __init__(self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
+        self.open: dict[int, C] = {}
+        self.records = records
+        self._make = make
+        self._sockets = sockets
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep_connected(slot)) for slot in range(len(self._sockets))]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def alive(self) -> list[C]:
+        """Without those that have just been lost."""
+        return [connection for connection in self.open.values() if not connection.closed.done()]
+
+    async def wait_for(self, is_there: Callable[[], object]) -> None:
+        """Wait a moment for a process that has just become ready and may not be connected yet."""
+        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
+        while not is_there() and time.monotonic() < deadline_s and self._is_any_ready():
+            await asyncio.sleep(RECONNECT_S)
+
+    def describe(self) -> str:
+        """The state of processes that cannot be reached, in a few words for people."""
+        return ", ".join(
+            "not connected yet" if record.phase == Phase.READY else Phase(record.phase).name.lower()
+            for record in self.records
+        )
+
+    def _is_any_ready(self) -> bool:
+        return any(record.phase == Phase.READY for record in self.records)
+
+    async def _keep_connected(self, slot: int) -> None:
+        """Connect whenever the process of this slot is ready, and again after it was lost."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if self.records[slot].phase == Phase.READY:
+                with suppress(OSError):
+                    _, connection = await loop.create_unix_connection(self._make, self._sockets[slot])
+                    self.open[slot] = connection
+                    try:
+                        await connection.closed
+                    finally:
+                        del self.open[slot]
+                        connection.close()
+            await asyncio.sleep(RECONNECT_S)

@@ -1,0 +1,184 @@
+"""How every process of lmi logs: one event is one line, whatever stands in it.
+
+Text for people at a terminal, JSON lines for everyone else. Line ends, escape sequences and invisible characters are
+escaped, so that no client can forge a line or paint the terminal; a line is never longer than 16 KB. Fields: ts, level,
+logger, pid, role, message, then whatever the caller gave in `extra` (request_id ...), and error with the traceback.
+Nobody waits for the reader of the log: a line that finds no room is dropped and counted, and the next line that is
+written says how many were. It knows nothing of requests; the access log is written elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from typing import Any
+
+import orjson
+
+from lmi.shared.sink import STDERR, Sink
+
+MAX_LINE = 16 << 10  # bytes, the line end counted in
+# Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+# Loggers of libraries that would else write in their own way.
+FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.error", "uvicorn.access")
+RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
+
+
+class _Unrecorded:
+    """Counts what a process drops before it has a record."""
+
+    num_log_lines_dropped = 0
+
+
+_settings: tuple[str, str, str] | None = None
+_tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
+
+
+def settings() -> tuple[str, str, str] | None:
+    """What `setup` was called with, for a child that shall log in the same way; None where it was not called."""
+    return _settings
+
+
+def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
+    """Send every logger of this process to stderr in one form. `role` names the process; calling again is harmless."""
+    global _settings
+    _settings = role, level, format
+    handler = LineHandler()
+    handler.setFormatter(TextFormatter(role) if is_text(format) else JsonFormatter(role))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in FOREIGN:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+    logging.captureWarnings(True)
+
+
+def is_text(format: str) -> bool:
+    """Whether a log of this format is text for people."""
+    return format == "text" or (format == "auto" and os.isatty(STDERR))
+
+
+def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> None:
+    """Count the lines that this process drops in a field of its record in the shared block."""
+    global _tally
+    before, _tally = _tally[0], (record, field)
+    if isinstance(before, _Unrecorded):
+        _add_dropped(before.num_log_lines_dropped)
+
+
+def _add_dropped(num_lines: int) -> None:
+    record, field = _tally
+    setattr(record, field, getattr(record, field) + num_lines)
+
+
+def escape(text: str) -> str:
+    """`text` as it may stand in a line of a log."""
+    return text if text.isascii() and text.isprintable() else UNSAFE.sub(_escaped, text)
+
+
+class LineHandler(logging.Handler):
+    """Writes each line as one piece, so that the lines of several processes do not mix, and waits for no reader."""
+
+    def __init__(self, fd: int = STDERR) -> None:
+        super().__init__()
+        self.sink = Sink(fd)
+        self._num_dropped = 0  # since the last line that was written
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self._line(record)
+            if self._num_dropped and self.sink.write(self._line(_note(self._num_dropped))):
+                self._num_dropped = 0
+            if self._num_dropped or not self.sink.write(line):
+                self._num_dropped += 1
+                _add_dropped(1)
+        except Exception:
+            self.handleError(record)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _note(num_dropped: int) -> logging.LogRecord:
+    message = "%d lines of this process were dropped here, since the log was not read"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (num_dropped,), None)
+
+
+class LineFormatter(logging.Formatter):
+    """Makes the fields of an event and keeps the line under its limit."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self.role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = self._fields(record)
+        line = self.render(fields)
+        max_chars = MAX_LINE // 2
+        while max_chars >= 16 and len(line.encode("utf-8", "backslashreplace")) >= MAX_LINE:
+            line = self.render({name: _shortened(value, max_chars) for name, value in fields.items()})
+            max_chars //= 2
+        return line
+
+    def render(self, fields: dict[str, Any]) -> str:
+        raise NotImplementedError
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, Any] = {
+            "ts": f"{seconds}.{int(record.created % 1 * 1000):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "pid": record.process,
+            "role": self.role,
+            "message": record.getMessage(),
+        }
+        fields |= {name: value for name, value in vars(record).items() if name not in RECORD_FIELDS}
+        if record.exc_info:
+            fields["error"] = self.formatException(record.exc_info)
+        return fields
+
+
+class JsonFormatter(LineFormatter):
+    def render(self, fields: dict[str, Any]) -> str:
+        safe = {
+            name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+        try:
+            data = orjson.dumps(safe, default=repr, option=orjson.OPT_NON_STR_KEYS)
+        except TypeError:  # a number of more than 64 bits, a value that contains itself
+            data = orjson.dumps({name: repr(value) for name, value in safe.items()})
+        return escape(data.decode())
+
+
+class TextFormatter(LineFormatter):
+    def render(self, fields: dict[str, Any]) -> str:
+        rest = dict(fields)
+        head = " ".join(str(rest.pop(name)) for name in ("ts", "level"))
+        where = f"{rest.pop('role')}[{rest.pop('pid')}] {rest.pop('logger')}:"
+        error = rest.pop("error", None)
+        parts = [head, where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
+        return escape(" ".join(parts if error is None else [*parts, str(error)]))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return short.get(match[0]) or f"\\u{ord(match[0]):04x}"
+
+
+def _shortened(value: Any, max_chars: int) -> Any:
+    """A text cut in its middle, since the end of a traceback says most; anything else that is long as its cut repr."""
+    if isinstance(value, int | float) or value is None:
+        return value
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) <= max_chars:
+        return value
+    half = max_chars // 2
+    return f"{text[:half]}… {len(text) - 2 * half} characters left out …{text[-half:]}"

@@ -1,0 +1,132 @@
+"""What the supervisor tells people: that the server is ready, or why it ends.
+
+Text for people where the log is text. Where it is JSON, one JSON object: it is the last line of a server that failed,
+because the logs of a platform keep little more than that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+import orjson
+from msgspec import Struct
+
+from lmi.engine.worker import LoadReport
+from lmi.settings.config import Config
+from lmi.shared.log import escape, is_text
+
+HINTS = {
+    "bad_configuration": "`lmi config` prints every option, its value and where it came from",
+    "port_unavailable": "--host and --port choose another address; a port that is taken belongs to another process",
+    "model_unusable": "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), "
+    "or a model.py",
+    "security_refused": "the option that the message names switches it on, if you trust the model",
+    "engine_lost": "the engine's own messages stand further up in this log",
+}
+DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
+EXTRAS = {  # of our package, by what they install
+    **dict.fromkeys(("torch", "transformers", "safetensors", "xgrammar", "numpy"), "torch"),
+    "vllm": "vllm",
+    "tensorrt_llm": "trtllm",
+}
+MISSING_LIBRARY = re.compile(
+    r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
+)
+CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # the line, and the cursor that is hidden beside a bar
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """Why the server ends."""
+
+    code: int  # exit code
+    cause: str  # label of an error class
+    stage: str
+    message: str
+
+
+def say_failed(failure: Failure, log_format: str = "json") -> None:
+    if is_text(log_format):
+        lines = [f"lmi: {escape(line)}" for line in failure.message.split("\n")]
+        print("\n".join([*lines, f"     {escape(hint(failure))}"]), file=sys.stderr, flush=True)
+        return
+    line = {
+        "event": "failed",
+        "stage": failure.stage,
+        "cause": failure.cause,
+        "message": failure.message,
+        "hint": hint(failure),
+        "code": failure.code,
+    }
+    print(orjson.dumps(line).decode(), file=sys.stderr, flush=True)
+
+
+def hint(failure: Failure) -> str:
+    """What to do about it, as far as the message lets us know."""
+    message = failure.message
+    if found := MISSING_LIBRARY.search(message):
+        library = next(filter(None, found.groups()))
+        if ".py: " in message:
+            return f"lmi installs no requirements.txt of a model: install {library} where lmi itself is installed"
+        extra = EXTRAS.get(library)
+        return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
+    subject = message.partition(": ")[0]
+    if failure.cause == "model_unusable" and os.path.isfile(subject):
+        return DAMAGED_FILE_HINT
+    cause = "bad_configuration" if subject.startswith("option.") else failure.cause
+    return HINTS.get(cause, "see the log above")
+
+
+def clear_bar() -> None:
+    """Remove what an engine that was ended as it loaded may have left on a terminal."""
+    if sys.stderr.isatty():
+        print(CLEAR_BAR, end="", file=sys.stderr, flush=True)
+
+
+def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> None:
+    text = (
+        banner(config, port, report, after_s)
+        if is_text(config.server.log_format)
+        else orjson.dumps(_event(config, port, report, after_s)).decode()
+    )
+    print(text, flush=True)
+
+
+def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dict[str, Any]:
+    return {
+        "event": "ready",
+        "model": config.model.name,
+        "engine": report.info.name,
+        "num_engines": config.engine.num_engines,
+        "device": report.info.device,
+        "dtype": report.info.dtype,
+        "max_sequence_length": None if config.is_custom else report.info.max_sequence_length,
+        "port": port,
+        "ready_after_s": round(after_s, 2),
+        "stages_s": {stage: round(seconds, 2) for stage, seconds in report.stages_s.items()},
+    }
+
+
+def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
+    """The first thing a new user reads: what runs, where, and a command that gets an answer."""
+    info, host = report.info, "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
+    stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
+    context = f"{info.max_sequence_length} tokens, {info.max_num_sequences} requests at once"
+    if config.is_custom and config.code is not None:
+        context = f"of {config.code.handler} in {config.code.path}, one request at a time"
+    rows = {
+        "model": f"{config.model.name} ({config.model.path})",
+        "engine": ", ".join(filter(None, (info.name, info.device, info.dtype, replicas))),
+        "context": context,
+        "ready": f"after {after_s:.1f} s ({stages})",
+        "answers": f"{url}/invocations",
+        "health": f"{url}/ping",
+        "metrics": f"{url}/metrics",
+    }
+    table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
+    body = '{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'
+    return f"\nlmi is ready\n{table}\n\n  curl {url}/invocations -d '{body}'\n"

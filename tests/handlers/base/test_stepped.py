@@ -1,0 +1,119 @@
+"""The loop around any engine's step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from handlers.base.stepped import Step
+from handlers.echo import EchoExecutor
+from lmi.errors import Overloaded
+from lmi.executor import (
+    FinishReason,
+    IterationStats,
+    OutputConfig,
+    Request,
+    RequestPerfMetrics,
+    Response,
+    SamplingConfig,
+)
+from lmi.settings.config import EngineConfig
+from tests.system.container import wait_until
+
+TIMEOUT_S = 30.0
+
+
+class Late(EchoExecutor):
+    """Tells of every step twice, as one that gets the outputs of two steps of another process together."""
+
+    def _step(self) -> Step:
+        step = super()._step()
+        step.touched *= 2
+        return step
+
+
+def test_a_sequence_that_is_told_of_twice_in_a_step_ends_once_and_hurts_nobody() -> None:
+    with Late(EngineConfig(handler="echo", options={"echo_step_ms": "1"})) as executor:
+        for _ in range(2):
+            request_id = executor.enqueue_request(Request(input_token_ids=(5, 6), max_tokens=3))
+            [response] = executor.await_responses(request_id, TIMEOUT_S)
+            assert isinstance(response, Response) and response.result is not None, response
+            assert response.result.output_token_ids == [[5, 6, 5]]
+            assert response.result.finish_reasons == [FinishReason.LENGTH]
+        assert sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 2
+
+
+def counts(step: IterationStats) -> tuple[int, int]:
+    return step.num_active_requests, step.num_queued_requests
+
+
+def test_statistics_and_the_queue_s_limit_count_requests_and_not_their_sequences() -> None:
+    options = {"echo_step_ms": "1", "echo_max_num_sequences": "4"}
+    config = EngineConfig(handler="echo", options=options, max_queue_size=2)
+    with EchoExecutor(config) as executor:
+        four = SamplingConfig(num_return_sequences=4, seed=1)
+        ran = executor.enqueue_request(
+            Request(input_token_ids=(5, 6), max_tokens=2000, sampling_config=four, streaming=True)
+        )
+        assert executor.await_responses(ran, TIMEOUT_S), "it runs"
+        waiting = [executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1)) for _ in range(2)]
+        with pytest.raises(Overloaded, match="2 requests wait already"):
+            executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
+        wait_until(lambda: (1, 2) in map(counts, executor.get_latest_iteration_stats()), "one runs and two wait")
+        executor.cancel_request(ran)
+        assert all(executor.await_responses(one, TIMEOUT_S) for one in waiting)
+        assert sum(step.num_completed_requests for step in executor.get_latest_iteration_stats()) == 3
+
+
+def test_a_request_that_is_over_cannot_be_cancelled_into_a_step() -> None:
+    with EchoExecutor(EngineConfig(handler="echo")) as executor:
+        request_id = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
+        executor.await_responses(request_id, TIMEOUT_S)
+        executor.get_latest_iteration_stats()
+        for _ in range(5):
+            executor.cancel_request(request_id)
+        other = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1))
+        executor.await_responses(other, TIMEOUT_S)
+        assert len(executor.get_latest_iteration_stats()) == 1
+
+
+TIMED = OutputConfig(return_perf_metrics=True)
+
+
+def test_the_times_of_a_request_are_those_of_its_way() -> None:
+    options = {"echo_step_ms": "5", "echo_max_num_sequences": "1"}
+    with EchoExecutor(EngineConfig(handler="echo", options=options)) as executor:
+        before = time.monotonic()
+        asked = [Request(input_token_ids=(5, 6), max_tokens=4, output_config=TIMED) for _ in range(2)]
+        ids = executor.enqueue_requests(asked)
+        answers = [one for answered in executor.await_responses(ids, TIMEOUT_S) for one in answered]  # type: ignore[union-attr]
+        after = time.monotonic()
+        first, second = (one.result.request_perf_metrics for one in answers)
+        for times in (first, second):
+            way = [times.arrival_time, times.first_scheduled_time, times.first_token_time, times.last_token_time]
+            assert [before, *way, after] == sorted([before, *way, after])
+            assert times.last_token_time - times.first_token_time >= 3 * 0.004
+        assert second.first_scheduled_time >= first.last_token_time, "it waited for the only place"
+
+
+def test_the_times_stand_on_the_last_result_and_only_where_they_are_wanted() -> None:
+    with EchoExecutor(EngineConfig(handler="echo", options={"echo_step_ms": "1"})) as executor:
+        for output, expected in ((OutputConfig(), [False] * 3), (TIMED, [False, False, True])):
+            asked = Request(input_token_ids=(5,), max_tokens=3, streaming=True, output_config=output)
+            request_id, results = executor.enqueue_request(asked), list[Any]()
+            while len(results) < 3:
+                results += [one.result for one in executor.await_responses(request_id, TIMEOUT_S)]  # type: ignore[union-attr]
+            assert [one.request_perf_metrics is not None for one in results] == expected
+
+
+def test_a_request_that_never_ran_has_only_the_time_of_its_arrival() -> None:
+    options = {"echo_step_ms": "1", "echo_max_num_sequences": "1"}
+    with EchoExecutor(EngineConfig(handler="echo", options=options)) as executor:
+        executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=10_000))
+        waiting = executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1, output_config=TIMED))
+        executor.cancel_request(waiting)
+        [response] = executor.await_responses(waiting, TIMEOUT_S)
+        times = response.result.request_perf_metrics  # type: ignore[union-attr]
+        assert times == RequestPerfMetrics(arrival_time=times.arrival_time)

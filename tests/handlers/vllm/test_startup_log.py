@@ -1,0 +1,72 @@
+"""The journal with the loggers that vLLM would write to; no vLLM."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from handlers.lmi_vllm import startup_log
+from handlers.lmi_vllm.startup_log import STAGES, TELLING_OF_FAILURE, Journal
+from tests.system.container import wait_until
+
+MODEL_RUNNER = "vllm.v1.worker.cpu_model_runner"
+CACHE = "vllm.v1.core.kv_cache_utils"
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+    monkeypatch.setenv(startup_log.ENVIRONMENT_NAME, "")
+    yield Journal.begin()
+    for name in (*startup_log.BEGINS, *TELLING_OF_FAILURE):
+        logging.getLogger(name).filters.clear()
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def listening(name: str) -> logging.Logger:
+    startup_log.listen()
+    logging.getLogger(name).setLevel(logging.INFO)
+    return logging.getLogger(name)
+
+
+def test_stages_are_told_in_their_order_and_none_is_left_out(begun: Journal) -> None:
+    told: list[str] = []
+    runner, cache = listening(MODEL_RUNNER), logging.getLogger(CACHE)
+    cache.setLevel(logging.INFO)
+    with begun.told_to(lambda stage, share: told.append(stage)):
+        runner.info("starts")
+        wait_until(lambda: told == ["weights"], "the first is told", 5)
+        cache.info("has so many blocks")  # what came between was not said
+        wait_until(lambda: told == list(STAGES), "the others are", 5)
+        runner.info("says more")
+        time.sleep(2 * startup_log.LOOK_S)
+    assert told == list(STAGES) and begun.is_started
+
+
+def test_the_first_failure_is_the_cause_and_is_not_logged_twice(
+    begun: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = listening(TELLING_OF_FAILURE[0])
+    for error in (ValueError("the\ncause"), RuntimeError("what followed")):
+        try:
+            raise error
+        except Exception:
+            logger.exception("failed to start")
+    assert begun.cause == "ValueError: the\\ncause"
+    assert not caplog.records
+    begun.write(startup_log.STARTED)
+    try:
+        raise RuntimeError("later")
+    except RuntimeError:
+        logger.exception("failed")
+    assert len(caplog.records) == 1 and begun.cause == "ValueError: the\\ncause"
+
+
+def test_a_process_that_was_started_from_here_writes_to_the_same_journal(begun: Journal) -> None:
+    program = "from handlers.lmi_vllm.startup_log import Journal; Journal.current().write('failed X: far away')"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert begun.cause == "X: far away"

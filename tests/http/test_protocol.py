@@ -1,0 +1,510 @@
+"""The guarded protocol on a real port, fed with raw bytes: what a client must not get away with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvicorn
+
+from lmi.http.protocol import MAX_CHUNKS, MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, GuardedProtocol
+
+TIMEOUT_S = 10.0
+FLOOD, NUM_FLOODS = b"~" * 16384, 100
+SEND_BUFFER_BYTES = 65536
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class HastyProtocol(GuardedProtocol):
+    header_timeout_s = 0.4
+    body_timeout_s = 2.0
+    stall_timeout_s = 0.4
+
+
+class App:
+    """Answers with what it heard; `/slow` first waits until the test lets it go on, `/stream` in its middle.
+
+    `/flood` first sends more than a client and the kernel hold between them. `/unread` is answered 413 before its body
+    was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.disconnected = threading.Event()
+        self.go_on = threading.Event()
+        self.flooded = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.heard.append(scope["path"])
+        if scope["path"] == "/unread":
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"8")]})
+            await send({"type": "http.response.body", "body": b"too long"})
+            return
+        num_bytes = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected.set()
+                return
+            num_bytes += len(message["body"])
+            if not message["more_body"]:
+                break
+        if scope["path"] == "/slow":
+            await self._wait()
+        head = [(b"content-type", b"text/plain")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        if scope["path"] == "/stream":
+            await send({"type": "http.response.body", "body": b"first,", "more_body": True})
+            await self._wait()
+        if scope["path"] == "/flood":
+            for _ in range(NUM_FLOODS):
+                await send({"type": "http.response.body", "body": FLOOD, "more_body": True})
+            self.flooded.set()
+        await send({"type": "http.response.body", "body": f"{scope['path']} {num_bytes}".encode()})
+
+    async def _wait(self) -> None:
+        await asyncio.to_thread(self.go_on.wait, TIMEOUT_S)
+
+
+@dataclass
+class Served:
+    port: int
+    app: App
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
+
+    def talk(self, *parts: bytes, quiet_s: float = 0.8) -> bytes:
+        """Send bytes, say no more, return everything that comes until the server closes or goes quiet."""
+        with self.connect() as connection:
+            for part in parts:
+                try:
+                    connection.sendall(part)
+                except OSError:
+                    break  # the server has had enough
+            return hear(connection, quiet_s)
+
+
+def hear(connection: socket.socket, quiet_s: float = 0.8) -> bytes:
+    connection.settimeout(quiet_s)
+    heard = b""
+    try:
+        while data := connection.recv(65536):
+            heard += data
+    except OSError:  # quiet, or reset
+        pass
+    return heard
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    app = App()
+    config = uvicorn.Config(
+        app, http=HastyProtocol, loop="uvloop", ws="none", lifespan="off", server_header=False, log_config=None
+    )
+    uvicorn_server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    thread = threading.Thread(target=uvicorn_server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield Served(listener.getsockname()[1], app)
+    uvicorn_server.should_exit = True
+    app.go_on.set()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def served(server: Served) -> Served:
+    server.app.heard.clear()
+    server.app.disconnected.clear()
+    server.app.go_on.clear()
+    return server
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(code) for code in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
+
+
+def assert_refused(answer: bytes, status: int) -> None:
+    """One JSON object and a closed connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert statuses(answer) == [status], answer[:300]
+    assert b"content-type: application/json" in head and b"connection: close" in head and b"server:" not in head
+    assert body.endswith(b"}\n")
+    parsed = json.loads(body)
+    assert parsed.keys() == {"error", "code"} and parsed["code"] == status and parsed["error"]
+
+
+def post(*fields: str, body: bytes = b"", version: str = "1.1", path: str = "/") -> bytes:
+    lines = [f"POST {path} HTTP/{version}", "Host: a", *fields]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
+CORPUS: dict[str, tuple[bytes, int]] = {
+    "length and chunks": (post("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN), 400),
+    "two equal lengths": (post("Content-Length: 3", "Content-Length: 3", body=b"abc"), 400),
+    "two unequal lengths": (post("Content-Length: 3", "Content-Length: 9", body=b"abc"), 400),
+    "a list of lengths": (post("Content-Length: 3, 3", body=b"abc"), 400),
+    "a signed length": (post("Content-Length: +3", body=b"abc"), 400),
+    "a negative length": (post("Content-Length: -3", body=b"abc"), 400),
+    "chunks in HTTP/1.0": (post("Transfer-Encoding: chunked", body=b"0\r\n\r\n", version="1.0"), 400),
+    "an unknown transfer coding": (post("Transfer-Encoding: gzip", body=b"abc"), 400),
+    "chunked is not last": (post("Transfer-Encoding: chunked, gzip", body=b"0\r\n\r\n"), 400),
+    "a coding before chunked": (post("Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n" + HIDDEN), 501),
+    "a coding in a field before chunked": (
+        post("Transfer-Encoding: gzip", "Transfer-Encoding: chunked", body=b"0\r\n\r\n" + HIDDEN),
+        501,
+    ),
+    "a comma after chunked": (post("Transfer-Encoding: chunked,", body=b"0\r\n\r\n" + HIDDEN), 400),
+    "OPTIONS of the server as a whole": (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 405),
+    "GET of the server as a whole": (b"GET * HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "an authority as target": (b"GET a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "a target of another scheme": (b"GET ftp://a/b HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+    "a space before the colon": (post("Content-Length : 3", body=b"abc"), 400),
+    "lines ended by LF only": (b"GET / HTTP/1.1\nHost: a\n\n", 400),
+    "a folded line": (post("X: a\r\n b"), 400),
+    "a bare CR in a value": (post("X: a\rb"), 400),
+    "a NUL in a value": (post("X: a\0b"), 400),
+    "LF in a chunk extension": (post("Transfer-Encoding: chunked", body=b"3;a\nb\r\nabc\r\n0\r\n\r\n"), 400),
+    "chunks framed by LF": (post("Transfer-Encoding: chunked", body=b"3\nabc\n0\n\n"), 400),
+    "a chunk longer than it says": (post("Transfer-Encoding: chunked", body=b"3\r\nabcdef\r\n0\r\n\r\n"), 400),
+    "a length of 23 digits": (post("Content-Length: 99999999999999999999999"), 400),
+    "a chunk over 64 bit": (post("Transfer-Encoding: chunked", body=b"fffffffffffffffff\r\n"), 400),
+    "a TLS hello": (bytes.fromhex("16030100c8010000c40303") + bytes(190), 400),
+    "no words at all": (b"\0" * 64, 400),
+    "no Host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "two Hosts": (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+    "two Hosts in HTTP/1.0": (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+    "HTTP/0.9": (b"GET /\r\n\r\n", 505),
+    "HTTP/2.0": (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
+    "HTTP/3.0": (b"GET / HTTP/3.0\r\nHost: a\r\n\r\n", 505),
+    "the HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "CONNECT": (b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n", 405),
+    "an unknown expectation": (post("Expect: a-miracle", "Content-Length: 3", body=b"abc"), 417),
+    "a URL of 100 KB": (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
+    "a field of 1 MB": (post("X: " + "a" * 1_000_000), 431),
+    "a field name of 1 MB": (post("x" * 1_000_000 + ": a"), 431),
+    "a head of 70 KB in fields": (post(*(f"X-{i}: {'a' * 1000}" for i in range(70))), 431),
+    "200 fields": (post(*(f"X-{i}: a" for i in range(200))), 431),
+    "100 000 fields": (post(*(f"X-{i}: a" for i in range(100_000))), 431),
+}
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_bad_bytes_are_refused_and_nothing_hidden_in_them_runs(served: Served, name: str) -> None:
+    data, status = CORPUS[name]
+    assert_refused(served.talk(data, quiet_s=TIMEOUT_S), status)
+    assert "/hidden" not in served.app.heard
+
+
+@pytest.mark.parametrize("name", ["length and chunks", "a URL of 100 KB", "200 fields", "chunks framed by LF"])
+def test_bad_bytes_that_come_one_by_one_are_refused_too(served: Served, name: str) -> None:
+    data, status = CORPUS[name]
+    pieces = [data[at : at + 1] for at in range(200)] + [data[200:]]
+    assert_refused(served.talk(*pieces, quiet_s=TIMEOUT_S), status)
+
+
+GOOD: dict[str, tuple[bytes, bytes]] = {
+    "a bare GET": (GET, b"/ 0"),
+    "HTTP/1.0 without Host": (b"GET / HTTP/1.0\r\n\r\n", b"/ 0"),
+    "a body by length": (post("Content-Length: 3", body=b"abc"), b"/ 3"),
+    "a body in chunks": (post("Transfer-Encoding: chunked", body=b"3;x=y\r\nabc\r\n1\r\nd\r\n0\r\n\r\n"), b"/ 4"),
+    "a head just under the limit": (post(*(f"X-{i}: {'a' * 1000}" for i in range(62))), b"/ 0"),
+    "as many fields as may be": (post(*(f"X-{i}: a" for i in range(MAX_FIELDS - 1))), b"/ 0"),
+    "as many chunks as may be": (
+        post("Transfer-Encoding: chunked", body=b"1\r\na\r\n" * 60_000 + b"0\r\n\r\n"),
+        b"60000",
+    ),
+    "an empty line before the request": (b"\r\n" + GET, b"/ 0"),
+    "an expectation that can be met": (post("Expect: 100-continue", "Content-Length: 3", body=b"abc"), b"/ 3"),
+    "a URL as target": (b"GET http://a:80/b%20c?d=e HTTP/1.1\r\nHost: a\r\n\r\n", b"/b c 0"),
+    "a URL without a path as target": (b"GET HTTP://a HTTP/1.1\r\nHost: a\r\n\r\n", b"/ 0"),
+    "Chunked with a capital": (post("Transfer-Encoding: Chunked", body=b"3\r\nabc\r\n0\r\n\r\n"), b"/ 3"),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_bytes_are_served(served: Served, name: str) -> None:
+    data, answer = GOOD[name]
+    heard = served.talk(data)
+    assert b"HTTP/1.1 200 OK" in heard and answer in heard
+
+
+def test_too_many_chunks_are_refused(served: Served) -> None:
+    body = b"1\r\na\r\n" * (MAX_CHUNKS + 1) + b"0\r\n\r\n"
+    assert_refused(served.talk(post("Transfer-Encoding: chunked", body=body)), 400)
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_an_upgrade_is_not_taken_and_the_request_is_served_with_its_body(served: Served, offer: str) -> None:
+    request = post("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}", "Content-Length: 3", body=b"abc")
+    heard = served.talk(request + post("Content-Length: 4", body=b"abcd", path="/next"))
+    assert statuses(heard) == [200, 200] and b"/ 3" in heard and b"/next 4" in heard
+
+
+def test_a_request_that_offers_an_upgrade_is_held_to_the_same_rules(served: Served) -> None:
+    offer = ("Connection: Upgrade", "Upgrade: h2c")
+    assert_refused(served.talk(post(*offer, "Host: b")), 400)
+    assert_refused(served.talk(post(*offer, "Content-Length: 3", "Transfer-Encoding: chunked", body=b"0\r\n\r\n")), 400)
+
+
+# Answers.
+
+
+@pytest.mark.parametrize("connection", [(), ("Connection: keep-alive",)], ids=["plain", "keep-alive"])
+def test_a_stream_to_an_http_1_0_client_ends_with_the_connection(served: Served, connection: tuple[str, ...]) -> None:
+    served.app.go_on.set()
+    head, _, body = served.talk(post(*connection, path="/stream", version="1.0")).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    assert body == b"first,/stream 0"
+
+
+ANNOUNCED = {"a long body": ("Content-Length: 100000",), "a body in chunks": ("Transfer-Encoding: chunked",)}
+EXPECTED = {"a short body that is held back": ("Expect: 100-continue", "Content-Length: 3")}
+
+
+@pytest.mark.parametrize("name", [*ANNOUNCED, *EXPECTED])
+def test_an_answer_before_the_body_closes_the_connection_without_waiting_for_the_rest(
+    served: Served, name: str
+) -> None:
+    with served.connect() as connection:
+        connection.sendall(post(*(ANNOUNCED | EXPECTED)[name], path="/unread"))
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert statuses(answer) == [413] and body == b"too long", "a 100 was sent, or the answer was not whole"
+    assert head.count(b"connection: close") == 1
+
+
+def test_a_client_that_first_sends_a_body_nobody_reads_still_has_its_answer(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post(f"Content-Length: {100 * len(FLOOD)}", "Connection: close", path="/unread"))
+        assert select.select([connection], [], [], TIMEOUT_S)[0], "there is no answer"
+        for _ in range(100):
+            connection.sendall(FLOOD)
+        connection.shutdown(socket.SHUT_WR)
+        assert hear(connection).endswith(b"too long")
+
+
+def test_a_short_rest_of_a_body_is_forgotten_and_the_connection_kept(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post("Content-Length: 3", path="/unread"))
+        assert b"connection: close" not in until(connection, b"too long")
+        connection.sendall(b"abc" + GET)
+        assert statuses(until(connection, b"/ 0")) == [200]
+
+
+# Time.
+
+
+def test_a_connection_that_says_nothing_is_closed(served: Served) -> None:
+    assert_refused(served.talk(), 408)
+
+
+def test_a_head_that_drips_is_refused_at_its_deadline(served: Served) -> None:
+    with served.connect() as connection:
+        started = time.monotonic()
+        answer = drip(connection, GET[:-2], pause_s=0.05)
+        assert_refused(answer, 408)
+        assert 0.3 < time.monotonic() - started < 3
+
+
+def test_the_second_head_of_a_connection_has_a_deadline_too(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(GET)
+        assert statuses(until(connection, b"/ 0")) == [200]
+        connection.sendall(GET[:10])
+        assert_refused(hear(connection), 408)
+
+
+def test_an_idle_connection_between_requests_is_kept(served: Served) -> None:
+    with served.connect() as connection:
+        for _ in range(2):
+            connection.sendall(GET)
+            assert statuses(until(connection, b"/ 0")) == [200]
+            time.sleep(HastyProtocol.header_timeout_s + 0.2)
+
+
+def test_a_body_that_drips_is_refused_and_its_application_hears_a_disconnect(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post("Content-Length: 100000"))
+        assert_refused(drip(connection, b"a" * 1000, pause_s=0.02), 408)
+    assert served.app.disconnected.wait(TIMEOUT_S)
+
+
+def test_a_body_slower_than_a_kilobyte_a_second_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmi.http.protocol.SLOW_START_S", 0.5)
+    monkeypatch.setattr(HastyProtocol, "body_timeout_s", 60.0)
+    with served.connect() as connection:
+        connection.sendall(post("Content-Length: 100000"))
+        started = time.monotonic()
+        assert_refused(drip(connection, b"a" * 1000, pause_s=0.02), 408)
+        assert time.monotonic() - started < 10
+
+
+def test_a_request_that_takes_long_to_answer_is_no_slow_body(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post("Content-Length: 3", body=b"abc", path="/slow"))
+        time.sleep(HastyProtocol.body_timeout_s + 0.5)
+        served.app.go_on.set()
+        assert statuses(until(connection, b"/slow 3")) == [200]
+
+
+# Several requests on one connection.
+
+
+@pytest.mark.parametrize("num_requests", [2, 5, MAX_PIPELINED])
+def test_pipelined_requests_are_answered_in_order(served: Served, num_requests: int) -> None:
+    paths = [f"/{i:03d}" for i in range(num_requests)]
+    heard = served.talk(b"".join(post("Content-Length: 1", body=b"x", path=path) for path in paths))
+    assert statuses(heard) == [200] * num_requests
+    assert served.app.heard == paths
+
+
+def test_a_queue_of_pipelined_requests_is_bounded_and_ends_with_a_refusal(served: Served) -> None:
+    served.app.go_on.set()
+    heard = served.talk(post(path="/slow") + GET * 5000)
+    assert statuses(heard)[-1] == 400 and set(statuses(heard)[:-1]) == {200}
+    assert len(served.app.heard) == len(statuses(heard)) - 1 <= MAX_PIPELINED + 1
+
+
+def test_a_refusal_waits_for_the_answers_before_it(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post(path="/stream") + post(path="/queued") + b"rubbish\r\n\r\n")
+        heard = until(connection, b"first,")
+        assert statuses(heard) == [200]
+        served.app.go_on.set()
+        heard += hear(connection)
+    assert statuses(heard) == [200, 200, 400] and b"/stream 0" in heard and b"/queued 0" in heard
+
+
+def test_bad_bytes_in_a_queued_body_do_not_harm_the_answer_before_it(served: Served) -> None:
+    with served.connect() as connection:
+        connection.sendall(post(path="/stream") + post("Transfer-Encoding: chunked", body=b"zz\r\n", path="/bad"))
+        heard = until(connection, b"first,")
+        served.app.go_on.set()
+        heard += hear(connection)
+    assert statuses(heard) == [200, 400] and "/bad" not in served.app.heard
+
+
+def test_idle_connections_make_room_for_new_ones(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HastyProtocol, "max_connections", 4)
+    idle = [served.connect() for _ in range(4)]
+    idle[0].sendall(GET[:10])
+    with served.connect() as newcomer:
+        newcomer.sendall(GET)
+        assert statuses(until(newcomer, b"/ 0")) == [200]
+    assert sum(hear(connection) == b"" for connection in idle) == 1
+    for connection in idle:
+        connection.close()
+
+
+def test_busy_connections_stay_and_newcomers_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HastyProtocol, "max_connections", 2)
+    busy = [served.connect() for _ in range(2)]
+    for connection in busy:
+        connection.sendall(post(path="/stream"))
+        until(connection, b"first,")
+    refused = served.talk(GET)
+    assert_refused(refused, 503)
+    assert b"retry-after: 1" in refused
+    served.app.go_on.set()
+    for connection in busy:
+        with connection:
+            assert b"/stream 0" in hear(connection)
+
+
+def test_an_endless_head_costs_no_memory(served: Served) -> None:
+    before = resident_bytes()
+    with served.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
+        deadline = time.monotonic() + TIMEOUT_S
+        with pytest.raises(OSError):  # cut
+            while time.monotonic() < deadline:
+                connection.sendall(b"a" * 65536)
+    assert resident_bytes() - before < 8 << 20
+
+
+def test_a_crowd_of_slow_heads_is_gone_after_the_deadline(served: Served) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 1024)), hard))
+    crowd = [served.connect() for _ in range(300)]
+    for connection in crowd:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+    for connection in crowd:
+        with connection:
+            assert_refused(hear(connection), 408)
+    assert statuses(served.talk(GET)) == [200]
+
+
+@pytest.fixture
+def flooded(served: Served) -> Iterator[socket.socket]:
+    """A client with little room that asked for a lot."""
+    served.app.flooded.clear()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(TIMEOUT_S)
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(b"GET /flood HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        yield connection
+
+
+def test_a_client_that_stops_reading_is_cut_off(served: Served, flooded: socket.socket) -> None:
+    assert served.app.flooded.wait(TIMEOUT_S), "the application waits for the client for ever"
+    assert len(hear(flooded)) < len(FLOOD) * NUM_FLOODS
+    assert statuses(served.talk(GET)) == [200]
+
+
+def test_a_client_that_reads_slowly_is_not_cut_off(flooded: socket.socket) -> None:
+    """What the server has buffered takes it twice as long to read as a client may read nothing."""
+    heard, started = b"", time.monotonic()
+    while time.monotonic() < started + 5 * HastyProtocol.stall_timeout_s:
+        heard += flooded.recv(2500)  # 50 KB a second
+        time.sleep(0.05)
+    while data := flooded.recv(65536):
+        heard += data
+    assert heard.endswith(b"/flood 0\r\n0\r\n\r\n") and heard.count(b"~") == len(FLOOD) * NUM_FLOODS
+
+
+def drip(connection: socket.socket, data: bytes, pause_s: float) -> bytes:
+    """Send byte by byte until the server answers."""
+    connection.settimeout(pause_s)
+    for at in range(len(data)):
+        connection.sendall(data[at : at + 1])
+        try:
+            if heard := connection.recv(65536):
+                return heard + hear(connection)
+        except TimeoutError:
+            pass
+    return b""
+
+
+def until(connection: socket.socket, end: bytes) -> bytes:
+    connection.settimeout(TIMEOUT_S)
+    heard = b""
+    while end not in heard:
+        data = connection.recv(65536)
+        assert data, f"closed after {heard!r}"
+        heard += data
+    return heard
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_the_head_limit_is_what_the_documents_say() -> None:
+    assert (MAX_HEAD_BYTES, MAX_FIELDS, MAX_CHUNKS, MAX_PIPELINED) == (65536, 128, 65536, 16)

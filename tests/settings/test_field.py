@@ -1,0 +1,226 @@
+"""What users of djl-serving have in their settings: each class starts, or stops with a line that names the way out.
+
+The classes are those of several hundred public configurations; the rows are our own. Each is resolved on a machine
+with eight GPUs and vLLM, and on one with neither.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import BadConfiguration
+from lmi.settings.choices import Machine
+from lmi.settings.config import Resolved, resolve
+from lmi.settings.properties import parse
+
+EIGHT_GPUS = Machine(num_cores=96, gpus=tuple("01234567"))
+CPU = Machine(num_cores=4)
+VLLM_ARGUMENTS = (
+    "enable_lora max_loras max_lora_rank gpu_memory_utilization enforce_eager load_format revision kv_cache_dtype "
+    "enable_prefix_caching enable_chunked_prefill limit_mm_per_prompt disable_custom_all_reduce hf_overrides "
+    "kv_transfer_config speculative_config fully_sharded_loras served_model_name tool_call_parser reasoning_parser "
+    "max_num_seqs max_model_len seed trust_remote_code"
+).split()
+SERVICE = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Settings, and what is expected of them on either machine: an engine, or a part of the refusal.
+
+    `warned`: a part of each warning, in order.
+    """
+
+    text: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
+    gpus: str = "vllm"
+    cpu: str = "lmi-dist"
+    refused: str = ""  # on both
+    refused_on_cpu: str = ""
+    warned: tuple[str, ...] = ()
+    warned_on_cpu: tuple[str, ...] | None = None  # where it differs
+    name: str = "tiny"
+    is_dynamic: bool = False
+
+
+USES_NOT = "lmi-dist does not use it"
+DEGREE = "more with option.rolling_batch=vllm"
+CASES = {
+    # They start and mean what they say.
+    "nothing": Case(),
+    "engine and task of every notebook": Case(
+        text="engine=MPI\noption.task=text-generation\noption.rolling_batch=auto\noption.dtype=fp16"
+    ),
+    "async mode": Case(text="engine=Python\noption.async_mode=true\noption.rolling_batch=disable"),
+    "async mode and its entry point": Case(
+        text=f"{SERVICE}\noption.async_mode=true\noption.rolling_batch=disable\noption.tensor_parallel_degree=max"
+    ),
+    "async service without the word": Case(text=f"{SERVICE}\noption.rolling_batch=disable"),
+    "async mode in the environment": Case(
+        environ={
+            "OPTION_ASYNC_MODE": "TRUE",
+            "OPTION_ROLLING_BATCH": "disable",
+            "OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service",
+        }
+    ),
+    "dynamic batch": Case(text="option.rolling_batch=disable\nbatch_size=8\nmax_batch_delay=50", is_dynamic=True),
+    "several workers": Case(text="minWorkers=1\nmaxWorkers=1\njob_queue_size=500\nmax_idle_time=600"),
+    "time limits of the images": Case(
+        environ={"PREDICT_TIMEOUT": "3600", "MODEL_LOADING_TIMEOUT": "1800", "SERVING_JOB_QUEUE_SIZE": "100"}
+    ),
+    "no retries": Case(environ={"SERVING_RETRY_THRESHOLD": "0", "SERVING_FAIL_FAST": "true"}),
+    "no retries in the file": Case(text="retry_threshold=0"),
+    "a container of TGI": Case(
+        environ={
+            "SM_NUM_GPUS": "1",
+            "MAX_INPUT_LENGTH": "2048",
+            "MAX_TOTAL_TOKENS": "4096",
+            "MAX_BATCH_PREFILL_TOKENS": "8192",
+            "MAX_CONCURRENT_REQUESTS": "128",
+            "HF_TASK": "text-generation",
+        }
+    ),
+    "variables for the worker": Case(text="option.env=NCCL_DEBUG=INFO,VLLM_LOGGING_LEVEL=DEBUG"),
+    "Neuron's keys beside others": Case(text="option.n_positions=4096\noption.batch_size=4"),
+    "attention by pages": Case(text="option.paged_attention=true\noption.device_map=auto"),
+    # They are served under the name that they give.
+    "the name of a start string": Case(environ={"SERVING_LOAD_MODELS": "test::MPI=/nowhere/model"}, name="test"),
+    "a served name": Case(text="option.served_model_name=llama-3", name="llama-3"),
+    "several served names": Case(text="option.served_model_name=org/llama llama", name="org/llama"),
+    # Forms of answers.
+    "tools of Llama": Case(text="option.enable_auto_tool_choice=true\noption.tool_call_parser=llama3_json"),
+    "thoughts of DeepSeek": Case(text="option.enable_reasoning=true\noption.reasoning_parser=deepseek_r1"),
+    "thoughts and tools of Qwen": Case(text="option.reasoning_parser=qwen3\noption.tool_call_parser=qwen"),
+    "tools of Mistral": Case(text="option.tool_call_parser=mistral", warned=("this form stays plain text",)),
+    "tools of Kimi": Case(text="option.tool_call_parser=kimi_k2", warned=("this form stays plain text",)),
+    "tools of Qwen's coder": Case(text="option.tool_call_parser=qwen3_coder", warned=("this form stays plain text",)),
+    # They start, and hear what is different.
+    "lmi-dist over GPUs": Case(
+        text="option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=4",
+        warned=("lmi-dist runs on one device, so the engine is vllm",),
+        refused_on_cpu=DEGREE,
+    ),
+    "lmi-dist over all GPUs": Case(
+        environ={"OPTION_ROLLING_BATCH": "lmi-dist", "TENSOR_PARALLEL_DEGREE": "max"},
+        warned=("lmi-dist runs on one device, so the engine is vllm",),
+        warned_on_cpu=(),
+    ),
+    "auto over GPUs": Case(text="option.tensor_parallel_degree=8", refused_on_cpu=DEGREE),
+    "the scheduler": Case(text="option.rolling_batch=scheduler", gpus="lmi-dist"),
+    "adapters with lmi-dist": Case(
+        text="option.rolling_batch=lmi-dist\noption.enable_lora=true",
+        gpus="lmi-dist",
+        warned=(f"{USES_NOT}, option.rolling_batch=vllm does",),
+    ),
+    "adapters": Case(
+        text="option.enable_lora=true\noption.max_loras=4\noption.max_lora_rank=64",
+        warned_on_cpu=(f"{USES_NOT}, option.rolling_batch=vllm does",) * 3,
+    ),
+    "scaled adapters, which vLLM has no more": Case(
+        text="option.long_lora_scaling_factors=4.0\noption.lmcache_config_file=lmcache.yaml",
+        warned=("vllm does not use it",) * 2,
+        warned_on_cpu=(USES_NOT,) * 2,
+    ),
+    "arguments of vLLM": Case(
+        text="option.gpu_memory_utilization=0.9\noption.disable_custom_all_reduce=true\noption.enforce_eager=true",
+        warned_on_cpu=(USES_NOT,) * 3,
+    ),
+    "another task": Case(environ={"HF_TASK": "feature-extraction"}, warned=("only text generation is served",)),
+    "another task in the file": Case(text="option.task=summarization", warned=("only text generation is served",)),
+    "a slip of the pen": Case(
+        environ={"OPTION_ROLLING_BACK": "auto"}, warned=("the closest known key is option.rolling_batch",)
+    ),
+    "a key of requests": Case(text="option.max_new_tokens=256", warned=("among its parameters",)),
+    "an entry point of Neuron": Case(
+        text="option.entryPoint=djl_python.transformers-neuronx", warned=("Neuron devices are not served here",)
+    ),
+    "several models": Case(
+        environ={"SERVING_LOAD_MODELS": "a=/nowhere/a,b=/nowhere/b"}, name="a", warned=("one model is served",)
+    ),
+    # They stop, and hear what to write instead.
+    "TensorRT-LLM": Case(
+        text="engine=MPI\noption.rolling_batch=trtllm\noption.tensor_parallel_degree=4",
+        refused="auto chooses lmi-dist or vllm (trtllm: there is no handler for TensorRT-LLM here yet)",
+    ),
+    "DeepSpeed": Case(text="engine=DeepSpeed", refused="what runs the model is option.rolling_batch (auto, vllm,"),
+    "FasterTransformer": Case(
+        text="engine=FasterTransformer", refused="what runs the model is option.rolling_batch (auto, vllm,"
+    ),
+    "DeepSpeed in a start string": Case(
+        environ={"SERVING_LOAD_MODELS": "test::DeepSpeed=/opt/ml/model"},
+        refused="what runs the model is option.rolling_batch (auto, vllm,",
+    ),
+    "DeepSpeed's rolling batch": Case(text="option.rolling_batch=deepspeed", refused="auto chooses lmi-dist or vllm ("),
+    "Neuron's rolling batch": Case(text="option.rolling_batch=neuronx", refused="auto chooses lmi-dist or vllm ("),
+    "images": Case(text="option.entryPoint=djl_python.stable-diffusion", refused="images are not made here"),
+    "AWQ on lmi-dist": Case(
+        text="option.rolling_batch=lmi-dist\noption.quantize=awq", refused="more with option.rolling_batch=vllm"
+    ),
+    "vLLM where it is not": Case(
+        text="option.rolling_batch=vllm", refused_on_cpu="(vllm: the library vllm is not installed)"
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    return model
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM with these arguments, found and never imported."""
+    engine = tmp_path / "site" / "vllm" / "engine"
+    engine.mkdir(parents=True)
+    (engine.parent / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
+    fields = "\n".join(f"    {name}: str = ''" for name in VLLM_ARGUMENTS)
+    (engine / "arg_utils.py").write_text(f"class EngineArgs:\n{fields}\n")
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+
+
+def settle(case: Case, folder: Path, machine: Machine) -> Resolved:
+    return resolve(parse(case.text), case.environ, {}, folder=folder, cwd=folder.parent, machine=machine)
+
+
+def check(case: Case, resolved: Resolved, engine: str, warned: tuple[str, ...]) -> None:
+    config = resolved.config
+    assert (config.engine.handler, config.model.name) == (engine, case.name)
+    assert config.model.dynamic_batch == case.is_dynamic
+    assert len(resolved.warnings) == len(warned), resolved.warnings
+    for said, part in zip(resolved.warnings, warned, strict=True):
+        assert part in said
+
+
+def refusal(case: Case, folder: Path, machine: Machine) -> str:
+    with pytest.raises(BadConfiguration) as caught:
+        settle(case, folder, machine)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("name", CASES)
+def test_settings_of_the_field_on_gpus(folder: Path, name: str) -> None:
+    case = CASES[name]
+    if case.refused:
+        assert case.refused in refusal(case, folder, EIGHT_GPUS)
+    else:
+        check(case, settle(case, folder, EIGHT_GPUS), case.gpus, case.warned)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_settings_of_the_field_on_a_cpu(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    case = CASES[name]
+    if said := case.refused or case.refused_on_cpu:
+        assert said in refusal(case, folder, CPU)
+    else:
+        warned = case.warned if case.warned_on_cpu is None else case.warned_on_cpu
+        check(case, settle(case, folder, CPU), case.cpu, warned)

@@ -1,0 +1,121 @@
+"""Children by hand: who dies with whom, with what code, under what name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lmi.shared import processes
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(code: str) -> str:
+    """In a process of its own: forking from the test process would take its threads along."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_child_gets_its_own_group_environment_folder_and_score() -> None:
+    script = "import os; print(os.getpgid(0) == os.getpid(), os.environ['A'], os.getcwd())"
+    script += "; print(open('/proc/self/oom_score_adj').read())"
+    code = f"""
+import os, signal, sys
+from lmi.shared import processes
+argv = [sys.executable, "-c", {script!r}]
+pid = processes.spawn(argv, {{"A": "b"}}, death_signal=signal.SIGKILL, oom_score=300, folder="/")
+print(os.waitpid(pid, 0)[1])
+"""
+    assert run_python(code).split() == ["True", "b", "/", "300", "0"]
+
+
+def test_a_program_that_does_not_exist_is_a_child_that_exits_127() -> None:
+    code = """
+import os, signal
+from lmi.shared import processes
+pid = processes.spawn(["/no/such/program"], {}, death_signal=signal.SIGKILL)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert run_python(code) == "127"
+
+
+def test_a_child_dies_when_its_parent_is_killed() -> None:
+    code = """
+import os, signal, sys, time
+from lmi.shared import processes
+pid = processes.spawn(["/bin/sleep", "60"], {}, death_signal=signal.SIGKILL)
+print(pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=30)
+    assert done.returncode == -signal.SIGKILL
+    deadline_s = time.monotonic() + 5
+    while processes.is_alive(int(done.stdout)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
+    code = """
+import os, signal
+from lmi.shared import processes
+if os.fork() == 0:
+    processes.die_with_parent(1 << 30, signal.SIGKILL)
+    os._exit(0)
+print(processes.describe_exit(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+    assert run_python(code).startswith("was killed by SIGKILL")
+
+
+def test_orphans_are_adopted_and_reaped() -> None:
+    code = """
+import os, time
+from lmi.shared import processes
+processes.adopt_orphans()
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(0.3)
+        os._exit(7)
+    os._exit(3)
+codes = []
+deadline = time.monotonic() + 10
+while len(codes) < 2 and time.monotonic() < deadline:
+    codes += [code for _, code in processes.reap()]
+    time.sleep(0.01)
+print(codes, processes.children())
+"""
+    assert run_python(code) == "[3, 7] []"
+
+
+def test_the_children_of_this_process_are_found() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as child:
+        assert child.pid in processes.children()
+        child.kill()
+
+
+def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
+    with subprocess.Popen(["/bin/true"]) as child:
+        child.wait()
+    processes.send(child.pid, signal.SIGTERM)
+    assert not processes.is_alive(child.pid)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(3, "exited with code 3"), (-15, "was killed by SIGTERM"), (-9, "was killed by SIGKILL, which the kernel also")],
+)
+def test_an_exit_is_told_in_words(code: int, words: str) -> None:
+    assert processes.describe_exit(code).startswith(words)
+
+
+def test_usable_cores_are_those_of_the_mask() -> None:
+    assert 1 <= processes.num_usable_cores() <= len(os.sched_getaffinity(0))

@@ -1,0 +1,168 @@
+"""When a process may start again and when an engine counts as hung: times and rules, no processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.state import Block, EngineRecord, Phase
+from lmi.supervisor.restarts import Pauses, RestartTable, code_hang, drain_notice_s, hang
+
+CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
+
+
+def test_delays_double_from_a_fifth_of_a_second_to_half_a_minute() -> None:
+    table = RestartTable(max_deaths=100, window_s=1e9)
+    delays = [table.delay_s(started_s=at, died_s=at) for at in range(10)]
+    assert delays == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0])
+
+
+def test_a_process_that_ran_for_a_minute_starts_again_with_the_first_delay() -> None:
+    table = RestartTable(max_deaths=100, window_s=1e9)
+    assert [table.delay_s(0, 1), table.delay_s(1, 2), table.delay_s(2, 63), table.delay_s(63, 64)] == [
+        0.2,
+        0.4,
+        0.2,
+        0.4,
+    ]
+
+
+def test_too_many_deaths_in_the_window_are_the_end_and_old_ones_do_not_count() -> None:
+    table = RestartTable(max_deaths=3, window_s=600)
+    assert table.delay_s(0, 0) is not None
+    assert table.delay_s(0, 300) is not None
+    assert table.delay_s(0, 601) is not None  # the first is forgotten
+    assert table.delay_s(0, 602) is None
+    assert table.num_deaths == 3
+
+
+def test_starts_that_fail_count_however_long_each_took_until_one_succeeds() -> None:
+    table = RestartTable(max_deaths=3, window_s=600)
+    ends = [table.delay_s(at, at + 1200, was_ready=False) for at in range(0, 3600, 1200)]
+    assert [end is None for end in ends] == [False, False, True]
+    table = RestartTable(max_deaths=3, window_s=600)
+    ends = [table.delay_s(at, at + 1200, was_ready=at % 3600 == 0) for at in range(0, 12_000, 1200)]
+    assert None not in ends
+
+
+@pytest.mark.parametrize("max_deaths", [0, 1])
+def test_the_first_death_is_the_end_where_no_more_are_allowed(max_deaths: int) -> None:
+    table = RestartTable(max_deaths, window_s=600)
+    assert table.delay_s(0, 1) is None
+    assert table.num_deaths == 1
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> EngineRecord:
+    record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
+    record.phase, record.beat_s, record.step_s, record.step = Phase.READY, 1000.0, 1000.0, 5
+    return record
+
+
+def test_an_idle_engine_hangs_when_its_beat_stops(record: EngineRecord) -> None:
+    assert hang(record, CONFIG, 0.0, 1009.0) is None
+    assert "no sign of life" in (hang(record, CONFIG, 0.0, 1011.0) or "")
+
+
+@pytest.mark.parametrize("field", ["num_running", "num_waiting"])
+def test_a_busy_engine_hangs_when_its_steps_stop_and_not_when_its_beat_does(record: EngineRecord, field: str) -> None:
+    setattr(record, field, 1)
+    assert hang(record, CONFIG, 0.0, 1059.0) is None
+    assert "no step" in (hang(record, CONFIG, 0.0, 1061.0) or "")
+
+
+def test_the_first_step_may_take_longer(record: EngineRecord) -> None:
+    record.num_running, record.step = 1, 0
+    assert hang(record, CONFIG, 0.0, 1299.0) is None
+    assert hang(record, CONFIG, 0.0, 1301.0) is not None
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LOADING])
+def test_a_loading_engine_has_the_deadline_of_loading_alone(record: EngineRecord, phase: Phase) -> None:
+    record.phase = phase
+    assert hang(record, CONFIG, 0.0, 1199.0) is None
+    assert "loading" in (hang(record, CONFIG, 0.0, 1201.0) or "")
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.LOST, Phase.FAILED])
+def test_an_engine_that_is_ending_is_never_hung(record: EngineRecord, phase: Phase) -> None:
+    record.phase = phase
+    assert hang(record, CONFIG, 0.0, 1e6) is None
+
+
+def paused(*turns: float) -> Pauses:
+    """A loop that turns at these times and should do so each second."""
+    pauses = Pauses(late_s=1.0)
+    for now in turns:
+        pauses.note(now)
+    return pauses
+
+
+def test_time_in_which_the_loop_did_not_turn_counts_for_nothing() -> None:
+    pauses = paused(10.0, 11.0, 21.0, 21.5, 31.5)
+    assert pauses.ran_s(5.0, 40.0) == 35.0 - 10.0 - 10.0
+    assert pauses.ran_s(15.0, 40.0) == 25.0 - 6.0 - 10.0, "only what lies after the beginning"
+    assert pauses.ran_s(15.0, 21.0) == 0.0
+    assert pauses.ran_s(32.0, 40.0) == 8.0
+    assert paused(0.0, 1.0, 1.9, 2.9).ran_s(0.0, 3.0) == 3.0
+    assert (pauses.note(32.5), pauses.note(34.0), pauses.note(34.5)) == (0.0, 1.5, 0.0)
+
+
+def test_an_engine_that_was_paused_with_its_supervisor_is_not_hung(record: EngineRecord) -> None:
+    pauses = paused(1000.0, 5000.0)
+    assert hang(record, CONFIG, 0.0, 5009.0, pauses) is None
+    assert "no sign of life for 11.0 s" in (hang(record, CONFIG, 0.0, 5011.0, pauses) or "")
+    record.num_running = 1
+    assert hang(record, CONFIG, 0.0, 5059.0, pauses) is None
+    assert "no step" in (hang(record, CONFIG, 0.0, 5061.0, pauses) or "")
+    record.phase = Phase.LOADING
+    assert hang(record, CONFIG, 1000.0, 6199.0, pauses) is None
+    assert "loading" in (hang(record, CONFIG, 1000.0, 6201.0, pauses) or "")
+
+
+def test_the_notice_of_a_drain_is_a_second_and_never_most_of_the_drain() -> None:
+    assert (drain_notice_s(25.0), drain_notice_s(2.0), drain_notice_s(0.0)) == (1.0, 0.5, 0.0)
+
+
+def code_record(tmp_path: Path, phase: Phase, *, num_running: int, step_s: float, beat_s: float) -> EngineRecord:
+    record = Block.create(tmp_path / "state", 0, 0, 1).formatters[0]
+    record.phase, record.num_running, record.step_s, record.beat_s = phase, num_running, step_s, beat_s
+    return record
+
+
+def test_a_handler_hangs_after_predict_timeout_and_never_without_one(tmp_path: Path) -> None:
+    record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=0.0)
+    model, engine = ModelConfig(path="", name=""), EngineConfig(handler="python")
+    code = CodeConfig(path="model.py", handler="handle")
+    limited = Config(server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, code=code)
+    assert code_hang(record, limited, 0.0, 104.9) is None
+    assert code_hang(record, limited, 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
+    assert code_hang(record, replace(limited, server=ServerConfig()), 0.0, 1e9) is None
+
+
+def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent(tmp_path: Path) -> None:
+    record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=100.0)
+    model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
+    config = Config(server=ServerConfig(), model=model, engine=engine, code=CodeConfig(path="model.py"))
+    assert code_hang(record, config, 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
+    record.num_running = 0
+    assert code_hang(record, config, 0.0, 102.1) is None
+    assert code_hang(record, config, 0.0, 111.0) == "gave no sign of life for 11.0 s (limit 10 s)"
+    record.phase = Phase.LOADING
+    assert code_hang(record, config, 0.0, 51.0) == "did not finish loading for 51.0 s (limit 50 s)"
+
+
+def test_code_that_was_paused_with_its_supervisor_is_not_hung(tmp_path: Path) -> None:
+    record = code_record(tmp_path, Phase.READY, num_running=1, step_s=1000.0, beat_s=1000.0)
+    model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
+    config = Config(server=ServerConfig(), model=model, engine=engine, code=CodeConfig(path="model.py"))
+    pauses = paused(1000.0, 5000.0)
+    assert code_hang(record, config, 0.0, 5001.9, pauses) is None
+    assert code_hang(record, config, 0.0, 5002.1, pauses) is not None
+    record.num_running = 0
+    assert code_hang(record, config, 0.0, 5009.0, pauses) is None
+    record.phase = Phase.LOADING
+    assert code_hang(record, config, 1000.0, 5049.0, pauses) is None
