@@ -27,7 +27,6 @@ from pathlib import Path
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from handlers.python_model import Functions, PythonModel
 from lmi.engine.client import Engines
 from lmi.engine.server import Desk, FrontEnd
 from lmi.executor import (
@@ -55,6 +54,7 @@ from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
 from lmi.user_code import worker
 from lmi.user_code.client import CodeWorkers
+from lmi.user_code.runner import Functions, UserCode
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
 END_ID = 256
@@ -343,7 +343,7 @@ async def _serve(
 async def _run_code(folder: Path, config: Config, code: CodeConfig, block: Block) -> tuple[CodeWorkers, asyncio.Server]:
     """What a code worker does, on the loop; `djl_python` must be importable."""
     functions = Functions(code.handler, code.output_formatter, code.input_formatter)
-    model = PythonModel(code.path, functions, code.properties, folder=config.model.path, name=config.model.name)
+    model = UserCode(code.path, functions, code.properties, folder=config.model.path, name=config.model.name)
     record = block.formatters[0]
     bench = worker.Bench(model, record)
     path = str(folder / "code-0.sock")

@@ -88,7 +88,14 @@ def test_what_engines_share_knows_none_of_them(path: Path) -> None:
     assert [module for module in imported_modules(path) if module.startswith("handlers.lmi_dist")] == []
 
 
-@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker"])
+def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_else() -> None:
+    assert [path.name for path in (ROOT / "lmi/user_code/compat").iterdir()] == ["djl_python"]
+
+
+PROCESSES = ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker", "lmi.user_code.worker"]
+
+
+@pytest.mark.parametrize("module", PROCESSES)
 def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
     heavy = sorted(ENGINES | {"transformers", "numpy", "handlers"})
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
@@ -96,13 +103,14 @@ def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_wheel_carries_the_packages_and_the_demo_model_and_nothing_else() -> None:
+def test_the_wheel_carries_the_packages_djl_python_and_the_demo_model_and_nothing_else() -> None:
     code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", code, folder]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         names = zipfile.ZipFile(Path(folder) / done.stdout.split()[-1]).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"lmi", "handlers"}
+    assert {str(path.relative_to(ROOT)) for path in sources("lmi/user_code/compat")} <= set(names)
     demo = {path.name for path in (ROOT / "handlers/lmi_dist/demo").iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= demo
     assert {f"handlers/lmi_dist/demo/{name}" for name in demo} <= set(names)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
-import importlib
 import logging
 import os
 import queue
@@ -21,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import lmi.shared.log
@@ -35,6 +34,7 @@ from lmi.settings.config import CodeConfig, ModelConfig
 from lmi.shared import processes
 from lmi.shared.sink import STDERR, Sink
 from lmi.shared.state import EngineRecord, Phase
+from lmi.user_code import runner
 from lmi.user_code.messages import (
     MAX_PIECE_BYTES,
     WINDOW,
@@ -53,6 +53,7 @@ from lmi.user_code.messages import (
     decode_to_worker,
     encode,
 )
+from lmi.user_code.runner import Functions, UserCode
 
 BEAT_S = 0.2
 PRINTED_S = 0.5  # for the last lines that the code printed; a child of its own may hold their pipe open
@@ -81,8 +82,8 @@ class Job:
 class Bench:
     """Runs the code in a thread of its own and keeps the record."""
 
-    def __init__(self, model: Any, record: EngineRecord) -> None:
-        self._model = model
+    def __init__(self, user_code: UserCode, record: EngineRecord) -> None:
+        self._user_code = user_code
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[tuple[Job, Handle | ReadInput | Open | Feed | Respond]] = queue.SimpleQueue()
@@ -119,14 +120,14 @@ class Bench:
             if isinstance(message, Handle):
                 self._handle(job, message)
             elif isinstance(message, ReadInput):
-                job.request, body = self._model.read_input(message.properties, message.body)
+                job.request, body = self._user_code.read_input(message.properties, message.body)
                 self._send(job, Piece(job.id, body))
                 return
             elif isinstance(message, Respond):
-                self._send(job, Piece(job.id, self._model.respond(message.body, job.request)))
+                self._send(job, Piece(job.id, self._user_code.respond(message.body, job.request)))
                 return
             elif isinstance(message, Open):
-                job.answers = self._model.answers(message, job.request)
+                job.answers = self._user_code.answers(message, job.request)
                 self._send(job, Head(job.id, 200, job.answers.media_type, {}, message.is_streaming))
                 return
             else:
@@ -139,10 +140,9 @@ class Bench:
             self._send(job, Failed(job.id, describe(error), is_out_of_memory(error)))
 
     def _handle(self, job: Job, message: Handle) -> None:
-        with closing(self._model.handle(message.properties, message.query, message.body)) as answer:
-            head = next(answer)
-            self._send(job, Head(job.id, int(head.status), head.media_type, head.headers, head.is_streaming))
-            self._send_all(job, answer)
+        with self._user_code.handle(message.properties, message.query, message.body) as (head, pieces):
+            self._send(job, Head(job.id, head.status, head.media_type, head.headers, head.is_streaming))
+            self._send_all(job, pieces)
 
     def _send_all(self, job: Job, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
@@ -195,12 +195,12 @@ class FrontEnd(Connection):
             self.send(Failed(message.call_id, str(error)))
 
 
-async def serve(model: Any, record: EngineRecord, socket_path: str) -> None:
+async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> None:
     """Serve until SIGTERM."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    bench = Bench(model, record)
+    bench = Bench(user_code, record)
     server = await loop.create_unix_server(lambda: FrontEnd(bench), sock=bind(socket_path))
     beat = asyncio.create_task(_beat(bench))
     record.phase = Phase.READY
@@ -219,19 +219,18 @@ async def _beat(bench: Bench) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-def load(code: CodeConfig, model: ModelConfig, record: EngineRecord) -> Any:
+def load(code: CodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
     """The model's functions, ready. Raises ModelUnusable with what the file raised."""
-    python_model = importlib.import_module("handlers.python_model")
     record.stage = "import"
     try:
-        functions = python_model.Functions(code.handler, code.output_formatter, code.input_formatter)
-        python = python_model.load(code.path, functions, code.properties, model.path, model.name)
+        functions = Functions(code.handler, code.output_formatter, code.input_formatter)
+        user_code = runner.load(code.path, functions, code.properties, model.path, model.name)
         record.stage = "initialise"
-        python.begin()
+        user_code.begin()
     except BaseException as error:
         log.error("%s cannot be used", code.path, exc_info=error)
         raise ModelUnusable(f"{code.path}: {_place(error, code.path)}{describe(error)}") from error
-    return python
+    return user_code
 
 
 def run(slot: int) -> int:
@@ -248,11 +247,11 @@ def run(slot: int) -> int:
     finish_printing = log_what_is_printed()
     try:
         started_s = time.monotonic()
-        model = load(code, config.model, record)
+        user_code = load(code, config.model, record)
         if code.handler is not None:
             _report(runtime, slot, time.monotonic() - started_s)
         record.stage = ""
-        asyncio.run(serve(model, record, runtime.code_socket(slot)))
+        asyncio.run(serve(user_code, record, runtime.code_socket(slot)))
     except ModelUnusable as error:
         record.reason = str(error)
         return error.exit_code

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from handlers.python_model import COMPAT
 from lmi.settings.config import CodeConfig
+from lmi.user_code.runner import COMPAT
 from tests.scripted import Host, host, wait_until
 
 FILES = Path(__file__).parents[1] / "custom_code"

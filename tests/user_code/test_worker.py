@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handlers.python_model import Head as ModelHead
 from lmi.errors import EngineLost, MalformedRequest, Unavailable
 from lmi.shared.state import Block, Phase
 from lmi.user_code.client import Call, CodeWorkers, CustomCodeFailed
 from lmi.user_code.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
+from lmi.user_code.runner import ResponseHead
 from lmi.user_code.worker import Bench, FrontEnd
 
 
@@ -27,19 +27,23 @@ class CountingModel:
         self.num_closed = 0
         self.thread: threading.Thread | None = None
 
-    def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Iterator[Any]:
+    @contextmanager
+    def handle(
+        self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
+    ) -> Iterator[tuple[ResponseHead, Iterator[bytes]]]:
         self.thread = threading.current_thread()
         if body == b"large":
-            yield ModelHead(200, "", {})
-            yield b"x" * (2 * MAX_PIECE_BYTES + 1)
+            yield ResponseHead(200, "", {}), iter([b"x" * (2 * MAX_PIECE_BYTES + 1)])
             return
-        yield ModelHead(200, "a/b", {"x": "y"}, True)
         try:
-            for number in range(int(body)):
-                self.num_made += 1
-                yield b"%d " % number
+            yield ResponseHead(200, "a/b", {"x": "y"}, True), self._numbers(int(body))
         finally:
             self.num_closed += 1
+
+    def _numbers(self, num: int) -> Iterator[bytes]:
+        for number in range(num):
+            self.num_made += 1
+            yield b"%d " % number
 
     def answers(self, opened: Open, request: Any) -> Any:
         raise KeyError(opened.prompts[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handlers.python_model import COMPAT, Functions, Head, PythonModel
+from lmi.user_code.runner import COMPAT, Functions, ResponseHead, UserCode
 
 FILES = Path(__file__).parents[1] / "custom_code"
 
@@ -19,15 +19,14 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(COMPAT))
 
 
-def model(tmp_path: Path, source: str, **properties: str) -> PythonModel:
+def model(tmp_path: Path, source: str, **properties: str) -> UserCode:
     (tmp_path / "model.py").write_text("from djl_python import Input, Output\n" + source)
-    return PythonModel(str(tmp_path / "model.py"), Functions("handle"), properties)
+    return UserCode(str(tmp_path / "model.py"), Functions("handle"), properties)
 
 
-def answer(loaded: PythonModel, body: bytes = b"{}", **properties: str) -> tuple[Head, list[bytes]]:
-    head, *pieces = loaded.handle(properties, {}, body)
-    assert isinstance(head, Head)
-    return head, [piece for piece in pieces if isinstance(piece, bytes)]
+def answer(loaded: UserCode, body: bytes = b"{}", **properties: str) -> tuple[ResponseHead, list[bytes]]:
+    with loaded.handle(properties, {}, body) as (head, pieces):
+        return head, list(pieces)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_an_asynchronous_handler_answers_whole(tmp_path: Path) -> None:
     loaded = model(tmp_path, STREAMED)
     loaded.begin()
     head, pieces = answer(loaded, '{"text": "ä"}'.encode())
-    assert head == Head(200, "application/json", {"x-a": "b"}) and pieces == ['{"text": "ä"}\n'.encode()]
+    assert head == ResponseHead(200, "application/json", {"x-a": "b"}) and pieces == ['{"text": "ä"}\n'.encode()]
     head, pieces = answer(loaded, b'{"error": "no luck", "code": 429}')
     assert head.status == 429 and [json.loads(piece) for piece in pieces] == [{"error": "no luck", "code": 429}]
     assert answer(loaded, b'{"error": "no luck"}')[0].status == 424
@@ -170,7 +169,7 @@ def test_an_asynchronous_handler_answers_whole(tmp_path: Path) -> None:
 def test_an_asynchronous_generator_of_outputs_is_a_stream_until_the_last(tmp_path: Path) -> None:
     loaded = model(tmp_path, STREAMED)
     head, pieces = answer(loaded, b'{"words": ["a", "b", "c", "d"]}')
-    assert head == Head(200, "application/jsonlines", {}, is_streaming=True)
+    assert head == ResponseHead(200, "application/jsonlines", {}, is_streaming=True)
     assert pieces == [b'{"token": "a"}\n', b'{"token": "b"}\n', b'{"token": "c"}\n']
     assert answer(loaded, b'{"words": ["a", "b"], "keeps": 1}')[1] == [b'["a"]\n', b'["a", "b"]\n']
     _, (first, last) = answer(loaded, b'{"words": ["a", "bad", "c"]}')
@@ -188,19 +187,18 @@ async def handle(inputs):
         ended.append(text)
 """
     loaded = model(tmp_path, source)
-    assert answer(loaded) == (Head(200, "text/plain", {}, is_streaming=True), [b"a", b"b", b"c"])
-    left = loaded.handle({}, {}, b"")
-    next(left), next(left)
-    left.close()
+    assert answer(loaded) == (ResponseHead(200, "text/plain", {}, is_streaming=True), [b"a", b"b", b"c"])
+    with loaded.handle({}, {}, b"") as (_, pieces):
+        next(pieces)
     assert loaded._handle.__globals__["ended"] == ["c", "a"], "a client that left ends it"
 
 
 def test_what_a_generator_yields_must_be_an_output(tmp_path: Path) -> None:
     loaded = model(tmp_path, "async def handle(inputs):\n    yield Output().add('a')\n    yield 'b'\n")
-    pieces = loaded.handle({}, {}, b"")
-    assert [type(next(pieces)), next(pieces)] == [Head, b"a"]
-    with pytest.raises(TypeError, match="handle must return an Output or None, not str"):
-        next(pieces)
+    with loaded.handle({}, {}, b"") as (_, pieces):
+        assert next(pieces) == b"a"
+        with pytest.raises(TypeError, match="handle must return an Output or None, not str"):
+            next(pieces)
 
 
 def test_all_calls_share_one_event_loop(tmp_path: Path) -> None:
@@ -237,7 +235,7 @@ def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_an
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = {"entryPoint": "djl_python.lmi_vllm.vllm_async_service", "async_mode": "true", "model_id": "mine"}
-    loaded = PythonModel(str(FILES / "async_service" / "model.py"), Functions("handle"), options)
+    loaded = UserCode(str(FILES / "async_service" / "model.py"), Functions("handle"), options)
     loaded.begin()
     assert "TypeError" in caplog.text
     head, [body] = answer(loaded, b'{"inputs": {"nested": 1}}')
@@ -246,6 +244,6 @@ def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_an
 
 
 def test_a_handler_that_goes_through_a_batch_answers_its_one_request() -> None:
-    loaded = PythonModel(str(FILES / "batch" / "model.py"), Functions("handle"))
+    loaded = UserCode(str(FILES / "batch" / "model.py"), Functions("handle"))
     loaded.begin()
-    assert answer(loaded, b'{"inputs": "a"}') == (Head(200, "text/plain; charset=utf-8", {"num": "1"}), [b"A"])
+    assert answer(loaded, b'{"inputs": "a"}') == (ResponseHead(200, "text/plain; charset=utf-8", {"num": "1"}), [b"A"])

@@ -16,46 +16,26 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from handlers.attributes import attributes
-from handlers.signatures import accepted, call, first_annotation, num_required
+from lmi.user_code.attributes import attributes
+from lmi.user_code.messages import Feed, Open, TokenFields
+from lmi.user_code.signatures import accepted, call, first_annotation, num_required
+
+if TYPE_CHECKING:
+    from djl_python.request_io import Token
 
 JSON, JSONLINES = "application/json", "application/jsonlines"
 NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
-TokenFields = tuple[int, str, float | None, bool]  # id, text, log_prob, is_special
 NO_TOKEN: TokenFields = (-1, "", None, True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
-
-
-class Opened(Protocol):
-    """What is known as answers begin: a prompt for each, the fields of the body beside the prompt, and its form."""
-
-    call_id: int
-    prompts: list[str]
-    fields: dict[str, Any]
-    is_streaming: bool
-    details: bool
-    return_full_text: bool
-
-
-class Step(Protocol):
-    """New tokens of the answer to the prompt at `index`. What it does not bring is None."""
-
-    index: int
-    tokens: list[TokenFields]
-    finish_reason: str | None
-    stop_reason: str | int | None
-    top_tokens: list[list[TokenFields]] | None
-    prompt_token_ids: list[int] | None
-    prefill: list[TokenFields] | None
 
 
 class Answers:
     """The answers to one body, by the index of their prompts. `media_type` "": they have none, as in the reference."""
 
     def __init__(
-        self, formatter: Callable[..., Any], opened: Opened, request: Any, model_name: str, tokenizer: Any
+        self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str, tokenizer: Any
     ) -> None:
         """`request`: what the input formatter has returned; None: there is none, or it has returned a body's object."""
         self._open = set(range(len(opened.prompts)))
@@ -72,7 +52,7 @@ class Answers:
     def are_over(self) -> bool:
         return not self._open
 
-    def feed(self, step: Step) -> bytes:
+    def feed(self, step: Feed) -> bytes:
         """What the formatter writes for this step of one answer."""
         if step.finish_reason is not None:
             self._open.discard(step.index)
@@ -92,7 +72,7 @@ class TokenAnswer:
         self._output = TextGenerationOutput(request.request_id, request, sequences={0: self._sequence})
         self._text: list[str] = []
 
-    def feed(self, step: Step) -> bytes:
+    def feed(self, step: Feed) -> bytes:
         """It is called once for each token, until all are read."""
         self._take(step)
         written = []
@@ -103,7 +83,7 @@ class TokenAnswer:
                 self._sequence._next = len(self._sequence.tokens)
         return b"".join(written)
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: Feed) -> None:
         tokens = step.tokens or ([NO_TOKEN] if step.finish_reason is not None else [])
         sequence, output = self._sequence, self._output
         sequence.tokens += _tokens(tokens)
@@ -119,6 +99,7 @@ class TokenAnswer:
             return call(self._formatter, self._output)
         sequence = self._sequence
         token, is_first, is_last = sequence.get_next_token()
+        assert token is not None
         self._text.append(token.text)
         details = {
             "finish_reason": sequence.finish_reason if is_last else None,
@@ -136,7 +117,7 @@ class ResponseAnswer:
     formatter writes ends with a newline.
     """
 
-    def __init__(self, formatter: Callable[..., Any], opened: Opened, request: Any, model_name: str) -> None:
+    def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
         self._formatter = formatter
         self._opened = opened
         self._request = request
@@ -152,7 +133,7 @@ class ResponseAnswer:
         self._prefill: list[TokenFields] | None = None
         self._num_prompt_tokens = 0
 
-    def feed(self, step: Step) -> bytes:
+    def feed(self, step: Feed) -> bytes:
         """It is called with the finished answer; of a stream with each step that brings something."""
         self._tokens += step.tokens
         self._top_tokens += step.top_tokens or ()
@@ -163,7 +144,7 @@ class ResponseAnswer:
             return b""
         return format_response(self._formatter, self._response(step), self._request, self._request.tokenizer)
 
-    def _response(self, step: Step) -> dict[str, Any]:
+    def _response(self, step: Feed) -> dict[str, Any]:
         text = _text(step.tokens if self._opened.is_streaming else self._tokens)
         choice = {
             "index": 0,
@@ -213,7 +194,7 @@ def format_response(formatter: Callable[..., Any], response: dict[str, Any], req
     return written if not written or written.endswith(b"\n") else written + b"\n"
 
 
-def request_input(request: Any, opened: Opened, prompt: str, tokenizer: Any) -> Any:
+def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> Any:
     """The request as an output formatter finds it: the input formatter's own object, with what that left open.
 
     Without one it is a TextInput, with the fields of the body that no schema knows as attributes.
@@ -245,12 +226,12 @@ def as_bytes(written: Any) -> bytes:
     return str(written).encode()
 
 
-def _take_prompt(request: Any, step: Step) -> None:
+def _take_prompt(request: Any, step: Feed) -> None:
     if step.prompt_token_ids is not None and not getattr(request, "input_ids", None):
         request.input_ids = step.prompt_token_ids
 
 
-def _tokens(fields: Sequence[TokenFields]) -> list[Any]:
+def _tokens(fields: Sequence[TokenFields]) -> list[Token]:
     from djl_python.request_io import Token
 
     return [Token(*each) for each in fields]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from handlers.python_answer import Answers
-from handlers.python_model import COMPAT, Functions, Head, PythonModel
+from lmi.user_code.answer import Answers
 from lmi.user_code.messages import Feed, Open, TokenFields
+from lmi.user_code.runner import COMPAT, Functions, ResponseHead, UserCode
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "custom_code"
@@ -25,14 +25,12 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def model(
     tmp_path: Path, source: str, properties: dict[str, str] | None = None, folder: str = ".", **functions: str
-) -> PythonModel:
+) -> UserCode:
     (tmp_path / "model.py").write_text(source)
-    return PythonModel(str(tmp_path / "model.py"), Functions(**functions), properties, folder=folder)
+    return UserCode(str(tmp_path / "model.py"), Functions(**functions), properties, folder=folder)
 
 
-def opened(
-    loaded: PythonModel, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any
-) -> Answers:
+def opened(loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any) -> Answers:
     """One answer that is streamed."""
     return loaded.answers(Open(request_id, [prompt], fields, True, False, False), request)
 
@@ -41,14 +39,13 @@ def feed(answers: Answers, tokens: list[TokenFields], finish_reason: str | None 
     return answers.feed(Feed(0, 0, tokens, finish_reason, **named))
 
 
-def answer(model: PythonModel, body: bytes = b"{}", **properties: str) -> tuple[Head, bytes]:
-    head, *pieces = model.handle(properties, {"q": "1"}, body)
-    assert isinstance(head, Head)
-    return head, b"".join(piece for piece in pieces if isinstance(piece, bytes))
+def answer(model: UserCode, body: bytes = b"{}", **properties: str) -> tuple[ResponseHead, bytes]:
+    with model.handle(properties, {"q": "1"}, body) as (head, pieces):
+        return head, b"".join(pieces)
 
 
 def test_djl_python_is_importable_nowhere_else() -> None:
-    code = "import handlers.python_model, lmi.server.app, djl_python"
+    code = "import lmi.user_code.runner, lmi.server.app, djl_python"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "No module named 'djl_python'" in done.stderr
 
@@ -113,9 +110,8 @@ def handle(inputs):
     return Output().add_stream_content(iter("abc"), None).finalize(done.append, len(done))
 """
     loaded = model(tmp_path, source, handler="handle")
-    pieces = loaded.handle({}, {}, b"")
-    next(pieces), next(pieces)
-    pieces.close()
+    with loaded.handle({}, {}, b"") as (_, pieces):
+        next(pieces)
     answer(loaded)
     assert sys.modules["model"].done == [0, 1]
 
@@ -126,7 +122,7 @@ def test_a_function_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
-    written = opened(PythonModel(str(FILES / "formatter" / "model.py"), Functions()), 3, "prompt")
+    written = opened(UserCode(str(FILES / "formatter" / "model.py"), Functions()), 3, "prompt")
     assert feed(written, []) == b""
     lines = feed(written, [(1, "a", -0.5, False), (2, "b", None, False)]).decode().splitlines()
     assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
@@ -210,7 +206,7 @@ def test_an_input_formatter_of_the_later_signature_gets_and_gives_the_bodys_obje
 
 
 def test_an_input_formatter_makes_a_request_of_a_body() -> None:
-    loaded = PythonModel(str(FILES / "formatter" / "model.py"), Functions())
+    loaded = UserCode(str(FILES / "formatter" / "model.py"), Functions())
     body = b'{"question": "a", "options": {"max_new_tokens": 3}, "stream": true}'
     assert json.loads(loaded.read_input({"Content-Type": "application/json"}, body)[1]) == {
         "inputs": "a",

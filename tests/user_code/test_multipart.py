@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.multipart import is_multipart, read_parts
+from lmi.user_code.multipart import is_multipart, read_parts
 
 TYPE = 'multipart/form-data; boundary="cut"'
 

@@ -1,6 +1,6 @@
 """Code of a model's own: `handle`, and formatters, as files written for djl-serving have them.
 
-Runs in a process of its own (`lmi/custom/worker.py`), one call at a time. This module finds the functions in the file,
+Runs in a process of its own (`worker.py`), one call at a time. This module finds the functions in the file,
 gives them the objects that they expect and reads what they return; it knows nothing of sockets or HTTP. Everything
 that user code raises passes through as it is. Source: the reference's public documentation of handlers and formatters.
 """
@@ -13,29 +13,33 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, nullcontext, suppress
+from collections.abc import AsyncIterable, Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from handlers.attributes import Attributes
-from handlers.lazy_tokenizer import LazyTokenizer
-from handlers.multipart import is_multipart, read_parts
-from handlers.python_answer import Answers, Opened, as_bytes, format_response, takes_responses
-from handlers.signatures import accepted, call, first_annotation, first_name, synchronous
+from lmi.settings.user_code import BUILT_IN
+from lmi.user_code.answer import Answers, as_bytes, format_response, takes_responses
+from lmi.user_code.attributes import Attributes
+from lmi.user_code.lazy_tokenizer import LazyTokenizer
+from lmi.user_code.messages import Open
+from lmi.user_code.multipart import is_multipart, read_parts
+from lmi.user_code.signatures import accepted, call, first_annotation, first_name, synchronous
+
+if TYPE_CHECKING:
+    from djl_python import Input, Output
 
 COMPAT = Path(__file__).parent / "compat"
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
 HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
 WITHOUT_BODY = (204, 205, 304)
 UNUSED_MARKS = dict.fromkeys(("is_init_handler", "is_prediction_handler"), "it is for scikit-learn and XGBoost")
-BUILT_IN = "djl_python."  # begins an entryPoint that names a service of the reference
 
 log = logging.getLogger(__name__)
 
 
-class Head(NamedTuple):
+class ResponseHead(NamedTuple):
     """The beginning of an answer: what its status line and headers say. `media_type` "": it does not say."""
 
     status: int
@@ -53,7 +57,7 @@ class Functions:
     input_formatter: str | None = None
 
 
-class PythonModel:
+class UserCode:
     """The functions of one file. Raises what the file raises, LookupError for a function that is not there.
 
     `properties` are the options of the model, `folder` has its tokenizer, `name` is what clients call it.
@@ -98,21 +102,34 @@ class PythonModel:
                 raise
             log.error("the first call of %s, without content, failed", self._handler_name, exc_info=error)
 
-    def handle(self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Iterator[Head | bytes]:
-        """The answer to one request: its head, then its pieces as they are made. Close it when nobody listens."""
+    @contextmanager
+    def handle(
+        self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
+    ) -> Iterator[tuple[ResponseHead, Iterator[bytes]]]:
+        """The head of the response to one request, and its pieces as they are made, within the block."""
         assert self._handle is not None
         result = call(self._handle, _input(properties, body, query))
         with closing(_outputs(result)) as outputs:
             first = next(outputs, None)
             if first is None:
-                yield Head(204, "", {})
+                yield ResponseHead(204, "", {}), iter(())
                 return
-            _check_type(first, self._handler_name)
-            yield _head(first, is_streaming=hasattr(result, "__aiter__"))
-            yield from _pieces(first)
-            for output in outputs:
-                _check_type(output, self._handler_name)
-                yield from _pieces(output)
+            self._check_type(first)
+            head = _head(first, is_streaming=hasattr(result, "__aiter__"))
+            with closing(self._all_pieces(first, outputs)) as pieces:
+                yield head, pieces
+
+    def _all_pieces(self, first: Output, others: Iterator[Output]) -> Generator[bytes]:
+        yield from _pieces(first)
+        for output in others:
+            self._check_type(output)
+            yield from _pieces(output)
+
+    def _check_type(self, output: object) -> None:
+        from djl_python import Output
+
+        if not isinstance(output, Output):
+            raise TypeError(f"{self._handler_name} must return an Output or None, not {type(output).__name__}")
 
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
         """What the input formatter makes of a body: its own object, None where it is the body's own, and the JSON."""
@@ -134,7 +151,7 @@ class PythonModel:
             return None, json.dumps(request).encode()
         return request, json.dumps(_request_fields(request)).encode()
 
-    def answers(self, opened: Opened, request: Any) -> Answers:
+    def answers(self, opened: Open, request: Any) -> Answers:
         """The answers to one body, whose `request` `read_input` has returned."""
         assert self._output_formatter is not None
         return Answers(self._output_formatter, opened, request, self._name, self._tokenizer)
@@ -147,13 +164,13 @@ class PythonModel:
         return format_response(self._output_formatter, json.loads(body), request, self._tokenizer)
 
 
-def load(path: str, functions: Functions, properties: Mapping[str, str], folder: str, name: str) -> PythonModel:
+def load(path: str, functions: Functions, properties: Mapping[str, str], folder: str, name: str) -> UserCode:
     """The file with djl_python's names importable, its own folder too, and `folder` as the current one."""
     for place in (str(COMPAT), folder, str(Path(path).parent)):
         if place not in sys.path:
             sys.path.insert(0, place)
     os.chdir(folder)
-    return PythonModel(path, functions, properties, folder=folder, name=name)
+    return UserCode(path, functions, properties, folder=folder, name=name)
 
 
 def _import(path: Path) -> Any:
@@ -178,7 +195,7 @@ def _find(module: Any, name: str | None, mark: str) -> Callable[..., Any] | None
     return next((value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None)
 
 
-def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None) -> Any:
+def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None) -> Input:
     """The body under `data`, or each part of a multipart one under its name, and each name of the query."""
     from djl_python import Input
     from djl_python.pair_list import PairList
@@ -188,10 +205,10 @@ def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] 
     return Input(properties, PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]))
 
 
-def _outputs(result: Any) -> Iterator[Any]:
+def _outputs(result: Any) -> Generator[Output]:
     """What a handler has returned, or each thing that its asynchronous generator yields, finished when it was used."""
-    items = synchronous(result) if hasattr(result, "__aiter__") else iter(() if result is None else (result,))
-    with closing(items) if hasattr(items, "close") else nullcontext():
+    items = synchronous(result) if hasattr(result, "__aiter__") else (item for item in (result,) if item is not None)
+    with closing(items):
         for item in items:
             try:
                 yield item
@@ -201,14 +218,7 @@ def _outputs(result: Any) -> Iterator[Any]:
                 return
 
 
-def _check_type(output: Any, name: str) -> None:
-    from djl_python import Output
-
-    if not isinstance(output, Output):
-        raise TypeError(f"{name} must return an Output or None, not {type(output).__name__}")
-
-
-def _head(output: Any, *, is_streaming: bool) -> Head:
+def _head(output: Output, *, is_streaming: bool) -> ResponseHead:
     """Raises ValueError for what HTTP cannot carry."""
     headers = {str(name): str(value) for name, value in output.properties.items()}
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
@@ -218,7 +228,7 @@ def _head(output: Any, *, is_streaming: bool) -> Head:
     for name, value in [("content-type", media_type), *others.items()]:
         _check_header(name, value)
     is_streaming = is_streaming or output.stream_content is not None
-    return Head(status, media_type, others, is_streaming and status not in WITHOUT_BODY)
+    return ResponseHead(status, media_type, others, is_streaming and status not in WITHOUT_BODY)
 
 
 def _status(code: Any) -> int:
@@ -236,7 +246,7 @@ def _check_header(name: str, value: str) -> None:
         raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")
 
 
-def _pieces(output: Any) -> Iterator[bytes]:
+def _pieces(output: Output) -> Iterator[bytes]:
     if _status(output.code) in WITHOUT_BODY:
         return
     if output.stream_content is None:
@@ -245,13 +255,14 @@ def _pieces(output: Any) -> Iterator[bytes]:
         return
     write = output.stream_formatter or (lambda item: item)
     items = output.stream_content
-    for item in synchronous(items) if hasattr(items, "__aiter__") else items:
+    for item in synchronous(items) if isinstance(items, AsyncIterable) else items:
         yield as_bytes(write(item))
 
 
-def _finish(output: Any) -> None:
-    if output is not None and getattr(output, "finalizer", None) is not None:
-        output.finalizer()
+def _finish(output: object) -> None:
+    finalizer = getattr(output, "finalizer", None)
+    if finalizer is not None:
+        finalizer()
 
 
 def _request_fields(request: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator
 from typing import Any
 
 _runner = asyncio.Runner()  # one event loop for all calls: what the code keeps (locks, clients) belongs to it
@@ -16,7 +16,7 @@ def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     return _runner.run(_awaited(result)) if inspect.isawaitable(result) else result
 
 
-def synchronous(items: AsyncIterator[Any]) -> Iterator[Any]:
+def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
     """An asynchronous iterator's items. Closing this closes it."""
     iterator = aiter(items)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from typing import Any
 
 from djl_python.pair_list import PairList
@@ -30,7 +30,7 @@ class Output:
         self.message = message
         self.properties: dict[str, str] = {}
         self.content = PairList()
-        self.stream_content: Iterable[Any] | None = None
+        self.stream_content: Iterable[Any] | AsyncIterable[Any] | None = None
         self.stream_formatter: Callable[[Any], bytes | str] | None = None
         self.finalizer: Callable[[], Any] | None = None
         self.media_type: str | None = None  # of the first thing added, where no property says it
@@ -103,7 +103,9 @@ class Output:
         return self._add(buffer.getvalue(), key, "tensor/npz")
 
     def add_stream_content(
-        self, stream_content: Iterable[Any], output_formatter: Any = _default_stream_output_formatter
+        self,
+        stream_content: Iterable[Any] | AsyncIterable[Any],
+        output_formatter: Any = _default_stream_output_formatter,
     ) -> Output:
         """Send what the iterable yields as it comes. `output_formatter` makes bytes or a text of each item."""
         self.stream_content = stream_content

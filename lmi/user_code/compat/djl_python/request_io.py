@@ -36,7 +36,7 @@ class Sequence:
     top_tokens: list[list[Token]] = field(default_factory=list)
     cumulative_log_prob: float = 0.0
     finish_reason: str | None = None
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     _next: int = 0
 
     def has_next_token(self) -> bool:
