@@ -52,9 +52,10 @@ from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, S
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
-from lmi.user_code import worker
 from lmi.user_code.client import CodeWorkers
+from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.runner import Functions, UserCode
+from lmi.user_code.server import FrontEnd as UserCodeFrontEnd
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
 END_ID = 256
@@ -345,9 +346,9 @@ async def _run_code(folder: Path, config: Config, code: CodeConfig, block: Block
     functions = Functions(code.handler, code.output_formatter, code.input_formatter)
     model = UserCode(code.path, functions, code.properties, folder=config.model.path, name=config.model.name)
     record = block.formatters[0]
-    bench = worker.Bench(model, record)
+    thread = CodeThread(record)
     path = str(folder / "code-0.sock")
-    server = await asyncio.get_running_loop().create_unix_server(lambda: worker.FrontEnd(bench), path)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: UserCodeFrontEnd(model, thread), path)
     record.phase = Phase.READY
     return CodeWorkers([path], [record]), server
 

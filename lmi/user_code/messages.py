@@ -106,7 +106,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     is_out_of_memory: bool = False
 
 
-ToWorker = Handle | ReadInput | Open | Feed | Respond | Taken | Drop
+Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
+ToWorker = Work | Taken | Drop
 ToFrontEnd = Head | Piece | End | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,9 +14,10 @@ import pytest
 from lmi.errors import EngineLost, MalformedRequest, Unavailable
 from lmi.shared.state import Block, Phase
 from lmi.user_code.client import Call, CodeWorkers, CustomCodeFailed
+from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
 from lmi.user_code.runner import ResponseHead
-from lmi.user_code.worker import Bench, FrontEnd
+from lmi.user_code.server import FrontEnd
 
 
 class CountingModel:
@@ -53,8 +54,8 @@ class CountingModel:
 async def working(folder: Path) -> AsyncIterator[tuple[CodeWorkers, CountingModel, asyncio.Server]]:
     model, path = CountingModel(), str(folder / "code.sock")
     record = Block.create(folder / "state", 0, 0, 1).formatters[0]
-    bench = Bench(model, record)
-    server = await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(bench), path)
+    thread = CodeThread(record)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(model, thread), path)
     record.phase = Phase.READY
     workers = CodeWorkers([path], [record])
     await workers.start()
