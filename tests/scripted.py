@@ -52,7 +52,7 @@ from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, S
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
-from lmi.user_code.client import CodeWorkers
+from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.runner import Functions, UserCode
 from lmi.user_code.server import FrontEnd as UserCodeFrontEnd
@@ -237,7 +237,7 @@ class Host:
     block: Block
     config: Config
     loop: asyncio.AbstractEventLoop
-    code: CodeWorkers | None = None
+    code: UserCodeWorkers | None = None
 
     def post(
         self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
@@ -341,7 +341,9 @@ async def _serve(
         code_server.close()
 
 
-async def _run_code(folder: Path, config: Config, code: CodeConfig, block: Block) -> tuple[CodeWorkers, asyncio.Server]:
+async def _run_code(
+    folder: Path, config: Config, code: CodeConfig, block: Block
+) -> tuple[UserCodeWorkers, asyncio.Server]:
     """What a code worker does, on the loop; `djl_python` must be importable."""
     functions = Functions(code.handler, code.output_formatter, code.input_formatter)
     model = UserCode(code.path, functions, code.properties, folder=config.model.path, name=config.model.name)
@@ -350,7 +352,7 @@ async def _run_code(folder: Path, config: Config, code: CodeConfig, block: Block
     path = str(folder / "code-0.sock")
     server = await asyncio.get_running_loop().create_unix_server(lambda: UserCodeFrontEnd(model, thread), path)
     record.phase = Phase.READY
-    return CodeWorkers([path], [record]), server
+    return UserCodeWorkers([path], [record]), server
 
 
 async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[FrontEnd]) -> None:

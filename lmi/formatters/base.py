@@ -9,8 +9,8 @@ tgi_compat the log-prob and the special flag have TGI's names, and TGI's flag is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import NamedTuple
 
 from orjson import dumps
 
@@ -28,11 +28,20 @@ class ErrorFields(NamedTuple):
     tgi_type: str | None = None
 
 
-class Formatter(ABC):
-    """Writes the answer to one request."""
+class AsyncFormatter(ABC):
+    """Turns the deltas of one answer into the records of its body. It may wait for other processes."""
 
-    media_type: ClassVar[str]
-    is_streaming: ClassVar[bool]  # False: feed gives one record in all, the whole body
+    media_type: str
+    is_streaming: bool  # False: all records together are the body
+    is_verbatim: bool = False  # the body is sent as it is, without the door's line end
+
+    @abstractmethod
+    def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
+        """The records that each delta completes. An empty record only begins the response."""
+
+
+class Formatter(AsyncFormatter):
+    """Writes the answer to one request, without waiting for anything."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
@@ -40,7 +49,12 @@ class Formatter(ABC):
 
     @abstractmethod
     def feed(self, delta: Delta) -> list[bytes]:
-        """The records that this Delta completes, in order."""
+        """The records that this Delta completes, in order; if not streaming, the whole body after the last."""
+
+    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
+        async for delta in deltas:
+            for record in self.feed(delta):
+                yield record
 
     @staticmethod
     @abstractmethod

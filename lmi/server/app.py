@@ -23,12 +23,12 @@ from lmi.errors import ClientGone, LmiError, shorten
 from lmi.http.exchange import Exchange
 from lmi.pipeline import NoPipeline, Pipeline
 from lmi.runtime import Runtime
-from lmi.server.routes import custom, docs, health, invocations, kserve, openai, tgi, triton
+from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
 from lmi.shared.state import Block
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
-from lmi.user_code.client import CodeWorkers
+from lmi.user_code.client import UserCodeWorkers
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 Row = tuple[str, list[str], Handler]  # path, methods
@@ -46,7 +46,7 @@ ROUTES: list[Row] = [
     *tgi.ROUTES,
     *openai.ROUTES,
 ]
-CUSTOM_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *custom.ROUTES]  # of a model that is code of its own
+USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *user_code.ROUTES]
 
 
 def create_app() -> ASGIApp:
@@ -65,24 +65,24 @@ def create_app() -> ASGIApp:
     return build_app(Service(config, block, record, engines, pipeline, code))
 
 
-def code_workers(runtime: Runtime, block: Block) -> CodeWorkers:
+def code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
     records = runtime.code_records(block)
-    return CodeWorkers([runtime.code_socket(slot) for slot in range(len(records))], records)
+    return UserCodeWorkers([runtime.code_socket(slot) for slot in range(len(records))], records)
 
 
 def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
         await service.engines.start()
-        if service.code is not None:
-            await service.code.start()
+        if service.user_code is not None:
+            await service.user_code.start()
         gc.freeze()  # what is loaded by now stays; without this each full collection would walk through it
         yield
         await service.engines.close()
-        if service.code is not None:
-            await service.code.close()
+        if service.user_code is not None:
+            await service.user_code.close()
 
-    routes = CUSTOM_ROUTES if service.config.is_custom else ROUTES
+    routes = USER_CODE_ROUTES if service.config.is_custom else ROUTES
     router = Router(
         [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in routes],
         lifespan=lifespan,

@@ -7,7 +7,7 @@ After the first byte an error is written in the answer's own form and the body e
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -15,11 +15,11 @@ from typing import Self
 
 from lmi.dialects import Dialect
 from lmi.errors import ClientGone, LmiError
-from lmi.formatters.base import Formatter
+from lmi.formatters.base import AsyncFormatter
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Parsed
-from lmi.server.custom import OwnFormatters, OwnWriter
 from lmi.server.service import Service
+from lmi.server.user_code import UserFormatters
 from lmi.settings.config import ModelConfig
 from lmi.shared.state import FrontEndRecord
 from lmi.types import Delta, Frame
@@ -39,25 +39,25 @@ async def answer(
     """
     model = model or service.config.model
     frame = dialect.default_frame(model)
-    own = OwnFormatters(exchange, service)
+    formatters = UserFormatters(exchange, service)
     try:
         service.check_room()  # before the body: a full server reads nothing
-        if not own.reads(dialect):
+        if not formatters.reads(dialect):
             exchange.check_is_whole()
         body = await exchange.body(service.config.server.max_request_size, service.body_memory)
-        body, content_type = await own.read(dialect, body)
+        body, content_type = await formatters.read(dialect, body)
         if choose is not None:
             dialect = choose(body)
             frame = dialect.default_frame(model)
         message = dialect.read(body, content_type, model)
         frame = message.frame
-        parsed = dialect.parse(own.asked(dialect, message))
+        parsed = dialect.parse(formatters.asked(dialect, message))
         del body
         frame = replace(frame, field_names=parsed.field_names)
         service.report_tolerated(parsed.tolerated, exchange.request_id)
         service.check_sequences(parsed.requests)
         with service.admitted(sum(request.num_sequences for request in parsed.requests)):
-            formatter, parsed = own.choose(dialect, message, parsed)
+            formatter, parsed = formatters.choose(dialect, message, parsed)
             await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
     except ClientGone:
         raise
@@ -67,7 +67,7 @@ async def answer(
         body = dialect.whole(rendered.media_type, rendered.body)
         await exchange.answer(rendered.status, rendered.media_type, body, rendered.headers.items())
     finally:
-        own.close()
+        formatters.close()
 
 
 async def respond(
@@ -76,7 +76,7 @@ async def respond(
     dialect: Dialect,
     parsed: Parsed,
     frame: Frame,
-    formatter: Formatter | OwnWriter,
+    formatter: AsyncFormatter,
 ) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
@@ -85,11 +85,10 @@ async def respond(
             async with (
                 exchange.deadline(service.config.server.predict_timeout_s),
                 aclosing(service.pipeline.generate(parsed.requests)) as deltas,
+                aclosing(meter.counted(deltas)) as counted,
+                aclosing(formatter.records(counted)) as records,
             ):
-                if isinstance(formatter, Formatter):
-                    body = dialect.whole(formatter.media_type, await write(exchange, formatter, deltas, meter))
-                else:
-                    body = await write_custom(exchange, formatter, deltas, meter)
+                body = await write(exchange, formatter, records)
     except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
         if not exchange.status:
             raise
@@ -98,38 +97,22 @@ async def respond(
     if exchange.status:
         await exchange.end()
     else:
+        body = body if formatter.is_verbatim else dialect.whole(formatter.media_type, body)
         await exchange.answer(200, formatter.media_type, body)
 
 
-async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
-    """Send a streaming formatter's records as they come; return the last one, of any other formatter the body."""
-    record = b""
-    async for delta in deltas:
-        meter.count(delta)
-        for record in formatter.feed(delta):
-            if formatter.is_streaming:
-                if not exchange.status:
-                    await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
-                await exchange.write(record)
-    return record
-
-
-async def write_custom(exchange: Exchange, formatter: OwnWriter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
-    """The same through the model's own formatter: what it writes for each Delta as it comes, or all of it at the end.
-
-    An answer that it writes nothing of still begins, so that its status is told.
-    """
-    written = []
-    async with aclosing(formatter.records(deltas, meter.count)) as records:
-        async for record in records:
-            if not formatter.is_streaming:
-                written.append(record)
-                continue
-            if not exchange.status:
-                await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
-            if record:
-                await exchange.write(record)
-    return b"".join(written)
+async def write(exchange: Exchange, formatter: AsyncFormatter, records: AsyncIterator[bytes]) -> bytes:
+    """Send the records of a stream as they come. Returns the body of an answer that is not streamed."""
+    body = []
+    async for record in records:
+        if not formatter.is_streaming:
+            body.append(record)
+            continue
+        if not exchange.status:
+            await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
+        if record:
+            await exchange.write(record)
+    return b"".join(body)
 
 
 class Meter:
@@ -149,6 +132,12 @@ class Meter:
 
     def __enter__(self) -> Self:
         return self
+
+    async def counted(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[Delta]:
+        """Pass the deltas on and count each."""
+        async for delta in deltas:
+            self.count(delta)
+            yield delta
 
     def count(self, delta: Delta) -> None:
         num_tokens = len(delta.tokens)

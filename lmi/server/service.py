@@ -14,7 +14,7 @@ from lmi.pipeline import Pipeline
 from lmi.settings.config import Config
 from lmi.shared.state import Block, FrontEndRecord, Phase
 from lmi.types import GenerationRequest
-from lmi.user_code.client import CodeWorkers
+from lmi.user_code.client import UserCodeWorkers
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Service:
     record: FrontEndRecord  # this worker's own
     engines: Engines
     pipeline: Pipeline
-    code: CodeWorkers | None = None  # where the model comes with code of its own
+    user_code: UserCodeWorkers | None = None  # if the model has any
     body_memory: BodyMemory = field(init=False)
     _has_reported_key: bool = False
     _reported: set[str] = field(default_factory=set)

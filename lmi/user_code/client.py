@@ -1,13 +1,13 @@
 """The front end's end of the code workers' sockets.
 
-`CodeWorkers` keeps one connection to each worker and gives a call to the one that has the fewest. A worker that is lost
-ends its calls with `EngineLost`; a call that is closed before its end sends Drop. Nothing is retried.
+`UserCodeWorkers` keeps one connection to each worker and gives a call to the one with the fewest calls. If a worker is
+lost, its calls end with `EngineLost`. A call that is closed before its end sends Drop. Nothing is retried.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 
 from lmi.errors import EngineLost, GenerationFailed, LmiError, MalformedRequest, OutOfMemory, Unavailable
@@ -28,7 +28,7 @@ from lmi.user_code.messages import (
 )
 
 
-class CustomCodeFailed(GenerationFailed):
+class UserCodeFailed(GenerationFailed):
     """Code of the model's own raised; the message is its exception's."""
 
     label = "custom_code_failed"
@@ -52,12 +52,28 @@ class Call:
         if isinstance(item, LmiError):
             raise item
         if isinstance(item, Failed):
-            raise (OutOfMemory if item.is_out_of_memory else CustomCodeFailed)(item.message)
+            raise (OutOfMemory if item.is_out_of_memory else UserCodeFailed)(item.message)
         if isinstance(item, End):
             return None
         if isinstance(item, Piece):
             self._connection.send(Taken(self.id))
         return item
+
+    async def head(self) -> Head:
+        head = await self.take()
+        assert isinstance(head, Head)
+        return head
+
+    async def piece(self) -> bytes:
+        piece = await self.take()
+        assert isinstance(piece, Piece)
+        return piece.data
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """Every piece up to the end of the call."""
+        while (piece := await self.take()) is not None:
+            assert isinstance(piece, Piece)
+            yield piece.data
 
     def put(self, item: ToFrontEnd | LmiError) -> None:
         self._inbox.put_nowait(item)
@@ -110,7 +126,7 @@ class WorkerConnection(Connection):
             call.put(EngineLost("the model's code was lost while it worked on this request"))
 
 
-class CodeWorkers(Connections[WorkerConnection]):
+class UserCodeWorkers(Connections[WorkerConnection]):
     """Every code worker of this server, as one front-end worker sees them."""
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:

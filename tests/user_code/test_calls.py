@@ -13,7 +13,7 @@ import pytest
 
 from lmi.errors import EngineLost, MalformedRequest, Unavailable
 from lmi.shared.state import Block, Phase
-from lmi.user_code.client import Call, CodeWorkers, CustomCodeFailed
+from lmi.user_code.client import Call, UserCodeFailed, UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
 from lmi.user_code.runner import ResponseHead
@@ -51,13 +51,13 @@ class CountingModel:
 
 
 @asynccontextmanager
-async def working(folder: Path) -> AsyncIterator[tuple[CodeWorkers, CountingModel, asyncio.Server]]:
+async def working(folder: Path) -> AsyncIterator[tuple[UserCodeWorkers, CountingModel, asyncio.Server]]:
     model, path = CountingModel(), str(folder / "code.sock")
     record = Block.create(folder / "state", 0, 0, 1).formatters[0]
     thread = CodeThread(record)
     server = await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(model, thread), path)
     record.phase = Phase.READY
-    workers = CodeWorkers([path], [record])
+    workers = UserCodeWorkers([path], [record])
     await workers.start()
     try:
         yield workers, model, server
@@ -127,9 +127,9 @@ def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignore
         async with working(tmp_path) as (workers, _, _):
             call = await workers.begin(lambda call_id: Open(call_id, ["p"], {}, False, False, False))
             call.send(Feed(call.id, 0, [], "length"))
-            with pytest.raises(CustomCodeFailed, match="KeyError: 'p'"):
+            with pytest.raises(UserCodeFailed, match="KeyError: 'p'"):
                 await call.take()
-            with pytest.raises(CustomCodeFailed, match="ValueError"):
+            with pytest.raises(UserCodeFailed, match="ValueError"):
                 await all_of(await workers.begin(handle(b"no number")))
 
     asyncio.run(scenario())

@@ -13,10 +13,11 @@ import orjson
 from lmi.dialects import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
-from lmi.server.custom import JSON, pieces, properties, query
 from lmi.server.service import Service
+from lmi.server.user_code import properties, query
 from lmi.user_code.client import Call
-from lmi.user_code.messages import Handle, Head
+from lmi.user_code.formatter import JSON
+from lmi.user_code.messages import Handle
 
 STREAM_HEADERS = {"cache-control": "no-cache"}
 
@@ -43,11 +44,11 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
 
 async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
     """Raises LmiError as long as no byte was sent; later none."""
-    assert service.code is not None
+    assert service.user_code is not None
     given, asked = properties(exchange), query(exchange)
     try:
         async with exchange.deadline(service.config.server.predict_timeout_s):
-            with closing(await service.code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
+            with closing(await service.user_code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
                 await copy(exchange, call)
     except LmiError as error:
         if not exchange.status:
@@ -58,17 +59,16 @@ async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
 
 async def copy(exchange: Exchange, call: Call) -> None:
     """The head is held back until the first piece exists, so that early failures have a real status."""
-    head = await call.take()
-    assert isinstance(head, Head)
-    async with aclosing(pieces(call)) as messages:
+    head = await call.head()
+    async with aclosing(call.pieces()) as pieces:
         if not head.is_streaming:
-            body = b"".join([piece.data async for piece in messages])
+            body = b"".join([piece async for piece in pieces])
             await exchange.answer(head.status, head.media_type, body, head.headers.items())
             return
-        async for piece in messages:
+        async for piece in pieces:
             if not exchange.status:
                 await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
-            await exchange.write(piece.data)
+            await exchange.write(piece)
     if not exchange.status:
         await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
     await exchange.end()
