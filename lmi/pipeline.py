@@ -184,16 +184,6 @@ class Pipeline:
         )
 
 
-class NoPipeline(Pipeline):
-    """Of a server whose model is code of its own, so that nothing is generated here."""
-
-    def __init__(self) -> None:
-        pass
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
-        raise Unsupported("this route", "the model is code of its own")
-
-
 def read_result(answer: AnswerText, result: Result) -> Delta:
     """What one Result says, as text. A stop string ends the answer wherever in it it was found."""
     reason = result.finish_reasons[0]

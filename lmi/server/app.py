@@ -21,7 +21,7 @@ from lmi.dialects import dialect_at
 from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
 from lmi.http.exchange import Exchange
-from lmi.pipeline import NoPipeline, Pipeline
+from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
@@ -53,19 +53,19 @@ def create_app() -> ASGIApp:
     """The application of this front-end worker; its place and settings come from the environment."""
     runtime = Runtime.from_environ()
     block = runtime.attach()
-    engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     config = runtime.config
     record = block.frontends[int(os.environ["LMI_SLOT"])]
-    code = code_workers(runtime, block) if config.code is not None else None
+    user_code = user_code_workers(runtime, block) if config.code is not None else None
     if config.is_custom:
-        return build_app(Service(config, block, record, Engines([], []), NoPipeline(), code))
+        return build_app(Service(config, block, record, user_code=user_code))
+    engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     tokenizer = Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    return build_app(Service(config, block, record, engines, pipeline, code))
+    return build_app(Service(config, block, record, engines, pipeline, user_code))
 
 
-def code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
+def user_code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
     records = runtime.code_records(block)
     return UserCodeWorkers([runtime.code_socket(slot) for slot in range(len(records))], records)
 
@@ -73,14 +73,12 @@ def code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
 def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
-        await service.engines.start()
-        if service.user_code is not None:
-            await service.user_code.start()
+        for connections in service.connections:
+            await connections.start()
         gc.freeze()  # what is loaded by now stays; without this each full collection would walk through it
         yield
-        await service.engines.close()
-        if service.user_code is not None:
-            await service.user_code.close()
+        for connections in service.connections:
+            await connections.close()
 
     routes = USER_CODE_ROUTES if service.config.is_custom else ROUTES
     router = Router(

@@ -79,6 +79,7 @@ async def respond(
     formatter: AsyncFormatter,
 ) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
+    assert service.pipeline is not None
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
         with meter:

@@ -1,4 +1,4 @@
-"""What every route needs: settings, shared state, engines and the pipeline of one front-end worker."""
+"""What every route needs: settings, shared state, engines, pipeline and user code of one front-end worker."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from lmi.engine.client import Engines
 from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.body import BodyMemory
+from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
 from lmi.settings.config import Config
 from lmi.shared.state import Block, FrontEndRecord, Phase
@@ -26,8 +28,8 @@ class Service:
     config: Config
     block: Block
     record: FrontEndRecord  # this worker's own
-    engines: Engines
-    pipeline: Pipeline
+    engines: Engines | None = None  # None, and so is the pipeline: user code answers the requests
+    pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
     body_memory: BodyMemory = field(init=False)
     _has_reported_key: bool = False
@@ -35,6 +37,11 @@ class Service:
 
     def __post_init__(self) -> None:
         self.body_memory = BodyMemory(self.record, self.config.server.max_body_memory)
+
+    @property
+    def connections(self) -> list[Connections[Any]]:
+        """Those to the other processes of this server."""
+        return [connections for connections in (self.engines, self.user_code) if connections is not None]
 
     @property
     def is_draining(self) -> bool:

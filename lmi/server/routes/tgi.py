@@ -29,6 +29,7 @@ async def generate_stream(exchange: Exchange, service: Service) -> None:
 
 async def info(exchange: Exchange, service: Service) -> None:
     """The names of TGI's own answer, with what is true here. 503 as long as no engine is ready."""
+    assert service.engines is not None
     engine, config = await service.engines.ready(), service.config
     max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
     fields = {
