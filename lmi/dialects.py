@@ -80,7 +80,7 @@ class Dialect:
     formatter: Callable[[Parsed], Formatter]
     render_error: RenderError
     render_status: RenderStatus
-    is_customisable: bool = False  # formatters of the model's own take part
+    takes_user_code: bool = False  # formatters of user code take part
     json_end: bytes = b""  # stands behind an answer that is one JSON value
 
     def whole(self, media_type: str, body: bytes) -> bytes:
@@ -273,7 +273,7 @@ LMI = Dialect(
     formatter=_lmi_formatter,
     render_error=_render_lmi_error,
     render_status=_render_lmi_status,
-    is_customisable=True,
+    takes_user_code=True,
     json_end=b"\n",
 )
 
@@ -289,7 +289,7 @@ DYNAMIC_BATCH = Dialect(
     formatter=_dynamic_batch_formatter,
     render_error=_render_dynamic_batch_error,
     render_status=_render_dynamic_batch_status,
-    is_customisable=True,
+    takes_user_code=True,
     json_end=b"\n",
 )
 

@@ -48,7 +48,7 @@ from lmi.http.protocol import GuardedProtocol
 from lmi.pipeline import Pipeline
 from lmi.server.app import build_app
 from lmi.server.service import Service
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
@@ -237,7 +237,7 @@ class Host:
     block: Block
     config: Config
     loop: asyncio.AbstractEventLoop
-    code: UserCodeWorkers | None = None
+    user_code: UserCodeWorkers | None = None
 
     def post(
         self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
@@ -273,7 +273,7 @@ def host(
     server: dict[str, object] | None = None,
     model: dict[str, object] | None = None,
     capabilities: Capabilities = CAPABILITIES,
-    code: CodeConfig | None = None,
+    user_code: UserCodeConfig | None = None,
 ) -> Iterator[Host]:
     """Serve a scripted engine on a free port of loopback, with the model's own code in a thread if there is any."""
     write_byte_tokenizer(folder / "model")
@@ -281,10 +281,10 @@ def host(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
         model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
         engine=EngineConfig(),
-        code=code,
+        user_code=user_code,
     )
     executor = ScriptedExecutor(capabilities)
-    block = Block.create(folder / "state", 1, 1, int(code is not None))
+    block = Block.create(folder / "state", 1, 1, int(user_code is not None))
     started: list[Host] = []
     stop = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, config, executor, block, started, stop)))
@@ -316,10 +316,10 @@ async def _serve(
     tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    code, code_server = None, None
-    if config.code is not None:
-        code, code_server = await _run_code(folder, config, config.code, block)
-    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, code))
+    user_code, code_server = None, None
+    if config.user_code is not None:
+        user_code, code_server = await _run_user_code(folder, config, config.user_code, block)
+    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, user_code))
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1
@@ -330,7 +330,7 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, config, loop, code))
+    started.append(Host(port, executor, block, config, loop, user_code))
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True
@@ -341,8 +341,8 @@ async def _serve(
         code_server.close()
 
 
-async def _run_code(
-    folder: Path, config: Config, code: CodeConfig, block: Block
+async def _run_user_code(
+    folder: Path, config: Config, code: UserCodeConfig, block: Block
 ) -> tuple[UserCodeWorkers, asyncio.Server]:
     """What a code worker does, on the loop; `djl_python` must be importable."""
     functions = Functions(code.handler, code.output_formatter, code.input_formatter)

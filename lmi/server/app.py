@@ -55,8 +55,8 @@ def create_app() -> ASGIApp:
     block = runtime.attach()
     config = runtime.config
     record = block.frontends[int(os.environ["LMI_SLOT"])]
-    user_code = user_code_workers(runtime, block) if config.code is not None else None
-    if config.is_custom:
+    user_code = user_code_workers(runtime, block) if config.user_code is not None else None
+    if config.is_user_code:
         return build_app(Service(config, block, record, user_code=user_code))
     engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     tokenizer = Tokenizer.load(config.model.path)
@@ -66,8 +66,8 @@ def create_app() -> ASGIApp:
 
 
 def user_code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
-    records = runtime.code_records(block)
-    return UserCodeWorkers([runtime.code_socket(slot) for slot in range(len(records))], records)
+    records = runtime.user_code_records(block)
+    return UserCodeWorkers([runtime.user_code_socket(slot) for slot in range(len(records))], records)
 
 
 def build_app(service: Service) -> ASGIApp:
@@ -80,7 +80,7 @@ def build_app(service: Service) -> ASGIApp:
         for connections in service.connections:
             await connections.close()
 
-    routes = USER_CODE_ROUTES if service.config.is_custom else ROUTES
+    routes = USER_CODE_ROUTES if service.config.is_user_code else ROUTES
     router = Router(
         [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in routes],
         lifespan=lifespan,

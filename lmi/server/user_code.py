@@ -42,19 +42,19 @@ class UserFormatters:
         self._exchange = exchange
         self._service = service
         self._call: Call | None = None
-        self._is_customisable = False  # also after OpenAI's body has been found at this path
+        self._takes_user_code = False  # also after OpenAI's body has been found at this path
 
     def reads(self, dialect: Dialect) -> bool:
         """Whether the input formatter gets the bodies of this API."""
-        code = self._service.config.code
-        return code is not None and code.has_input_formatter and dialect.is_customisable
+        code = self._service.config.user_code
+        return code is not None and code.has_input_formatter and dialect.takes_user_code
 
     async def read(self, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
         """The body and its content type, as the input formatter returns them if there is one.
 
         Raises MalformedRequest with what the formatter raised.
         """
-        self._is_customisable = dialect.is_customisable
+        self._takes_user_code = dialect.takes_user_code
         if not self.reads(dialect):
             return body, self._exchange.headers.get("content-type")
         return await self._read_input(body), JSON
@@ -73,7 +73,7 @@ class UserFormatters:
     def asked(self, dialect: Dialect, message: Message) -> Message:
         """The message to parse: with details, which an output formatter is given even if the client wants none."""
         config = self._service.config
-        if config.model.dynamic_batch or not dialect.is_customisable or not has_output_formatter(config, message):
+        if config.model.dynamic_batch or not dialect.takes_user_code or not has_output_formatter(config, message):
             return message
         parameters = message.fields.get("parameters") or {}
         if parameters.get("details") not in (None, False):
@@ -83,10 +83,10 @@ class UserFormatters:
     def choose(self, dialect: Dialect, message: Message, parsed: Parsed) -> tuple[AsyncFormatter, Parsed]:
         """The formatter of the response, and the request as it needs it. `message`: as the client sent it."""
         workers = self._service.user_code
-        if workers is None or not self._is_customisable or not has_output_formatter(self._service.config, message):
+        if workers is None or not self._takes_user_code or not has_output_formatter(self._service.config, message):
             self.close()
             return dialect.formatter(parsed), parsed
-        if not dialect.is_customisable:
+        if not dialect.takes_user_code:
             return ResponseFormatter(workers, self._call, dialect, parsed), parsed
         kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
@@ -99,7 +99,8 @@ class UserFormatters:
 
 def has_output_formatter(config: Config, message: Message) -> bool:
     """Whether the model's own formatter writes the response: not if the request or a setting names another format."""
-    if config.code is None or not config.code.has_output_formatter or config.model.output_formatter is not None:
+    code = config.user_code
+    if code is None or not code.has_output_formatter or config.model.output_formatter is not None:
         return False
     parameters = message.fields.get("parameters")  # anything, in a body of OpenAI's API
     named = parameters.get("output_formatter") if isinstance(parameters, dict) else None

@@ -23,7 +23,7 @@ DEMO = "demo"
 EMBEDDED = "lmi-dist"
 VLLM = "vllm"
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
-CUSTOM = "python"  # the model is code of its own
+USER_CODE = "python"  # user code is the model
 LIBRARIES = {VLLM: "vllm", "trtllm": "tensorrt_llm"}  # what the handlers of this package need beside it
 NEURON = "Neuron devices are not served here"
 NOT_HERE = {  # engines of the reference
@@ -82,13 +82,13 @@ def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Pa
     return path, name
 
 
-def find_custom_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
+def find_user_code_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
     """The same for a model that is code of its own: it may have no file beside that, or load it from anywhere."""
-    path = code_folders(model_id, folder, cwd)[0]
+    path = user_code_folders(model_id, folder, cwd)[0]
     return path, model_name(Path(model_id).name if model_id else path.name)
 
 
-def code_folders(model_id: str | None, folder: Path | None, cwd: Path) -> list[Path]:
+def user_code_folders(model_id: str | None, folder: Path | None, cwd: Path) -> list[Path]:
     """Where code of the model's own may lie: beside the model, beside serving.properties."""
     try:
         path = _model_path(model_id, folder, cwd)

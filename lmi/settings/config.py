@@ -117,8 +117,8 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeConfig:
-    """A file of the model's own code. With a `handler` it is the model; else formatters around a model.
+class UserCodeConfig:
+    """A file of user code. With a `handler` it is the model; without one it has formatters around a model.
 
     A formatter that is None is the function with djl_python's mark, if the file has one.
     """
@@ -137,17 +137,17 @@ class Config:
     server: ServerConfig
     model: ModelConfig
     engine: EngineConfig
-    code: CodeConfig | None = None
+    user_code: UserCodeConfig | None = None
 
     @property
-    def is_custom(self) -> bool:
-        """The model is code of its own, and each engine a process that runs it."""
-        return self.code is not None and self.code.handler is not None
+    def is_user_code(self) -> bool:
+        """User code is the model: each engine is a process that runs its handler."""
+        return self.user_code is not None and self.user_code.handler is not None
 
     @property
     def num_formatters(self) -> int:
-        """Processes that run custom formatters."""
-        return 0 if self.code is None or self.is_custom else 1
+        """Processes that run the formatters of user code."""
+        return 0 if self.user_code is None or self.is_user_code else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class _Resolution:
         self.findings = findings
         self.chosen: dict[str, tuple[Any, str]] = {}  # key of an option -> value, why
         self.has_dynamic_batch = False
-        self.code: CodeConfig | None = None
+        self.code: UserCodeConfig | None = None
         self.unusable: ModelUnusable | None = None  # the code, told after every fault of an option
 
     def choose(self, key: str, value: Any, reason: str) -> None:
@@ -279,7 +279,7 @@ class _Resolution:
         if is_builtin:
             self._check_built_in(str(entry).removeprefix(user_code.BUILT_IN))
         hides_handler = is_builtin and not user_code.TRIES_HANDLER.fullmatch(str(entry))
-        places = choices.code_folders(self._given("option.model_id", None), folder, cwd)
+        places = choices.user_code_folders(self._given("option.model_id", None), folder, cwd)
         name = "model.py" if entry is None or is_builtin else entry
         path = next((place / name for place in places if (place / name).is_file()), None)
         if path is None:
@@ -307,7 +307,7 @@ class _Resolution:
                 lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
             self.findings.warnings.append(f"{path}: {lacks}, so it is not run")
             return
-        self.code = CodeConfig(
+        self.code = UserCodeConfig(
             path=str(path.resolve()),
             handler=handler,
             output_formatter=named.get("output_formatter"),
@@ -339,7 +339,9 @@ class _Resolution:
 
     def choose_engine(self, machine: Machine) -> None:
         if self.code is not None and self.code.handler is not None:
-            self._settle("option.rolling_batch", choices.CUSTOM, f"{self.code.path} has a function {self.code.handler}")
+            self._settle(
+                "option.rolling_batch", choices.USER_CODE, f"{self.code.path} has a function {self.code.handler}"
+            )
             return
         asked = self._given("option.rolling_batch", "auto")
         if asked.lower() == choices.NO_ROLLING_BATCH and (reason := self._asynchronous()):
@@ -445,8 +447,8 @@ class _Resolution:
     def choose_model(self, folder: Path | None, cwd: Path) -> None:
         if self.unusable is not None:
             raise self.unusable
-        is_custom = self.code is not None and self.code.handler is not None
-        find = choices.find_custom_model if is_custom else choices.find_model
+        is_user_code = self.code is not None and self.code.handler is not None
+        find = choices.find_user_code_model if is_user_code else choices.find_model
         try:
             path, name = find(self._given("option.model_id", None), folder, cwd)
         except ModelUnusable as error:
@@ -502,7 +504,7 @@ class _Resolution:
 
     def warn_of_task(self) -> None:
         task, handler = self._given("option.task", "auto"), self._final("option.rolling_batch")
-        if task.lower() not in GENERATION_TASKS and handler != choices.CUSTOM:
+        if task.lower() not in GENERATION_TASKS and handler != choices.USER_CODE:
             said = self.picked["option.task"].given.said
             self.findings.warnings.append(f"{said}: only text generation is served, so {handler} generates text")
 
@@ -546,7 +548,7 @@ class _Resolution:
     def _tell_of_other(self, given: Given, handler: str, of_engine: frozenset[str] | None) -> None:
         said, meaning = f"{given.written} ({given.source})", elsewhere(given.key)
         is_strict = self._given("option.strict", False)
-        if handler == choices.CUSTOM and given.key.startswith("option."):
+        if handler == choices.USER_CODE and given.key.startswith("option."):
             return  # the code is given every option
         if given.key in WITHOUT_EFFECT:
             reason = f": {REASONS[given.key]}" if given.key in REASONS else ""
@@ -593,7 +595,7 @@ class _Resolution:
                 option_sources=self._option_sources(),
                 **values["engine"],
             ),
-            code=self.code and replace(self.code, properties=self._code_properties()),
+            user_code=self.code and replace(self.code, properties=self._code_properties()),
         )
 
     def _code_properties(self) -> dict[str, str]:

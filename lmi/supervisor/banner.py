@@ -102,7 +102,7 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
         "num_engines": config.engine.num_engines,
         "device": report.info.device,
         "dtype": report.info.dtype,
-        "max_sequence_length": None if config.is_custom else report.info.max_sequence_length,
+        "max_sequence_length": None if config.is_user_code else report.info.max_sequence_length,
         "port": port,
         "ready_after_s": round(after_s, 2),
         "stages_s": {stage: round(seconds, 2) for stage, seconds in report.stages_s.items()},
@@ -116,8 +116,8 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
     context = f"{info.max_sequence_length} tokens, {info.max_num_sequences} requests at once"
-    if config.is_custom and config.code is not None:
-        context = f"of {config.code.handler} in {config.code.path}, one request at a time"
+    if config.is_user_code and config.user_code is not None:
+        context = f"of {config.user_code.handler} in {config.user_code.path}, one request at a time"
     rows = {
         "model": f"{config.model.name} ({config.model.path})",
         "engine": ", ".join(filter(None, (info.name, info.device, info.dtype, replicas))),

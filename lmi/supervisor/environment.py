@@ -44,11 +44,11 @@ def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str
     return threads | of_library | given
 
 
-def of_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
+def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
     """What a process gets that runs code of the model's own: no secrets but those of option.env, and where it is the
     model, its own GPUs."""
     inherited = without_secrets(environ) | config.engine.environ
-    if not config.is_custom:
+    if not config.is_user_code:
         return inherited
     num_each = len(config.engine.device_ids) // config.engine.num_engines
     gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]

@@ -119,7 +119,7 @@ def code_hang(
         return None
     if not record.num_running:
         return _late("gave no sign of life", pauses.ran_s(record.beat_s, now), IDLE_BEAT_S)
-    limit_s = config.server.predict_timeout_s if config.is_custom else config.engine.step_timeout_s
+    limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
     return None if limit_s is None else _late("worked on one request", pauses.ran_s(record.step_s, now), limit_s)
 
 

@@ -133,7 +133,7 @@ class Supervisor:
         self._front_end = FrontEnd()
         self._engines = [
             Engine(slot, record, RestartTable(engine.retry_threshold, engine.retry_window_s), is_code=is_code)
-            for records, is_code in ((block.engines, self._config.is_custom), (block.formatters, True))
+            for records, is_code in ((block.engines, self._config.is_user_code), (block.formatters, True))
             for slot, record in enumerate(records)
         ]
 
@@ -207,7 +207,7 @@ class Supervisor:
         engine.spawned_s, engine.kill_s, engine.hung, engine.was_ready = now, None, None, False
         own = self._environment()
         if engine.is_code:
-            module, environ = "lmi.user_code.worker", environment.of_code(self._config, own, engine.slot)
+            module, environ = "lmi.user_code.worker", environment.of_user_code(self._config, own, engine.slot)
         else:
             folder = str(self._runtime.path)
             given = environment.of_engine(self._config, os.environ, engine.slot, folder)

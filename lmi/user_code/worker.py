@@ -20,7 +20,7 @@ from lmi.engine.server import bind
 from lmi.errors import ModelUnusable
 from lmi.executor import EngineInfo
 from lmi.runtime import Runtime
-from lmi.settings.config import CodeConfig, ModelConfig
+from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.shared import processes
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import runner
@@ -60,7 +60,7 @@ async def _beat(thread: CodeThread) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-def load(code: CodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
+def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
     """The model's functions, ready. Raises ModelUnusable with what the file raised."""
     record.stage = "import"
     try:
@@ -79,9 +79,9 @@ def load(code: CodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode
 def run(slot: int) -> int:
     """Load, serve, stop; returns the exit code."""
     runtime = Runtime.from_environ()
-    config, code = runtime.config, runtime.config.code
+    config, code = runtime.config, runtime.config.user_code
     assert code is not None
-    record = runtime.code_records(runtime.attach())[slot]
+    record = runtime.user_code_records(runtime.attach())[slot]
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-code-{slot}")
@@ -94,7 +94,7 @@ def run(slot: int) -> int:
         if code.handler is not None:
             _report(runtime, slot, time.monotonic() - started_s)
         record.stage = ""
-        asyncio.run(serve(user_code, record, runtime.code_socket(slot)))
+        asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
     except ModelUnusable as error:
         record.reason = str(error)
         return error.exit_code

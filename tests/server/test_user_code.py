@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.config import CodeConfig
+from lmi.settings.config import UserCodeConfig
 from lmi.user_code.runner import COMPAT
 from tests.scripted import Host, host, wait_until
 
-FILES = Path(__file__).parents[1] / "custom_code"
+FILES = Path(__file__).parents[1] / "user_code" / "files"
 Serve = Callable[..., Host]
 
 
@@ -30,13 +30,13 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             if "\n" in code:
                 path = tmp_path / "model.py"
                 path.write_text(code)
-            config = CodeConfig(
+            config = UserCodeConfig(
                 path=str(path),
                 has_input_formatter="@input_formatter" in path.read_text(),
                 has_output_formatter="@output_formatter" in path.read_text(),
                 properties=properties or {},
             )
-            running = servers.enter_context(host(tmp_path, model=options, code=config))
+            running = servers.enter_context(host(tmp_path, model=options, user_code=config))
             wait_until(lambda: running.post({})[0].status != 503)
             return running
 
@@ -260,7 +260,7 @@ def write(response):
 """)
     response, body = server.post({"prompt": "say ab", "max_tokens": 2})
     assert response.status == 424 and "ValueError: cannot write" in json.loads(body)["error"]["message"]
-    wait_until(lambda: all(connection.num_calls == 0 for connection in server.code.alive))
+    wait_until(lambda: all(connection.num_calls == 0 for connection in server.user_code.alive))
 
 
 def test_a_formatter_that_is_ready_for_any_shape_of_response_adds_its_field(serve: Serve) -> None:
@@ -276,5 +276,5 @@ def test_nothing_is_left_of_a_call_when_its_answer_is_over(serve: Serve) -> None
     for body in ({"question": "say a"}, {"question": ""}, {"question": "fail a"}, {"q": 1}):
         server.post(body)
     wait_until(lambda: server.executor.num_active == 0)
-    assert server.code is not None
-    wait_until(lambda: all(connection.num_calls == 0 for connection in server.code.alive))
+    assert server.user_code is not None
+    wait_until(lambda: all(connection.num_calls == 0 for connection in server.user_code.alive))

@@ -982,7 +982,7 @@ def test_code_that_holds_nothing_to_run_is_told(folder: Path) -> None:
     resolved = settle(folder)
     (warning,) = resolved.warnings
     assert warning == f"{folder / 'model.py'}: has neither a function handle nor a formatter, so it is not run"
-    assert resolved.config.code is None
+    assert resolved.config.user_code is None
 
 
 def test_a_handler_that_an_entry_point_hides_is_told_as_what_it_is(folder: Path) -> None:
@@ -1026,10 +1026,10 @@ def test_what_a_models_code_is_for_is_read_from_its_text(
 ) -> None:
     (folder / "model.py").write_text(source)
     config = settle(folder, text).config
-    assert config.code is not None and {name: getattr(config.code, name) for name in found} == found
-    assert config.is_custom == bool(found.get("handler"))
+    assert config.user_code is not None and {name: getattr(config.user_code, name) for name in found} == found
+    assert config.is_user_code == bool(found.get("handler"))
     assert config.model.output_formatter is None
-    assert config.engine.handler == ("python" if config.is_custom else "lmi-dist")
+    assert config.engine.handler == ("python" if config.is_user_code else "lmi-dist")
     assert load(dump(config)) == config
 
 
@@ -1037,8 +1037,8 @@ def test_a_handler_is_given_every_option_and_needs_no_model_beside_it(tmp_path: 
     (tmp_path / "model.py").write_text("def handle(inputs): ...")
     resolved = settle(tmp_path, "option.model_id=org/name\noption.task=fill\noption.mine=1\noption.hf_token=x")
     assert resolved.warnings == ()
-    assert resolved.config.code is not None
-    assert resolved.config.code.properties == {
+    assert resolved.config.user_code is not None
+    assert resolved.config.user_code.properties == {
         "model_id": "org/name",
         "task": "fill",
         "mine": "1",

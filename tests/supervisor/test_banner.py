@@ -16,7 +16,7 @@ from lmi.engine.worker import LoadReport
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.executor import EngineInfo
 from lmi.settings.choices import Machine, choose_handler
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.state import Block
 from lmi.supervisor.banner import DAMAGED_FILE_HINT, HINTS, Failure, banner, hint, say_failed, say_ready
 from lmi.user_code.worker import load
@@ -49,9 +49,9 @@ def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) ->
 
 
 def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: pytest.CaptureFixture[str]) -> None:
-    custom = replace(config("text"), code=CodeConfig(path="/models/fox/model.py", handler="handle"))
-    assert "handle in /models/fox/model.py" in banner(custom, 8080, REPORT, after_s=2.0)
-    say_ready(replace(custom, server=config().server), 8080, REPORT, after_s=2.0)
+    fox = replace(config("text"), user_code=UserCodeConfig(path="/models/fox/model.py", handler="handle"))
+    assert "handle in /models/fox/model.py" in banner(fox, 8080, REPORT, after_s=2.0)
+    say_ready(replace(fox, server=config().server), 8080, REPORT, after_s=2.0)
     assert json.loads(capsys.readouterr().out)["max_sequence_length"] is None
 
 
@@ -103,12 +103,13 @@ def test_a_missing_engine_names_the_extra_that_brings_it() -> None:
     assert not_configured(missing_library("any", refused.value)) == advice
 
 
-def test_a_library_that_a_models_own_code_misses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_user_code_misses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", sys.path[:])
-    (tmp_path / "own_code.py").write_text("import lacking_here.part\n\n\ndef handle(inputs): ...\n")
+    (tmp_path / "user_code.py").write_text("import lacking_here.part\n\n\ndef handle(inputs): ...\n")
+    code = UserCodeConfig(path=str(tmp_path / "user_code.py"), handler="handle")
     record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
     with pytest.raises(ModelUnusable) as refusal:
-        load(CodeConfig(path=str(tmp_path / "own_code.py"), handler="handle"), ModelConfig(path=".", name="m"), record)
+        load(code, ModelConfig(path=".", name="m"), record)
     said = unusable(str(refusal.value))
     assert "install lacking_here where" in said and "requirements.txt" in said

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.supervisor.environment import (
     num_engine_threads,
     of_child,
-    of_code,
     of_engine,
     of_threads,
+    of_user_code,
     rank_cores,
     without_secrets,
 )
@@ -129,12 +129,13 @@ def test_engines_have_the_variables_of_option_env_above_all_others(handler: str)
     assert of_engine(config, {"MINE": "inherited"}, slot=0).items() >= given.items()
 
 
-def test_code_of_the_models_own_has_the_variables_of_option_env(tmp_path: Path) -> None:
+def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:
     model, server = ModelConfig(path=str(tmp_path), name="m"), ServerConfig()
     for handler in (None, "handle"):
-        code = CodeConfig(path="model.py", handler=handler)
+        code = UserCodeConfig(path="model.py", handler=handler)
         engine = EngineConfig(environ={"MY_TOKEN": "t", "OMP_NUM_THREADS": "7"})
-        environ = of_code(Config(server=server, model=model, engine=engine, code=code), {"HF_TOKEN": "x"}, slot=0)
+        config = Config(server=server, model=model, engine=engine, user_code=code)
+        environ = of_user_code(config, {"HF_TOKEN": "x"}, slot=0)
         assert (environ["MY_TOKEN"], environ["OMP_NUM_THREADS"], "HF_TOKEN" in environ) == ("t", "7", False)
 
 

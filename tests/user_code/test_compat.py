@@ -11,7 +11,7 @@ import pytest
 
 from lmi.user_code.runner import COMPAT, Functions, ResponseHead, UserCode
 
-FILES = Path(__file__).parents[1] / "custom_code"
+FILES = Path(__file__).parents[1] / "user_code" / "files"
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from lmi.user_code.messages import Feed, Open, TokenFields
 from lmi.user_code.runner import COMPAT, Functions, ResponseHead, UserCode
 
 ROOT = Path(__file__).parents[2]
-FILES = ROOT / "tests" / "custom_code"
+FILES = ROOT / "tests" / "user_code" / "files"
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from lmi.settings.config import Config
 def document(config: Config) -> dict[str, Any]:
     """The whole description, as JSON's objects."""
     doors = [lmi.door(config), plain.door(config)]
-    if not config.is_custom:
+    if not config.is_user_code:
         doors[1:1] = [triton.door(config), tgi.door(config), openai.door(config)]
     paths = {path: methods for door in doors for path, methods in door.paths.items()}
     return {

@@ -71,8 +71,8 @@ OPENAI, OPENAI_CHUNKS = (
 
 
 def door(config: Config) -> Door:
-    if config.is_custom:
-        return _custom(config)
+    if config.is_user_code:
+        return _user_code(config)
     is_tgi, is_batch = config.model.tgi_compat, config.model.dynamic_batch
     whole = array(ref("LmiAnswer")) if is_tgi else ref("LmiAnswer")
     request, answer, record, error = (
@@ -83,7 +83,7 @@ def door(config: Config) -> Door:
     body = _any(request, ref("OpenAIChatRequest"), ref("OpenAITextRequest")) | {"text/plain": {"schema": PROMPT}}
     ok = _any(answer, *OPENAI, ref("TgiAnswer")) | content({"anyOf": [record, *OPENAI_CHUNKS]}, JSONLINES)
     ok |= content({"anyOf": [record, *OPENAI_CHUNKS, ref("TgiEvent")]}, SSE, end="[DONE]")
-    if config.code is not None:
+    if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
     failed = content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, JSON, JSONLINES)
     failed |= content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, SSE, end="[DONE]")
@@ -104,8 +104,8 @@ def _any(*schemas: Schema) -> dict[str, Schema]:
     return content({"anyOf": list(schemas)})
 
 
-def _custom(config: Config) -> Door:
-    """A model that is code of its own: what it takes and gives is its own affair."""
+def _user_code(config: Config) -> Door:
+    """User code as the model: it decides what it takes and what it answers."""
     described = answers({"*/*": {}}, content(ref("Error")), {LMI_INVALID_STATUS, *OF_INFERENCE})
     described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
 

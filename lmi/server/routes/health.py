@@ -38,7 +38,7 @@ def health(service: Service) -> tuple[int, dict[str, object]]:
 
 
 def has_formatters(service: Service) -> bool:
-    """Whether a process of custom formatters is there, if the model has any."""
+    """Whether a process of user code is there, if the model has formatters."""
     formatters = service.block.formatters
     return not formatters or any(formatter.is_alive for formatter in formatters)
 

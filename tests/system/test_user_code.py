@@ -20,7 +20,7 @@ import pytest
 from tests.served import Server, launch
 from tests.system.container import ROOT, wait_until, write_model
 
-FILES = Path(__file__).parents[1] / "custom_code"
+FILES = Path(__file__).parents[1] / "user_code" / "files"
 
 
 def write_handler(folder: Path, *settings: str, source: str | None = None) -> Path:
