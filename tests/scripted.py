@@ -54,7 +54,7 @@ from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
 from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
-from lmi.user_code.runner import Functions, UserCode
+from lmi.user_code.runner import UserCode
 from lmi.user_code.server import FrontEnd as UserCodeFrontEnd
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
@@ -275,7 +275,7 @@ def host(
     capabilities: Capabilities = CAPABILITIES,
     user_code: UserCodeConfig | None = None,
 ) -> Iterator[Host]:
-    """Serve a scripted engine on a free port of loopback, with the model's own code in a thread if there is any."""
+    """Serve a scripted engine on a free port of loopback, with user code in a thread if there is any."""
     write_byte_tokenizer(folder / "model")
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
@@ -316,9 +316,9 @@ async def _serve(
     tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    user_code, code_server = None, None
+    user_code, user_code_server = None, None
     if config.user_code is not None:
-        user_code, code_server = await _run_user_code(folder, config, config.user_code, block)
+        user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
     app = build_app(Service(config, block, block.frontends[0], engines, pipeline, user_code))
     server = uvicorn.Server(
         uvicorn.Config(
@@ -337,16 +337,15 @@ async def _serve(
     await task
     pump.cancel()
     engine_server.close()
-    if code_server is not None:
-        code_server.close()
+    if user_code_server is not None:
+        user_code_server.close()
 
 
 async def _run_user_code(
     folder: Path, config: Config, code: UserCodeConfig, block: Block
 ) -> tuple[UserCodeWorkers, asyncio.Server]:
-    """What a code worker does, on the loop; `djl_python` must be importable."""
-    functions = Functions(code.handler, code.output_formatter, code.input_formatter)
-    model = UserCode(code.path, functions, code.properties, folder=config.model.path, name=config.model.name)
+    """What the process of user code does, on the loop; `djl_python` must be importable."""
+    model = UserCode(code, folder=config.model.path, name=config.model.name)
     record = block.formatters[0]
     thread = CodeThread(record)
     path = str(folder / "code-0.sock")

@@ -1,8 +1,8 @@
-"""Code of a model's own: `handle`, and formatters, as files written for djl-serving have them.
+"""User code: `handle` and formatters, in a file as djl-serving runs it.
 
-Runs in a process of its own (`worker.py`), one call at a time. This module finds the functions in the file,
-gives them the objects that they expect and reads what they return; it knows nothing of sockets or HTTP. Everything
-that user code raises passes through as it is. Source: the reference's public documentation of handlers and formatters.
+Finds the functions in the file, gives them the objects that they expect and reads what they return. Knows nothing of
+sockets or HTTP, and passes on whatever the code raises. Source: the reference's public documentation of handlers and
+formatters.
 """
 
 from __future__ import annotations
@@ -11,91 +11,63 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import sys
-from collections.abc import AsyncIterable, Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+from lmi.settings.config import UserCodeConfig
 from lmi.settings.user_code import BUILT_IN
-from lmi.user_code.answer import Answers, as_bytes, format_response, takes_responses
+from lmi.user_code.answer import Answers, format_response, takes_responses
 from lmi.user_code.attributes import Attributes
 from lmi.user_code.lazy_tokenizer import LazyTokenizer
 from lmi.user_code.messages import Open
 from lmi.user_code.multipart import is_multipart, read_parts
-from lmi.user_code.signatures import accepted, call, first_annotation, first_name, synchronous
+from lmi.user_code.response import ResponseHead, check_output, read_head, read_pieces, read_results
+from lmi.user_code.signatures import accepted, call, first_annotation, first_name
 
 if TYPE_CHECKING:
     from djl_python import Input, Output
 
-COMPAT = Path(__file__).parent / "compat"
-NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
-HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
-WITHOUT_BODY = (204, 205, 304)
+COMPAT = Path(__file__).parent / "compat"  # holds djl_python and nothing else
 UNUSED_MARKS = dict.fromkeys(("is_init_handler", "is_prediction_handler"), "it is for scikit-learn and XGBoost")
 
 log = logging.getLogger(__name__)
 
 
-class ResponseHead(NamedTuple):
-    """The beginning of an answer: what its status line and headers say. `media_type` "": it does not say."""
-
-    status: int
-    media_type: str
-    headers: dict[str, str]
-    is_streaming: bool = False
-
-
-@dataclass(frozen=True)
-class Functions:
-    """Which functions of the file are used; None: the one with the decorator's mark, if there is one."""
-
-    handler: str | None = None
-    output_formatter: str | None = None
-    input_formatter: str | None = None
-
-
 class UserCode:
-    """The functions of one file. Raises what the file raises, LookupError for a function that is not there.
+    """The functions of one file. Raises what the file raises, and LookupError for a function that is missing.
 
-    `properties` are the options of the model, `folder` has its tokenizer, `name` is what clients call it.
+    `folder` has the model's tokenizer, `name` is what clients call the model.
     """
 
-    def __init__(
-        self,
-        path: str,
-        functions: Functions,
-        properties: Mapping[str, str] | None = None,
-        *,
-        folder: str = ".",
-        name: str = "model",
-    ) -> None:
-        module = _import(Path(path))
-        self._handle = _named(module, functions.handler) if functions.handler else None
-        self._handler_name = functions.handler or ""
-        self._output_formatter = _find(module, functions.output_formatter, "is_output_formatter")
-        self._input_formatter = _find(module, functions.input_formatter, "is_input_formatter")
-        for mark in UNUSED_MARKS:
+    def __init__(self, config: UserCodeConfig, *, folder: str = ".", name: str = "model") -> None:
+        module = _import(Path(config.path))
+        self._handle = _named(module, config.handler) if config.handler else None
+        self._handler_name = config.handler or ""
+        self._output_formatter = _find(module, config.output_formatter, "is_output_formatter")
+        self._input_formatter = _find(module, config.input_formatter, "is_input_formatter")
+        for mark, reason in UNUSED_MARKS.items():
             if (unused := _find(module, None, mark)) is not None:
-                log.warning("%s: %s is never called here, %s", path, unused.__name__, UNUSED_MARKS[mark])
-        self._properties = dict(properties or {})
+                log.warning("%s: %s is never called here, %s", config.path, unused.__name__, reason)
+        self._properties = dict(config.properties)
         self._tokenizer = LazyTokenizer(folder)
         self._name = name
 
     def begin(self) -> None:
-        """The call without content, but with the options, that lets a handler load what it needs.
+        """Call the handler without content, so that it loads what it needs. It is given the options.
 
-        Beside a service of the reference (`entryPoint=djl_python....`) a handler need not expect it: the reference
-        hides what it raises there, so it is logged, and the requests call the handler as they would have.
+        Beside a service of the reference (`entryPoint=djl_python....`) what it raises is only logged, since the
+        reference hides it too.
         """
         if self._handle is None:
             return
         from djl_python import Input
 
         try:
-            for _ in _outputs(call(self._handle, Input(self._properties))):
+            for _ in read_results(call(self._handle, Input(self._properties))):
                 pass
         except Exception as error:
             if not self._properties.get("entryPoint", "").startswith(BUILT_IN):
@@ -106,97 +78,93 @@ class UserCode:
     def handle(
         self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
     ) -> Iterator[tuple[ResponseHead, Iterator[bytes]]]:
-        """The head of the response to one request, and its pieces as they are made, within the block."""
+        """The response to one request: its head, and its pieces as they are made. Leaving the block ends the code."""
         assert self._handle is not None
         result = call(self._handle, _input(properties, body, query))
-        with closing(_outputs(result)) as outputs:
+        with closing(read_results(result)) as results:
+            outputs = (check_output(each, self._handler_name) for each in results)
             first = next(outputs, None)
             if first is None:
                 yield ResponseHead(204, "", {}), iter(())
                 return
-            self._check_type(first)
-            head = _head(first, is_streaming=hasattr(result, "__aiter__"))
-            with closing(self._all_pieces(first, outputs)) as pieces:
+            head = read_head(first, is_streaming=hasattr(result, "__aiter__"))
+            with closing(_all_pieces(first, outputs)) as pieces:
                 yield head, pieces
 
-    def _all_pieces(self, first: Output, others: Iterator[Output]) -> Generator[bytes]:
-        yield from _pieces(first)
-        for output in others:
-            self._check_type(output)
-            yield from _pieces(output)
-
-    def _check_type(self, output: object) -> None:
-        from djl_python import Output
-
-        if not isinstance(output, Output):
-            raise TypeError(f"{self._handler_name} must return an Output or None, not {type(output).__name__}")
-
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
-        """What the input formatter makes of a body: its own object, None where it is the body's own, and the JSON."""
-        from djl_python.encode_decode import decode
+        """What the input formatter makes of a body: the object that it returned, and the JSON of the request.
 
-        formatter = self._input_formatter
-        assert formatter is not None
-        given = _input(properties, body)
-        wants_dict = first_annotation(formatter).lower() == "dict" or first_name(formatter) == "decoded_payload"
-        argument = decode(given, given.get_property("content-type")) if wants_dict else given
+        The object is None if the formatter returned a dict, the request itself.
+        """
+        assert self._input_formatter is not None
+        argument = self._formatter_argument(_input(properties, body))
         options = {
             "tokenizer": self._tokenizer,
             "properties": dict(self._properties),
             "configs": Attributes(self._properties),
             "output_formatter": None,
         }
-        request = call(formatter, argument, **accepted(formatter, options))
+        request = call(self._input_formatter, argument, **accepted(self._input_formatter, options))
         if isinstance(request, dict):
             return None, json.dumps(request).encode()
         return request, json.dumps(_request_fields(request)).encode()
 
+    def _formatter_argument(self, given: Input) -> Any:
+        """The Input, or the decoded body for an input formatter that asks for it."""
+        from djl_python.encode_decode import decode
+
+        formatter = self._input_formatter
+        assert formatter is not None
+        wants_dict = first_annotation(formatter).lower() == "dict" or first_name(formatter) == "decoded_payload"
+        return decode(given, given.get_property("content-type")) if wants_dict else given
+
     def answers(self, opened: Open, request: Any) -> Answers:
-        """The answers to one body, whose `request` `read_input` has returned."""
+        """The answers to one body. `request`: the object that `read_input` returned."""
         assert self._output_formatter is not None
         return Answers(self._output_formatter, opened, request, self._name, self._tokenizer)
 
     def respond(self, body: bytes, request: Any) -> bytes:
-        """A response of another form, through an output formatter that takes such; else it stays as it is."""
+        """A response of another API through the output formatter. It stays as it is if the formatter reads tokens."""
         assert self._output_formatter is not None
         if not takes_responses(self._output_formatter):
             return body
         return format_response(self._output_formatter, json.loads(body), request, self._tokenizer)
 
 
-def load(path: str, functions: Functions, properties: Mapping[str, str], folder: str, name: str) -> UserCode:
-    """The file with djl_python's names importable, its own folder too, and `folder` as the current one."""
-    for place in (str(COMPAT), folder, str(Path(path).parent)):
+def load(config: UserCodeConfig, *, folder: str, name: str) -> UserCode:
+    """Import the file. It finds djl_python and the modules beside it, and runs in `folder`."""
+    for place in (str(COMPAT), folder, str(Path(config.path).parent)):
         if place not in sys.path:
             sys.path.insert(0, place)
     os.chdir(folder)
-    return UserCode(path, functions, properties, folder=folder, name=name)
+    return UserCode(config, folder=folder, name=name)
 
 
-def _import(path: Path) -> Any:
+def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None, f"{path} is no Python file"
+    assert spec is not None and spec.loader is not None, f"{path} is not a Python file"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses and pickle look their module up
+    sys.modules[path.stem] = module  # dataclasses and pickle look it up there
     spec.loader.exec_module(module)
     return module
 
 
-def _named(module: Any, name: str) -> Callable[..., Any]:
-    function = getattr(module, name, None)
+def _named(module: ModuleType, name: str) -> Callable[..., Any]:
+    function: object = getattr(module, name, None)
     if not callable(function):
         raise LookupError(f"{module.__file__} has no function {name}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
-def _find(module: Any, name: str | None, mark: str) -> Callable[..., Any] | None:
+def _find(module: ModuleType, name: str | None, mark: str) -> Callable[..., Any] | None:
+    """The function of that name; without a name the one that a decorator of djl_python marked, if any."""
     if name is not None:
         return _named(module, name)
     return next((value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None)
 
 
 def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None) -> Input:
-    """The body under `data`, or each part of a multipart one under its name, and each name of the query."""
+    """The body under `data`, or each part of a multipart body under its name, and each name of the query."""
     from djl_python import Input
     from djl_python.pair_list import PairList
 
@@ -205,68 +173,14 @@ def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] 
     return Input(properties, PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]))
 
 
-def _outputs(result: Any) -> Generator[Output]:
-    """What a handler has returned, or each thing that its asynchronous generator yields, finished when it was used."""
-    items = synchronous(result) if hasattr(result, "__aiter__") else (item for item in (result,) if item is not None)
-    with closing(items):
-        for item in items:
-            try:
-                yield item
-            finally:
-                _finish(item)
-            if getattr(item, "is_last", False):
-                return
-
-
-def _head(output: Output, *, is_streaming: bool) -> ResponseHead:
-    """Raises ValueError for what HTTP cannot carry."""
-    headers = {str(name): str(value) for name, value in output.properties.items()}
-    given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
-    media_type = given or output.media_type or ""
-    others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
-    status = _status(output.code)
-    for name, value in [("content-type", media_type), *others.items()]:
-        _check_header(name, value)
-    is_streaming = is_streaming or output.stream_content is not None
-    return ResponseHead(status, media_type, others, is_streaming and status not in WITHOUT_BODY)
-
-
-def _status(code: Any) -> int:
-    with suppress(TypeError, ValueError):
-        if 200 <= int(code) <= 599:
-            return int(code)
-    raise ValueError(f"an Output's code must be an HTTP status from 200 to 599, given {code!r}")
-
-
-def _check_header(name: str, value: str) -> None:
-    """Source: RFC 9110, sections 5.1 and 5.5."""
-    if not HEADER_NAME.fullmatch(name):
-        raise ValueError(f"an Output's property must have a header's name, given {name!r}")
-    if not HEADER_VALUE.fullmatch(value):
-        raise ValueError(f"an Output's property {name} must be one line of Latin-1 characters, given {value!r}")
-
-
-def _pieces(output: Output) -> Iterator[bytes]:
-    if _status(output.code) in WITHOUT_BODY:
-        return
-    if output.stream_content is None:
-        if (data := output.content.get()) is not None:
-            yield data
-        return
-    write = output.stream_formatter or (lambda item: item)
-    items = output.stream_content
-    for item in synchronous(items) if isinstance(items, AsyncIterable) else items:
-        yield as_bytes(write(item))
-
-
-def _finish(output: object) -> None:
-    finalizer = getattr(output, "finalizer", None)
-    if finalizer is not None:
-        finalizer()
+def _all_pieces(first: Output, others: Iterator[Output]) -> Generator[bytes]:
+    yield from read_pieces(first)
+    for output in others:
+        yield from read_pieces(output)
 
 
 def _request_fields(request: Any) -> dict[str, Any]:
-    """A RequestInput in the words of the LMI schema."""
+    """A RequestInput as a body of the LMI schema."""
     parameters = dict(request.parameters if request.server_parameters is None else request.server_parameters)
     fields = {"inputs": getattr(request, "input_text", None), "stream": parameters.pop("stream", None)}
     if callable(parameters.get("output_formatter")):

@@ -26,7 +26,7 @@ from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import runner
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.faults import describe, line_number
-from lmi.user_code.runner import Functions, UserCode
+from lmi.user_code.runner import UserCode
 from lmi.user_code.server import FrontEnd
 from lmi.user_code.stdout import log_what_is_printed
 
@@ -64,8 +64,7 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
     """The model's functions, ready. Raises ModelUnusable with what the file raised."""
     record.stage = "import"
     try:
-        functions = Functions(code.handler, code.output_formatter, code.input_formatter)
-        user_code = runner.load(code.path, functions, code.properties, model.path, model.name)
+        user_code = runner.load(code, folder=model.path, name=model.name)
         record.stage = "initialise"
         user_code.begin()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Both ends of the code workers' socket, in one process: calls in order, windows, what is dropped or lost."""
+"""Both ends of the user code socket, in one process: calls in order, windows, what is dropped or lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmi.shared.state import Block, Phase
 from lmi.user_code.client import Call, UserCodeFailed, UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
-from lmi.user_code.runner import ResponseHead
+from lmi.user_code.response import ResponseHead
 from lmi.user_code.server import FrontEnd
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from lmi.user_code.runner import COMPAT, Functions, ResponseHead, UserCode
+from lmi.settings.config import UserCodeConfig
+from lmi.user_code.response import ResponseHead
+from lmi.user_code.runner import COMPAT, UserCode
 
 FILES = Path(__file__).parents[1] / "user_code" / "files"
 
@@ -19,9 +21,13 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(COMPAT))
 
 
+def user_code(path: Path, properties: dict[str, str]) -> UserCode:
+    return UserCode(UserCodeConfig(path=str(path), handler="handle", properties=properties))
+
+
 def model(tmp_path: Path, source: str, **properties: str) -> UserCode:
     (tmp_path / "model.py").write_text("from djl_python import Input, Output\n" + source)
-    return UserCode(str(tmp_path / "model.py"), Functions("handle"), properties)
+    return user_code(tmp_path / "model.py", properties)
 
 
 def answer(loaded: UserCode, body: bytes = b"{}", **properties: str) -> tuple[ResponseHead, list[bytes]]:
@@ -235,7 +241,7 @@ def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_an
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = {"entryPoint": "djl_python.lmi_vllm.vllm_async_service", "async_mode": "true", "model_id": "mine"}
-    loaded = UserCode(str(FILES / "async_service" / "model.py"), Functions("handle"), options)
+    loaded = user_code(FILES / "async_service" / "model.py", options)
     loaded.begin()
     assert "TypeError" in caplog.text
     head, [body] = answer(loaded, b'{"inputs": {"nested": 1}}')
@@ -244,6 +250,6 @@ def test_a_handler_for_a_service_of_the_reference_loads_in_the_first_call_and_an
 
 
 def test_a_handler_that_goes_through_a_batch_answers_its_one_request() -> None:
-    loaded = UserCode(str(FILES / "batch" / "model.py"), Functions("handle"))
+    loaded = user_code(FILES / "batch" / "model.py", {})
     loaded.begin()
     assert answer(loaded, b'{"inputs": "a"}') == (ResponseHead(200, "text/plain; charset=utf-8", {"num": "1"}), [b"A"])

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from lmi.settings.config import UserCodeConfig
 from lmi.user_code.answer import Answers
 from lmi.user_code.messages import Feed, Open, TokenFields
-from lmi.user_code.runner import COMPAT, Functions, ResponseHead, UserCode
+from lmi.user_code.response import ResponseHead
+from lmi.user_code.runner import COMPAT, UserCode
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "tests" / "user_code" / "files"
@@ -27,7 +29,8 @@ def model(
     tmp_path: Path, source: str, properties: dict[str, str] | None = None, folder: str = ".", **functions: str
 ) -> UserCode:
     (tmp_path / "model.py").write_text(source)
-    return UserCode(str(tmp_path / "model.py"), Functions(**functions), properties, folder=folder)
+    code = UserCodeConfig(path=str(tmp_path / "model.py"), properties=properties or {}, **functions)
+    return UserCode(code, folder=folder)
 
 
 def opened(loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any) -> Answers:
@@ -122,7 +125,7 @@ def test_a_function_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
-    written = opened(UserCode(str(FILES / "formatter" / "model.py"), Functions()), 3, "prompt")
+    written = opened(UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py"))), 3, "prompt")
     assert feed(written, []) == b""
     lines = feed(written, [(1, "a", -0.5, False), (2, "b", None, False)]).decode().splitlines()
     assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
@@ -206,7 +209,7 @@ def test_an_input_formatter_of_the_later_signature_gets_and_gives_the_bodys_obje
 
 
 def test_an_input_formatter_makes_a_request_of_a_body() -> None:
-    loaded = UserCode(str(FILES / "formatter" / "model.py"), Functions())
+    loaded = UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py")))
     body = b'{"question": "a", "options": {"max_new_tokens": 3}, "stream": true}'
     assert json.loads(loaded.read_input({"Content-Type": "application/json"}, body)[1]) == {
         "inputs": "a",
