@@ -1,4 +1,4 @@
-"""User code around a request: what it is told of the HTTP request, and the model's own formatters.
+"""User code around a request: the properties that it gets from HTTP, and the formatters of the model.
 
 The code runs in another process (`lmi/user_code/worker.py`). A Delta is sent there only if the model has an output
 formatter and the request names no other format.

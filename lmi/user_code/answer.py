@@ -1,10 +1,10 @@
-"""Answers on their way through an output formatter of a model's own.
+"""Answers that a user's output formatter writes.
 
-Formatters come in three kinds, told apart by their parameters:
+Its parameters say how it is called:
 
     (token, first_token, last_token, details, generated_tokens, id)    once for each token
     (output: TextGenerationOutput), or RequestOutput                   until all tokens are read
-    (response), whatever its name, without such an annotation          with the finished answer; streamed, at each step
+    (response), any other single parameter                             with the finished answer; streamed, at each step
 
 Source: the reference's guides to output formatters, of v0.28 and of today.
 """
@@ -32,12 +32,12 @@ BODY_FIELDS = ("inputs", "parameters", "stream")
 
 
 class Answers:
-    """The answers to one body, by the index of their prompts. `media_type` "": they have none, as in the reference."""
+    """The answers to one body, by the index of their prompts. `media_type` "": no content type, as in the reference."""
 
     def __init__(
         self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str, tokenizer: Any
     ) -> None:
-        """`request`: what the input formatter has returned; None: there is none, or it has returned a body's object."""
+        """`request`: the object that the input formatter returned, None if it returned a dict or there is none."""
         self._open = set(range(len(opened.prompts)))
         self.media_type = ""
         self._all: list[TokenAnswer] | list[ResponseAnswer]
@@ -60,7 +60,7 @@ class Answers:
 
 
 class TokenAnswer:
-    """One answer through a formatter that reads tokens, by the first or the second kind of signature."""
+    """One answer by a formatter that reads tokens: the first and the second kind of parameters."""
 
     def __init__(self, formatter: Callable[..., Any], request: Any) -> None:
         from djl_python.request_io import Sequence, TextGenerationOutput
@@ -73,13 +73,13 @@ class TokenAnswer:
         self._text: list[str] = []
 
     def feed(self, step: Feed) -> bytes:
-        """It is called once for each token, until all are read."""
+        """Call the formatter until all tokens are read."""
         self._take(step)
         written = []
         while self._sequence.has_next_token():
             num_read = self._sequence._next
             written.append(as_bytes(self._format()))
-            if self._sequence._next == num_read:  # it looks at whole answers and reads no tokens
+            if self._sequence._next == num_read:  # it read no token, so it looks at whole answers
                 self._sequence._next = len(self._sequence.tokens)
         return b"".join(written)
 
@@ -111,10 +111,10 @@ class TokenAnswer:
 
 
 class ResponseAnswer:
-    """One answer as the object that an engine's completion is, with the keys of the LMI schema beside `choices`.
+    """One answer by a formatter that gets responses: an OpenAI completion with the keys of the LMI schema added.
 
-    A step of a stream has what is new of the text in `choices`, the last one the whole in `generated_text`. What the
-    formatter writes ends with a newline.
+    In a stream `choices` has the new text of each step, and the last step has the whole text in `generated_text`. What
+    the formatter writes ends with a newline.
     """
 
     def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
@@ -134,7 +134,7 @@ class ResponseAnswer:
         self._num_prompt_tokens = 0
 
     def feed(self, step: Feed) -> bytes:
-        """It is called with the finished answer; of a stream with each step that brings something."""
+        """Call the formatter with the finished answer, or in a stream with each step that has tokens or ends it."""
         self._tokens += step.tokens
         self._top_tokens += step.top_tokens or ()
         self._prefill = step.prefill if self._prefill is None else self._prefill
@@ -182,22 +182,22 @@ class ResponseAnswer:
 
 
 def takes_responses(formatter: Callable[..., Any]) -> bool:
-    """Whether it is of the third kind."""
+    """Whether the formatter has the third kind of parameters."""
     is_by_tokens = num_required(formatter) == NUM_LEGACY_PARAMETERS
     return not (is_by_tokens or first_annotation(formatter) in ("TextGenerationOutput", "RequestOutput"))
 
 
 def format_response(formatter: Callable[..., Any], response: dict[str, Any], request: Any, tokenizer: Any) -> bytes:
-    """What a formatter of the third kind writes; a line, if it is anything."""
+    """What the formatter writes for a response, as a line. It may write nothing."""
     named = accepted(formatter, {"tokenizer": tokenizer, "request": request})
     written = as_bytes(call(formatter, attributes(response), **named))
     return written if not written or written.endswith(b"\n") else written + b"\n"
 
 
 def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> Any:
-    """The request as an output formatter finds it: the input formatter's own object, with what that left open.
+    """The request for an output formatter: the input formatter's object, its empty fields filled in.
 
-    Without one it is a TextInput, with the fields of the body that no schema knows as attributes.
+    Without such an object it is a TextInput, with unknown fields of the body as attributes.
     """
     from djl_python.request_io import TextInput
 
@@ -215,7 +215,7 @@ def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> An
 
 
 def as_bytes(written: Any) -> bytes:
-    """Bytes as they are, a text in UTF-8, anything else as JSON."""
+    """Bytes as they are, str in UTF-8, anything else as JSON."""
     if written is None:
         return b""
     if isinstance(written, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""A JSON object whose keys are attributes too, as custom code reads and changes an engine's response."""
+"""A JSON object whose keys are attributes too, so that user code reads a response as it would an engine's object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Attributes(dict[str, Any]):
-    """A dict: `response["model"]` and `response.model` are the same. A name that is no key is an AttributeError."""
+    """A dict: `response["model"]` and `response.model` are the same. A name that is not a key raises AttributeError."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -22,7 +22,7 @@ class Attributes(dict[str, Any]):
         self.pop(name)
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
-        """Plain dicts, under the name that pydantic's models have for it."""
+        """The object as plain dicts. pydantic's models have this method."""
         return json.loads(self.model_dump_json())  # type: ignore[no-any-return]
 
     def model_dump_json(self, **_: Any) -> str:

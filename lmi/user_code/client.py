@@ -1,4 +1,4 @@
-"""The front end's end of the code workers' sockets.
+"""The front end's end of the user code sockets.
 
 `UserCodeWorkers` keeps one connection to each worker and gives a call to the one with the fewest calls. If a worker is
 lost, its calls end with `EngineLost`. A call that is closed before its end sends Drop. Nothing is retried.
@@ -29,13 +29,13 @@ from lmi.user_code.messages import (
 
 
 class UserCodeFailed(GenerationFailed):
-    """Code of the model's own raised; the message is its exception's."""
+    """User code raised an exception with this message."""
 
     label = "custom_code_failed"
 
 
 class Call:
-    """One call. `take` gives what comes back, in order. Always `close` it."""
+    """One call. What comes back is taken in order. Always `close` it."""
 
     def __init__(self, connection: WorkerConnection, call_id: int) -> None:
         self.id = call_id
@@ -43,11 +43,11 @@ class Call:
         self._inbox: asyncio.Queue[ToFrontEnd | LmiError] = asyncio.Queue()
 
     def send(self, message: ToWorker) -> None:
-        """Raises MalformedRequest for what does not fit in a frame."""
+        """Raises MalformedRequest if the message does not fit in a frame."""
         self._connection.send(message)
 
     async def take(self) -> Head | Piece | None:
-        """The next message; None at the end. Raises the LmiError that ended the call instead."""
+        """The next message, None after the last. Raises the LmiError that ended the call."""
         item = await self._inbox.get()
         if isinstance(item, LmiError):
             raise item
@@ -85,7 +85,7 @@ class Call:
 class WorkerConnection(Connection):
     """One socket to one worker."""
 
-    other_end = "a code worker"
+    other_end = "a user code worker"
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,13 +127,13 @@ class WorkerConnection(Connection):
 
 
 class UserCodeWorkers(Connections[WorkerConnection]):
-    """Every code worker of this server, as one front-end worker sees them."""
+    """The connections of one front end to every process of user code."""
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(WorkerConnection, sockets, records)
 
     async def begin(self, first: Callable[[int], ToWorker]) -> Call:
-        """Begin a call with the message that `first` makes of its id. Raises Unavailable when no worker is there."""
+        """Begin a call with the message that `first` makes of its id. Raises Unavailable if no worker is connected."""
         await self.wait_for(lambda: self.alive)
         if not self.alive:
             raise Unavailable("the model's code is not ready: " + self.describe())

@@ -1,4 +1,4 @@
-"""The model's tokenizer for custom code, read when the code first uses it.
+"""The model's tokenizer for user code, loaded when the code first uses it.
 
 Most formatters take one and never look at it, and transformers takes seconds to import and brings torch with it.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class LazyTokenizer:
-    """Stands for transformers' tokenizer of a model folder. The first use raises what reading it raises."""
+    """Stands in for transformers' tokenizer of a model folder. The first use raises what loading it raises."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -22,7 +22,7 @@ class LazyTokenizer:
         return AutoTokenizer.from_pretrained(self._folder)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copy and pickle look for is not the tokenizer's
+        if name.startswith("__"):  # copy and pickle look for such names on this object
             raise AttributeError(name)
         return getattr(self._tokenizer, name)
 

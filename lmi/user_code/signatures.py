@@ -1,4 +1,4 @@
-"""What functions of a model's own take, and how they are called whether they are asynchronous or not."""
+"""Parameters of user functions, and calling them, asynchronous or not."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable, Generator
 from typing import Any
 
-_runner = asyncio.Runner()  # one event loop for all calls: what the code keeps (locks, clients) belongs to it
+_runner = asyncio.Runner()  # one event loop for all calls: locks and clients that the code keeps belong to it
 
 
 def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Its result, awaited where it must be."""
+    """The result of the function, awaited if it is awaitable."""
     result = function(*args, **named)
     return _runner.run(_awaited(result)) if inspect.isawaitable(result) else result
 
 
 def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
-    """An asynchronous iterator's items. Closing this closes it."""
+    """The items of an asynchronous iterator. Closing the generator closes the iterator."""
     iterator = aiter(items)
     try:
         while True:
@@ -31,13 +31,13 @@ def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
 
 
 def num_required(function: Callable[..., Any]) -> int:
-    """Positional parameters without a default."""
+    """The number of positional parameters without a default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in kinds and p.default is p.empty for p in _parameters(function))
 
 
 def first_annotation(function: Callable[..., Any]) -> str:
-    """The last name of the first parameter's annotation, as `Input` of `inputs.Input`; "" where there is none."""
+    """The last name of the first parameter's annotation, `Input` for `inputs.Input`; "" if there is none."""
     for parameter in _parameters(function)[:1]:
         if parameter.annotation is not parameter.empty:
             annotation = parameter.annotation
@@ -51,7 +51,7 @@ def first_name(function: Callable[..., Any]) -> str | None:
 
 
 def accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """Those that the function takes by name, beside its first parameter."""
+    """The named arguments that the function takes besides its first parameter."""
     parameters = _parameters(function)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     first = {parameter.name for parameter in parameters[:1]}

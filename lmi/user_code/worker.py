@@ -1,9 +1,9 @@
-"""The process that runs a model's own code: `handle`, or its formatters. Nothing else of ours does.
+"""The process of user code. No other process imports the model's file.
 
 `python -m lmi.user_code.worker --slot N` imports the file, lets `handle` load, then serves front ends on a unix socket.
-The main thread reads sockets, one more thread runs the code, one call after the other. The process has no secrets of
-ours in its environment and no engine beside it; what the code prints becomes lines of our log. Code that never returns
-is seen by the supervisor in the record (`lmi/supervisor/restarts.py`), which ends the process.
+The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server, and what
+the code prints is logged. The supervisor reads the record and ends a process whose code never returns
+(`lmi/supervisor/restarts.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmi.user_code.server import FrontEnd
 from lmi.user_code.stdout import log_what_is_printed
 
 BEAT_S = 0.2
-FINISH_S = 2.0  # for calls that are still open when the worker is told to stop
+FINISH_S = 2.0  # for the message that the code still works on after SIGTERM
 
 log = logging.getLogger("lmi.user_code.worker")  # this module is __main__ where it runs
 
@@ -61,7 +61,7 @@ async def _beat(thread: CodeThread) -> None:
 
 
 def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
-    """The model's functions, ready. Raises ModelUnusable with what the file raised."""
+    """Import the file and let its handler load. Raises ModelUnusable with what the file raised."""
     record.stage = "import"
     try:
         user_code = runner.load(code, folder=model.path, name=model.name)
@@ -76,10 +76,9 @@ def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> User
 
 
 def run(slot: int) -> int:
-    """Load, serve, stop; returns the exit code."""
+    """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
-    config, code = runtime.config, runtime.config.user_code
-    assert code is not None
+    config = runtime.config
     record = runtime.user_code_records(runtime.attach())[slot]
     record.claim()
     record.phase = Phase.LOADING
@@ -88,12 +87,7 @@ def run(slot: int) -> int:
     lmi.shared.log.count_dropped_in(record)
     finish_printing = log_what_is_printed()
     try:
-        started_s = time.monotonic()
-        user_code = load(code, config.model, record)
-        if code.handler is not None:
-            _report(runtime, slot, time.monotonic() - started_s)
-        record.stage = ""
-        asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
+        _load_and_serve(runtime, slot, record)
     except ModelUnusable as error:
         record.reason = str(error)
         return error.exit_code
@@ -106,8 +100,19 @@ def run(slot: int) -> int:
     return 0
 
 
+def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
+    code = runtime.config.user_code
+    assert code is not None
+    started_s = time.monotonic()
+    user_code = load(code, runtime.config.model, record)
+    if code.handler is not None:
+        _report(runtime, slot, time.monotonic() - started_s)
+    record.stage = ""
+    asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
+
+
 def _report(runtime: Runtime, slot: int, seconds: float) -> None:
-    """What the supervisor tells people. A handler has no context length that we could know."""
+    """Report for the banner that the handler is loaded. Its context length is unknown, so the numbers mean nothing."""
     from lmi.engine.worker import LoadReport, write_report
 
     info = EngineInfo(name="model.py", vocab_size=1, max_sequence_length=1, max_num_sequences=1)

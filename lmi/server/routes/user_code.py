@@ -1,7 +1,7 @@
-"""The door of a model that is code of its own: a request goes to `handle` whole, its Output comes back as it is.
+"""Routes of a model that is user code: `handle` gets the whole request, and its Output is the response.
 
-Takes the place of every other inference route. What goes wrong is answered with the reference's three keys,
-424 for what `handle` raises.
+They replace every other inference route. An error is a JSON object with the reference's three keys; an exception in
+`handle` has status 424.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
 
 
 async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
-    """Raises LmiError as long as no byte was sent; later none."""
+    """Raises LmiError only before the first byte is sent."""
     assert service.user_code is not None
     given, asked = properties(exchange), query(exchange)
     try:
@@ -58,7 +58,7 @@ async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
 
 
 async def copy(exchange: Exchange, call: Call) -> None:
-    """The head is held back until the first piece exists, so that early failures have a real status."""
+    """Send the response. Its head waits for the first piece, so that an early failure has a real status."""
     head = await call.head()
     async with aclosing(call.pieces()) as pieces:
         if not head.is_streaming:
@@ -75,7 +75,7 @@ async def copy(exchange: Exchange, call: Call) -> None:
 
 
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
-    """The statuses and headers of the LMI door, and one shape for whatever went wrong."""
+    """Answer with the LMI API's status and headers for this error."""
     rendered = LMI.render_error(error, LMI.default_frame(service.config.model), accepted=False)
     await exchange.answer(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 

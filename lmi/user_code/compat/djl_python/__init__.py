@@ -1,7 +1,7 @@
 """The names that code written for djl-serving imports, without djl-serving.
 
-On the path of the process that runs such code and of no other (`lmi/user_code/runner.py` puts it there). Modules and
-names are where the reference's public documentation imports them from; the code is ours.
+Only the process of user code has this package on its path (`lmi/user_code/runner.py` puts it there). Modules and names
+are where the reference's public documentation imports them from; the code is ours.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Outputs of asynchronous handlers: an answer that is whole, and the pieces of one that is streamed."""
+"""Outputs of asynchronous handlers: a whole answer, and the pieces of a streamed answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def create_non_stream_output(
 def create_stream_chunk_output(
     data: str | Mapping[str, Any], last_chunk: bool, error: str | None = None, code: int | None = None
 ) -> Output:
-    """One line of an answer that comes in lines."""
+    """One line of a streamed answer."""
     return _output(data, JSONLINES, last_chunk, error, code)
 
 

@@ -1,4 +1,4 @@
-"""A body to a value and back, by content type."""
+"""Decode a body and encode a prediction, by content type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from djl_python.outputs import Output
 
 
 def decode(inputs: Input, content_type: str | None = None, key: str | int | None = None) -> Any:
-    """JSON without a content type. What is no JSON comes as `{"inputs": ...}`: texts in a list, the rest as it is."""
+    """The value of a JSON body, which is the default. Any other body is `{"inputs": ...}`, plain text in a list."""
     kind = (content_type or "application/json").lower()
     if "application/json" in kind:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}

@@ -1,4 +1,4 @@
-"""The mark of an input formatter, and those of two more that nothing here calls."""
+"""The decorator of an input formatter, and two decorators of functions that lmi never calls."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def input_formatter(function: F) -> F:
-    """This function reads the requests to the model."""
+    """Mark the function that reads the requests to the model."""
     function.is_input_formatter = True  # type: ignore[attr-defined]
     return function
 
 
 def init_handler(function: F) -> F:
-    """This function loads a model of scikit-learn or XGBoost, which are not served here."""
+    """Mark a function that loads a model of scikit-learn or XGBoost, which are not served here."""
     function.is_init_handler = True  # type: ignore[attr-defined]
     return function
 
 
 def prediction_handler(function: F) -> F:
-    """This function asks a model of scikit-learn or XGBoost, which are not served here."""
+    """Mark a function that asks a model of scikit-learn or XGBoost, which are not served here."""
     function.is_prediction_handler = True  # type: ignore[attr-defined]
     return function

@@ -1,7 +1,7 @@
-"""A request as `handle` gets it: properties (headers) and content (the body under `data`, and the query).
+"""A request to `handle`: properties (headers) and content (the body under `data`, and the query).
 
-The first one, at load, has no content; its properties are the options of the model. numpy and PIL are imported only by
-the getters that return their objects.
+The first Input, at load, has no content; its properties are the options of the model. Only the getters that return
+objects of numpy and PIL import them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Input:
         return self.properties
 
     def get_property(self, key: str, default: Any = None) -> Any:
-        """In any case, as HTTP's headers are."""
+        """The key may have any case, like HTTP headers."""
         lowered = key.lower()
         return next((value for name, value in self.properties.items() if name.lower() == lowered), default)
 
@@ -54,7 +54,7 @@ class Input:
         return 1
 
     def get_batches(self) -> list[Input]:
-        """Requests come one by one here, so a batch is one; the first call's is that call's, without content."""
+        """A batch is always one request here, also at the first call, without content."""
         return [self]
 
     def get_as_bytes(self, key: str | int | None = None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The mark of an output formatter, and the objects that one is given."""
+"""The decorator of an output formatter, and the classes of its arguments."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ __all__ = ["RequestOutput", "Sequence", "TextGenerationOutput", "Token", "output
 
 
 def output_formatter(function: F) -> F:
-    """This function writes the answers of the model."""
+    """Mark the function that writes the answers of the model."""
     function.is_output_formatter = True  # type: ignore[attr-defined]
     return function

@@ -1,4 +1,4 @@
-"""What `handle` returns: a status, properties (headers of the answer) and content, whole or as a stream."""
+"""The result of `handle`: a status, properties (headers of the response) and content, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _default_stream_output_formatter(item: Any) -> bytes:
 
 
 class Record(bytes):
-    """What `Output.binary_encode` makes of an asynchronous answer: the bytes to send, and whether they are the last."""
+    """One piece of an asynchronous answer, from `Output.binary_encode`: its bytes, and whether it is the last."""
 
     code: int | None = None
     is_last: bool = False
@@ -33,8 +33,8 @@ class Output:
         self.stream_content: Iterable[Any] | AsyncIterable[Any] | None = None
         self.stream_formatter: Callable[[Any], bytes | str] | None = None
         self.finalizer: Callable[[], Any] | None = None
-        self.media_type: str | None = None  # of the first thing added, where no property says it
-        self.is_last = False  # nothing comes after it, whatever else the generator would yield
+        self.media_type: str | None = None  # of the first thing added, if no property names one
+        self.is_last = False  # ends the answer, even if the generator would yield more
 
     def set_code(self, code: int) -> Output:
         self.code = code
@@ -66,13 +66,13 @@ class Output:
         return record
 
     def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Output:
-        """Make this the answer to a request that failed."""
+        """Turn this into the answer to a failed request."""
         self.code, self.message = code, message
         self.content = PairList()
         return self.add_as_json({"code": code, "message": message, "error": error})
 
     def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        """Bytes as they are, a text in UTF-8, anything else as JSON."""
+        """Add bytes as they are, str in UTF-8, anything else as JSON."""
         if isinstance(value, Record):
             self.code, self.is_last = value.code or self.code, value.is_last
         if isinstance(value, bytes | bytearray | memoryview):
@@ -88,7 +88,7 @@ class Output:
         return self._add(str(value).encode(), key, "text/plain; charset=utf-8")
 
     def add_as_numpy(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        """An array, or the first of a list of them, as npy."""
+        """Add an array, or the first of a list of arrays, as npy."""
         import numpy
 
         buffer = io.BytesIO()
@@ -107,7 +107,7 @@ class Output:
         stream_content: Iterable[Any] | AsyncIterable[Any],
         output_formatter: Any = _default_stream_output_formatter,
     ) -> Output:
-        """Send what the iterable yields as it comes. `output_formatter` makes bytes or a text of each item."""
+        """Send each item when the iterable yields it. `output_formatter` turns an item into bytes or str."""
         self.stream_content = stream_content
         self.stream_formatter = output_formatter if callable(output_formatter) else None
         if self.stream_formatter is _default_stream_output_formatter:
@@ -115,7 +115,7 @@ class Output:
         return self
 
     def finalize(self, function: Callable[..., Any], *args: Any) -> Output:
-        """Call it when the answer has been handed over."""
+        """Call `function` once the answer was sent."""
         self.finalizer = lambda: function(*args)
         return self
 

@@ -1,4 +1,4 @@
-"""A list of pairs whose keys may be missing or come twice: the content of an Input or Output."""
+"""The content of an Input or Output: a list of pairs. Keys may be missing or repeat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PairList:
         return self.pairs[index][1]
 
     def get(self, key: str | int | None = None) -> Any:
-        """By position, or by key; None where no pair has the key. Without a key: `data`, else the first."""
+        """The value at a position, or of a key, None if there is none. Without a key: `data`, else the first value."""
         if isinstance(key, int):
             return self.pairs[key][1]
         if key is None:

@@ -1,4 +1,4 @@
-"""What formatters are given: the request, and the answer as far as it has come."""
+"""The arguments of formatters: the request, and the answer so far."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Sequence:
         return self._next < len(self.top_tokens)
 
     def get_next_top_tokens(self) -> list[Token]:
-        """Those beside the token that was read last."""
+        """The top tokens at the position of the token that was read last."""
         at = self._next - 1
         return self.top_tokens[at] if 0 <= at < len(self.top_tokens) else []
 
 
 @dataclass
 class RequestInput:
-    """A request. `server_parameters` are what the engine is asked; None: the same as `parameters`."""
+    """A request. The engine gets `server_parameters`, or `parameters` if they are None."""
 
     request_id: int | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """`sequences` by index; `prompt_tokens_details` where the request asked for the prompt's tokens."""
+    """`sequences` by index; `prompt_tokens_details` is set if the request asked for the prompt's tokens."""
 
     sequences: dict[int, Sequence] = field(default_factory=dict)
     best_sequence_index: int = 0

@@ -1,7 +1,7 @@
-"""Modules of the reference that are not here: its services around engines, which lmi has of its own.
+"""Stubs for modules of the reference that lmi replaces: its services around engines.
 
-Files import them and often use nothing of them. So any name can be imported from them; a class can be made and
-inherited from, and whatever uses it, or calls a function, raises NotHere, which says in one sentence what is missing.
+Files import them and often use nothing from them. So any name can be imported, and a class can be instantiated and
+inherited from. Using it, or calling a function, raises NotHere with one sentence that says what is missing.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ MODULES = {
     "test_model": OWN,
     "utils": OWN,
 }
-"""By the name behind `djl_python.`: why it is not here. A package stands before its modules."""
+"""Why a module of `djl_python` is not here, by its name. A package comes before its modules."""
 
 
 class NotHere(NotImplementedError, AttributeError):
-    """Something of the reference was used that lmi does not have. An AttributeError, so that hasattr says False."""
+    """Code used a part of the reference that lmi does not have. An AttributeError, so that hasattr returns False."""
 
 
 class _Uses(type):
@@ -79,9 +79,9 @@ class _Uses(type):
 
 
 class Stub(metaclass=_Uses):
-    """What stands for a class or function of the reference."""
+    """Stands in for a class or function of the reference."""
 
-    sentence = ""  # what its use raises
+    sentence = ""  # the message of NotHere
 
     def __init__(self, *args: Any, **named: Any) -> None:
         pass
@@ -92,14 +92,14 @@ class Stub(metaclass=_Uses):
     def __call__(self, *args: Any, **named: Any) -> Any:
         raise _fault(type(self), "__call__")
 
-    def initialize(self, *args: Any, **named: Any) -> Any:  # what a class of the file's own calls by super()
+    def initialize(self, *args: Any, **named: Any) -> Any:  # a subclass in the file calls it by super()
         raise _fault(type(self), "initialize")
 
     inference = initialize
 
 
 class StubModule(ModuleType):
-    """Has whatever is asked of it, a class if the name is like one, but for what Python itself looks for in modules."""
+    """Has every attribute except dunder names; a capitalised name is a class."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name)
@@ -117,7 +117,7 @@ class StubModule(ModuleType):
 
 
 def install(package: str) -> None:
-    """Make all of them importable below `package`."""
+    """Make all stub modules importable below `package`."""
     for name, reason in MODULES.items():
         module = StubModule(f"{package}.{name}", reason)
         sys.modules[module.__name__] = module
@@ -126,6 +126,6 @@ def install(package: str) -> None:
 
 
 def _fault(stub: Any, name: str) -> AttributeError:
-    if name.startswith("__") and name != "__call__":  # what Python itself looks for
+    if name.startswith("__") and name != "__call__":  # Python looks for such names
         return AttributeError(name)
     return NotHere(stub.sentence)
