@@ -4,7 +4,7 @@ Its parameters say how it is called:
 
     (token, first_token, last_token, details, generated_tokens, id)    once for each token
     (output: TextGenerationOutput), or RequestOutput                   until all tokens are read
-    (response), any other single parameter                             with the finished answer; streamed, at each step
+    (response, ...), any other first parameter                         with the finished answer; streamed, at each step
 
 Source: the reference's guides to output formatters, of v0.28 and of today.
 """

@@ -11,14 +11,9 @@ import pytest
 
 from lmi.settings.config import UserCodeConfig
 from lmi.user_code.response import ResponseHead
-from lmi.user_code.runner import COMPAT, UserCode
+from lmi.user_code.runner import UserCode
 
-FILES = Path(__file__).parents[1] / "user_code" / "files"
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(COMPAT))
+FILES = Path(__file__).parent / "files"
 
 
 def user_code(path: Path, properties: dict[str, str]) -> UserCode:
