@@ -122,7 +122,9 @@ def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_pa
     asyncio.run(scenario())
 
 
-def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignored(tmp_path: Path) -> None:
+def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
             call = await workers.begin(lambda call_id: Open(call_id, ["p"], {}, False, False, False))
@@ -133,6 +135,8 @@ def test_what_the_code_raises_ends_the_call_and_what_was_sent_after_it_is_ignore
                 await all_of(await workers.begin(handle(b"no number")))
 
     asyncio.run(scenario())
+    raised = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert raised == [KeyError, ValueError], "the Feed after the failure did nothing"
 
 
 def test_a_worker_that_goes_ends_its_calls_and_takes_no_more(tmp_path: Path) -> None:
