@@ -103,6 +103,13 @@ def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.engine.worker"])
+def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
+    code = f"import sys, {module}; print('lmi.user_code.runner' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_the_wheel_carries_the_packages_djl_python_and_the_demo_model_and_nothing_else() -> None:
     code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as folder:
