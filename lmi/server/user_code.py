@@ -42,7 +42,7 @@ class UserFormatters:
         self._exchange = exchange
         self._service = service
         self._call: Call | None = None
-        self._takes_user_code = False  # also after OpenAI's body has been found at this path
+        self._takes_user_code = False  # the API of the path does, though the body may turn out to be OpenAI's
 
     def reads(self, dialect: Dialect) -> bool:
         """Whether the input formatter gets the bodies of this API."""

@@ -6,6 +6,7 @@ They replace every other inference route. An error is a JSON object with the ref
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 
 import orjson
@@ -17,7 +18,7 @@ from lmi.server.service import Service
 from lmi.server.user_code import properties, query
 from lmi.user_code.client import Call
 from lmi.user_code.formatter import JSON
-from lmi.user_code.messages import Handle
+from lmi.user_code.messages import Handle, Head
 
 STREAM_HEADERS = {"cache-control": "no-cache"}
 
@@ -27,7 +28,7 @@ async def invocations(exchange: Exchange, service: Service) -> None:
         service.check_room()
         body = await exchange.body(service.config.server.max_request_size, service.body_memory)
         with service.admitted():
-            await exchange.run_while_there(hand_over(exchange, service, body))
+            await exchange.run_while_there(call_handler(exchange, service, body))
     except ClientGone:
         raise
     except LmiError as error:
@@ -42,14 +43,14 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
     await invocations(exchange, service)
 
 
-async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
+async def call_handler(exchange: Exchange, service: Service, body: bytes) -> None:
     """Raises LmiError only before the first byte is sent."""
     assert service.user_code is not None
     given, asked = properties(exchange), query(exchange)
     try:
         async with exchange.deadline(service.config.server.predict_timeout_s):
             with closing(await service.user_code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
-                await copy(exchange, call)
+                await send_response(exchange, call)
     except LmiError as error:
         if not exchange.status:
             raise
@@ -57,20 +58,24 @@ async def hand_over(exchange: Exchange, service: Service, body: bytes) -> None:
         await exchange.end(error_body(error, error.status))
 
 
-async def copy(exchange: Exchange, call: Call) -> None:
-    """Send the response. Its head waits for the first piece, so that an early failure has a real status."""
+async def send_response(exchange: Exchange, call: Call) -> None:
+    """Send what the handler answers."""
     head = await call.head()
     async with aclosing(call.pieces()) as pieces:
-        if not head.is_streaming:
+        if head.is_streaming:
+            await send_stream(exchange, head, pieces)
+        else:
             body = b"".join([piece async for piece in pieces])
             await exchange.answer(head.status, head.media_type, body, head.headers.items())
-            return
-        async for piece in pieces:
-            if not exchange.status:
-                await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
-            await exchange.write(piece)
-    if not exchange.status:
-        await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
+
+
+async def send_stream(exchange: Exchange, head: Head, pieces: AsyncGenerator[bytes]) -> None:
+    """The response begins when the first piece is there, so that an early failure has a real status."""
+    piece = await anext(pieces, None)
+    await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
+    while piece is not None:
+        await exchange.write(piece)
+        piece = await anext(pieces, None)
     await exchange.end()
 
 
