@@ -258,8 +258,11 @@ class Result(msgspec.Struct, array_like=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request ended without a Result. `field` of the Request is at fault where one is; the message says how."""
+
     message: str
     kind: ErrorKind = ErrorKind.GENERATION
+    field: str | None = None
 
 
 class Response(msgspec.Struct, array_like=True):
@@ -275,7 +278,9 @@ class Response(msgspec.Struct, array_like=True):
 
     @property
     def error_msg(self) -> str:
-        return "" if self.error is None else self.error.message
+        if self.error is None:
+            return ""
+        return self.error.message if self.error.field is None else f"{self.error.field} {self.error.message}"
 
     @property
     def is_final(self) -> bool:

@@ -10,6 +10,8 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
     trip            raise what no engine should as the request comes
+    refuse FIELD    refuse the request as it comes, for that field of the contract
+    reject FIELD    refuse it so in the first step
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from handlers.python_model import Functions, PythonModel
 from lmi.engine.client import Engines
 from lmi.engine.server import Desk, FrontEnd
+from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
     Capabilities,
     EngineInfo,
@@ -129,6 +132,8 @@ class ScriptedExecutor(Executor):
         order, _, text = bytes(i for i in request.input_token_ids if i < 256).decode(errors="replace").partition(" ")
         if order == "trip":
             raise KeyError("the engine's own fault")
+        if order == "refuse":
+            raise PromptTooLong("short", text) if text == "inputs" else InvalidParameter(text, "another", None)
         with self._changed:
             request_id = len(self.requests)
             self.requests.append(request)
@@ -190,6 +195,9 @@ class ScriptedExecutor(Executor):
         request, stops = turn.request, {word[0] for word in turn.request.stop_words}
         if turn.is_cancelled:
             return self._result(turn, [], FinishReason.CANCELLED)
+        if turn.order == "reject":
+            field = bytes(turn.left).decode()
+            return Response(turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field))
         if turn.order == "flood":
             return self._result(turn, turn.left * 100, FinishReason.NOT_FINISHED)
         if turn.left:

@@ -12,9 +12,17 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
-from lmi import errors
-from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
-from lmi.errors import EngineLost, GenerationFailed, LmiError, OutOfMemory, Unavailable
+from lmi.engine.messages import Cancel, Output, Ready, Submit, decode_to_front_end, encode
+from lmi.errors import (
+    EngineLost,
+    ErrorInfo,
+    GenerationFailed,
+    InvalidRequest,
+    LmiError,
+    OutOfMemory,
+    Unavailable,
+    from_info,
+)
 from lmi.executor import EngineInfo, ErrorKind, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import frame
@@ -99,7 +107,7 @@ class EngineConnection(Connection):
         elif isinstance(message, Ready):
             self.info = message.info
         elif (stream := self._forget(message.request_id)) is not None:
-            stream.put(refusal(message))
+            stream.put(from_info(message.error))
 
     def _deliver(self, response: Response) -> None:
         stream = self._streams.get(response.request_id)
@@ -148,22 +156,16 @@ class Engines(Connections[EngineConnection]):
         return min(ready, key=lambda connection: connection.num_outstanding_tokens)
 
 
-def refusal(message: Refused) -> LmiError:
-    """The error that an engine refused a request with, as the class it had there."""
-    for kind in (errors.Overloaded, errors.Unavailable, errors.InvalidRequest):
-        if message.label == kind.label:
-            return kind(message.message)
-    invalid = errors.InvalidRequest(message.message)
-    invalid.label = message.label
-    return invalid
+LABELS = {
+    ErrorKind.GENERATION: GenerationFailed.label,
+    ErrorKind.OUT_OF_MEMORY: OutOfMemory.label,
+    ErrorKind.ENGINE_LOST: EngineLost.label,
+    ErrorKind.INVALID: InvalidRequest.label,
+}
 
 
 def failure(error: ResponseError | None) -> LmiError:
+    """The error that ended a request after the engine had accepted it."""
     if error is None:
         return GenerationFailed("the engine sent neither a result nor an error")
-    kinds: dict[ErrorKind, type[LmiError]] = {
-        ErrorKind.OUT_OF_MEMORY: OutOfMemory,
-        ErrorKind.ENGINE_LOST: EngineLost,
-        ErrorKind.INVALID: errors.InvalidRequest,
-    }
-    return kinds.get(error.kind, GenerationFailed)(error.message)
+    return from_info(ErrorInfo(LABELS[error.kind], error.message, error.field))

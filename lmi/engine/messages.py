@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lmi.errors import ErrorInfo
 from lmi.executor import EngineInfo, Request, Response
 
 
@@ -34,11 +35,10 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """A request that the executor did not accept: the label of an error class of `lmi.errors`, and its message."""
+    """The executor did not accept a request."""
 
     request_id: int
-    label: str
-    message: str
+    error: ErrorInfo
 
 
 ToEngine = Submit | Cancel

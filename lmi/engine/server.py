@@ -60,7 +60,7 @@ class Desk:
         except Exception as error:  # an engine's own fault too is this request's alone
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not take a request")
-            connection.send(Refused(message.request_id, _label(error), str(error)))
+            connection.send(Refused(message.request_id, _refusal(error).info))
 
     def _note_owner(self, engine_id: int, connection: FrontEnd, request_id: int) -> None:
         if not self._owners:
@@ -209,7 +209,7 @@ def _peer_uid(peer: socket.socket) -> int:
     return uid
 
 
-def _label(error: Exception) -> str:
+def _refusal(error: Exception) -> LmiError:
     if isinstance(error, LmiError):
-        return error.label
-    return InvalidRequest.label if isinstance(error, ValueError) else Unavailable.label
+        return error
+    return InvalidRequest(str(error)) if isinstance(error, ValueError) else Unavailable(str(error))
