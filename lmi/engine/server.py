@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import struct
 import threading
 import time
 from typing import cast
@@ -22,8 +19,8 @@ import msgspec
 from lmi.engine.messages import Output, Ready, Refused, Submit, decode_to_engine, encode
 from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
-from lmi.ipc.connection import Connection
 from lmi.ipc.frames import FrameTooLarge, frame
+from lmi.ipc.listener import Accepted
 from lmi.ipc.writer import Outlet
 from lmi.shared.state import EngineRecord
 
@@ -123,7 +120,7 @@ class Desk:
         self._record.num_waiting = len(self._owners) - self._record.num_running
 
 
-class FrontEnd(Connection):
+class FrontEnd(Accepted):
     """One socket to one front end."""
 
     other_end = "a front end"
@@ -136,12 +133,9 @@ class FrontEnd(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if _peer_uid(transport.get_extra_info("socket")) not in (os.geteuid(), 0):
-            log.error("refused a connection of another user")
-            self.close()
-            return
-        self._outlet = Outlet(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
-        self.send(self._desk.ready)
+        if not cast(asyncio.Transport, transport).is_closing():
+            self._outlet = Outlet(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
+            self.send(self._desk.ready)
 
     def resume_writing(self) -> None:
         if self._outlet is not None:
@@ -182,31 +176,6 @@ class FrontEnd(Connection):
         """From any thread. A front end that has stopped reading loses its connection."""
         if self._outlet is not None:
             self._outlet.write(frame(encode(message)))
-
-
-async def listen(desk: Desk, path: str) -> asyncio.Server:
-    """Accept front ends of this user alone at `path`."""
-    return await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(desk), sock=bind(path))
-
-
-def bind(path: str) -> socket.socket:
-    """A socket at `path` for this user alone; what a dead predecessor left there goes."""
-    if os.path.exists(path):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(previous)
-    return listener
-
-
-def _peer_uid(peer: socket.socket) -> int:
-    """Source of the layout (pid, uid, gid): unix(7), SO_PEERCRED."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid
 
 
 def _refusal(error: Exception) -> LmiError:

@@ -27,9 +27,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 import lmi.shared.log
 from lmi.engine.resolve import missing_library, resolve
-from lmi.engine.server import Desk, listen
+from lmi.engine.server import Desk, FrontEnd
 from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
+from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.shared import processes
 from lmi.shared.sink import guard_streams
@@ -119,7 +120,7 @@ class Worker:
         """Serve until SIGTERM or until the executor fails; then `failure` says how."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
-        server = await listen(self.desk, socket_path)
+        server = await listen(lambda: FrontEnd(self.desk), socket_path)
         if not self._executor.pass_responses_to(self.desk.deliver):
             self._thread.start()
         self._beat()

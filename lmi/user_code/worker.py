@@ -25,11 +25,10 @@ from contextlib import closing, suppress
 from typing import Any
 
 import lmi.shared.log
-from lmi.engine.server import bind
 from lmi.errors import ModelUnusable
 from lmi.executor import EngineInfo
-from lmi.ipc.connection import Connection
 from lmi.ipc.frames import FrameTooLarge, frame
+from lmi.ipc.listener import Accepted, listen
 from lmi.runtime import Runtime
 from lmi.settings.config import CodeConfig, ModelConfig
 from lmi.shared import processes
@@ -157,7 +156,7 @@ class Bench:
             self._loop.call_soon_threadsafe(job.front_end.send, message)
 
 
-class FrontEnd(Connection):
+class FrontEnd(Accepted):
     """One socket to one front end."""
 
     other_end = "a front end"
@@ -201,7 +200,7 @@ async def serve(model: Any, record: EngineRecord, socket_path: str) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     bench = Bench(model, record)
-    server = await loop.create_unix_server(lambda: FrontEnd(bench), sock=bind(socket_path))
+    server = await listen(lambda: FrontEnd(bench), socket_path)
     beat = asyncio.create_task(_beat(bench))
     record.phase = Phase.READY
     await stop.wait()
