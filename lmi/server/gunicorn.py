@@ -30,9 +30,10 @@ from lmi.errors import StartError
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.runtime import Runtime
 from lmi.shared import processes
+from lmi.shared.pauses import Pauses
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
-from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
+from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice_s
 
 util._setproctitle = lambda title: None  # it would write over our names where setproctitle is there, as beside vLLM
 
