@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import resource
 import sys
 import termios
 from collections.abc import Callable, Coroutine
@@ -40,6 +41,7 @@ LINGER_S = 1.0  # how long a refused client may go on sending before the connect
 BODY_LINGER_S = 10.0  # the same for the rest of a body, so that a client that sends first and reads then has its answer
 MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early: so much is read and forgotten to keep the connection
 BODY_LOOK_S = 1.0
+RESERVED_FDS = 40  # for everything that is not a client
 
 
 class Refusal(Exception):
@@ -84,7 +86,7 @@ class GuardedProtocol(HttpToolsProtocol):
     header_timeout_s: ClassVar[float] = 10.0
     body_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 30.0
-    max_connections: ClassVar[int] = 10_000
+    max_connections: ClassVar[int] = max(1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
     cycle: Cycle
 
     def __init__(
