@@ -1,4 +1,4 @@
-"""Request bodies in a front end: how many bytes of them there may be, and how their memory goes back.
+"""Request bodies in one process: how many bytes of them there may be, and how their memory goes back.
 
 A client may announce what it never sends, so bytes count as they come. They count until their request has ended,
 because its prompt is held so long.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+from typing import Protocol
 
 from lmi.errors import Overloaded
-from lmi.shared.state import FrontEndRecord
 
 SMALL_BODY_BYTES = 64 << 10
 TRIM_BYTES, TRIM_S = 16 << 20, 1.0
@@ -18,14 +18,20 @@ TRIM_BYTES, TRIM_S = 16 << 20, 1.0
 _libc = ctypes.CDLL(None)
 
 
+class BodyRecord(Protocol):
+    """Where a process shows what its bodies hold."""
+
+    num_body_bytes: int
+
+
 class BodyMemory:
-    """The bytes of bodies in one front end, at most `max_bytes`; `record` shows how many there are.
+    """The bytes of bodies in one process, at most `max_bytes`; `record` shows how many there are.
 
     Small bodies have an eighth of that for themselves, on top of it: they are served beside large ones, and a few of
     them do not keep a large one out.
     """
 
-    def __init__(self, record: FrontEndRecord, max_bytes: int) -> None:
+    def __init__(self, record: BodyRecord, max_bytes: int) -> None:
         self._record = record
         self._max_bytes = max_bytes
         self._num_small_bytes = self._num_large_bytes = 0
