@@ -50,8 +50,8 @@ class LmiError(Exception):
     label = "internal"
 
     def __init__(self, message: str = "", field: str | None = None) -> None:
-        self.message = _writable(message)
-        self.field = None if field is None else _writable(field)
+        self.message = writable(message)
+        self.field = None if field is None else writable(field)
         super().__init__(self.spelled({}))
 
     def spelled(self, names: Mapping[str, str]) -> str:
@@ -229,7 +229,7 @@ def cause_line(error: BaseException, max_chars: int = 300) -> str:
     return text if len(text) <= max_chars else f"{text[:half]} … {text[-half:]}"
 
 
-def _writable(text: str) -> str:
+def writable(text: str) -> str:
     """Text that JSON and sockets take: a file name may hold bytes that are not UTF-8."""
     return text.encode(errors="replace").decode()
 

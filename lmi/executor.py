@@ -21,6 +21,8 @@ from typing import Self
 
 import msgspec
 
+from lmi.errors import writable
+
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # flat by far
 REPETITION_PENALTIES = 0.01, 100.0  # beyond, a logit divided by it may leave the range of float32
@@ -263,6 +265,9 @@ class ResponseError(msgspec.Struct, frozen=True, array_like=True):
     message: str
     kind: ErrorKind = ErrorKind.GENERATION
     field: str | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "message", writable(self.message))
 
 
 class Response(msgspec.Struct, array_like=True):
