@@ -21,7 +21,7 @@ from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
-from lmi.ipc.writer import Outlet
+from lmi.ipc.writer import ThreadSafeWriter
 from lmi.shared.state import EngineRecord
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that lets this much pile up is not reading any more
@@ -129,17 +129,17 @@ class FrontEnd(Accepted):
         super().__init__()
         self.engine_ids: dict[int, int] = {}  # the front end's id -> the executor's
         self._desk = desk
-        self._outlet: Outlet | None = None
+        self._writer: ThreadSafeWriter | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if not cast(asyncio.Transport, transport).is_closing():
-            self._outlet = Outlet(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
+            self._writer = ThreadSafeWriter(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
             self.send(self._desk.ready)
 
     def resume_writing(self) -> None:
-        if self._outlet is not None:
-            self._outlet.resume()
+        if self._writer is not None:
+            self._writer.resume()
 
     def take(self, payload: bytes) -> None:
         message = decode_to_engine(payload)
@@ -152,8 +152,8 @@ class FrontEnd(Accepted):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        if self._outlet is not None:
-            self._outlet.close()
+        if self._writer is not None:
+            self._writer.close()
         for engine_id in list(self.engine_ids.values()):
             self._desk.cancel(engine_id)
 
@@ -174,8 +174,8 @@ class FrontEnd(Accepted):
 
     def send(self, message: Ready | Output | Refused) -> None:
         """From any thread. A front end that has stopped reading loses its connection."""
-        if self._outlet is not None:
-            self._outlet.write(frame(encode(message)))
+        if self._writer is not None:
+            self._writer.write(frame(encode(message)))
 
 
 def _refusal(error: Exception) -> LmiError:
