@@ -31,7 +31,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from handlers.python_model import Functions, PythonModel
 from lmi.engine.client import Engines
-from lmi.engine.server import Desk, FrontEnd
+from lmi.engine.server import Dispatcher, FrontEnd
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
     Capabilities,
@@ -309,16 +309,16 @@ async def _serve(
     folder: Path, config: Config, executor: ScriptedExecutor, block: Block, started: list[Host], stop: threading.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    desk = Desk(executor, block.engines[0])
+    dispatcher = Dispatcher(executor, block.engines[0])
     connections: list[FrontEnd] = []
 
     def connect() -> FrontEnd:
-        connections.append(FrontEnd(desk))
+        connections.append(FrontEnd(dispatcher))
         return connections[-1]
 
     engine_server = await loop.create_unix_server(connect, str(folder / "engine-0.sock"))
     block.engines[0].phase = Phase.READY
-    pump = asyncio.create_task(_pump(executor, desk, block, connections))
+    pump = asyncio.create_task(_pump(executor, dispatcher, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
@@ -360,12 +360,12 @@ async def _run_code(folder: Path, config: Config, code: CodeConfig, block: Block
     return CodeWorkers([path], [record]), server
 
 
-async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[FrontEnd]) -> None:
+async def _pump(executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEnd]) -> None:
     """What the engine worker's thread does, on the loop."""
     while True:
         block.engines[0].beat_s = time.monotonic()
         responses = await asyncio.to_thread(executor.await_responses, None, 0.05)
-        desk.deliver(responses)  # type: ignore[arg-type]
+        dispatcher.deliver(responses)  # type: ignore[arg-type]
         if executor.lost.is_set():
             block.engines[0].phase = Phase.LOST
             for connection in connections:
