@@ -12,8 +12,8 @@
      │   └─ EngineLost            the engine that worked on the request died
      ├─ DeadlineExceeded          the request took longer than it was allowed to
      ├─ OutOfMemory               the accelerator had no memory left for this request
-     ├─ GenerationFailed          the engine gave this request up for a reason of its own
-     ├─ ClientGone                nobody waits for the answer any more
+     ├─ GenerationFailed          the engine gave up this request for its own reasons
+     ├─ ClientGone                the client no longer waits for the answer
      └─ StartError                the process cannot start; carries the exit code
          ├─ BadConfiguration      2
          ├─ PortUnavailable       3
@@ -40,10 +40,10 @@ class ErrorInfo(NamedTuple):
 
 
 class LmiError(Exception):
-    """Base of all: something that lmi can explain to whoever caused it.
+    """Base of all: something that lmi can explain to the person who caused it.
 
-    `field` is the part of the request that is at fault, in the words of whoever found the fault. The text of the error
-    begins with it, and `message` is the rest.
+    `field` is the part of the request that is at fault, under the name that it has where the fault was found. The text
+    of the error begins with it, and `message` is the rest.
     """
 
     status = 500
@@ -153,14 +153,14 @@ class OutOfMemory(LmiError):
 
 
 class GenerationFailed(LmiError):
-    """The engine accepted the request and then failed on it alone."""
+    """The engine accepted the request and then gave up only this one."""
 
     status = 424
     label = "generation_failed"
 
 
 class ClientGone(LmiError):
-    """The client closed its connection or stopped reading; nobody sees this answer."""
+    """The client closed its connection or stopped reading; its answer reaches no one."""
 
     status = 499
     label = "client_gone"
@@ -212,7 +212,7 @@ CLASSES = {kind.label: kind for kind in _tree(LmiError)}
 
 
 def from_info(info: ErrorInfo) -> LmiError:
-    """The error that `info` was made from. A label that nobody knows gives the base class."""
+    """The error that `info` was made from. An unknown label gives the base class."""
     kind = CLASSES.get(info.label, LmiError)
     error = kind.__new__(kind)
     LmiError.__init__(error, info.message, info.field)

@@ -1,8 +1,8 @@
 """The front end's end of the engine sockets.
 
-`Engines` keeps one connection to each engine, sends a request to the one with the fewest outstanding tokens and hands
-each Response to the stream it belongs to. Nothing here retries a request: an engine that is lost ends the requests it
-had with `EngineLost`, and a stream that is closed before its end sends the only message against the current, Cancel.
+`Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens and puts
+each Response into the stream of its request. Nothing here retries a request: when an engine is lost, its requests end
+with `EngineLost`. A stream that is closed before its end cancels its request.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from lmi.shared.state import EngineRecord
 
 
 class Stream:
-    """The Responses of one request, in order: `await arrival()`, then `take()`. Always `close` it."""
+    """The Responses of one request, in order: `await arrival()`, then `take()`. Close it whatever happens."""
 
     def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
-        self.num_tokens = num_tokens  # prompt and longest possible answer: the load it puts on the engine
+        self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
         self._connection = connection
         self._id = request_id
         self._inbox: deque[Result | LmiError] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False  # the final Response has come, or nothing more will
+        self._is_over = False  # no further Response will come
 
     def arrival(self) -> asyncio.Future[None]:
-        """Await it, then `take`. A future and no coroutine, because this is waited for once a token."""
+        """A future that is done when `take` has something. It is not a coroutine, which would cost more per token."""
         self._waiter = waiter = self._connection.loop.create_future()
         if self._inbox:
             waiter.set_result(None)
         return waiter
 
     def take(self) -> Result:
-        """The next Result, which has arrived. Raises the LmiError that ended the request instead, if one did."""
+        """The next Result, which has arrived. Raises the LmiError that ended the request, if one did."""
         item = self._inbox.popleft()
         if isinstance(item, LmiError):
             raise item
         return item
 
     def close(self) -> None:
-        """Forget the request; tell the engine unless it has finished already."""
+        """Forget the request, and cancel it in the engine unless it has ended there."""
         if not self._is_over:
             self._is_over = True
             self._connection.cancel(self._id)
@@ -70,7 +70,7 @@ class Stream:
 
 
 class EngineConnection(Connection):
-    """One socket to one engine."""
+    """One socket to one engine, and the streams of its requests."""
 
     other_end = "an engine"
 
@@ -127,7 +127,7 @@ class EngineConnection(Connection):
 
 
 class Engines(Connections[EngineConnection]):
-    """Every engine of this server, as one front-end worker sees them."""
+    """The connections of one front end to all engines of this server."""
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(EngineConnection, sockets, records)
@@ -137,14 +137,14 @@ class Engines(Connections[EngineConnection]):
         return self._least_loaded().submit(request)
 
     async def ready(self) -> EngineInfo:
-        """Facts about the model, the same for every replica. Raises Unavailable when no engine is ready."""
+        """Facts about the model, which are equal for all replicas. Raises Unavailable when no engine is ready."""
         await self.wait_for(self._ready)
         info = self._least_loaded().info
         assert info is not None
         return info
 
     def _ready(self) -> list[EngineConnection]:
-        """Connected engines; without those that have fallen silent, as long as there are others."""
+        """Connected engines, without those whose last heartbeat is old unless there are no others."""
         ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
         alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
         return alive or list(ready.values())

@@ -28,9 +28,9 @@ from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
 from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice_s
 
-util._setproctitle = lambda title: None  # it would write over our names where setproctitle is there, as beside vLLM
+util._setproctitle = lambda title: None  # it would replace our names where setproctitle is installed, as with vLLM
 
-SILENT_S = 15.0  # a record without a beat for so long belongs to nobody
+SILENT_S = 15.0  # a record without a beat for so long is free
 
 log = logging.getLogger(__name__)
 
@@ -134,14 +134,14 @@ class FrontEndWorker(GuardedWorker):
     def is_told_to_stop(self, now: float) -> bool:
         """The master is gone, or the supervisor drains. Its TERM says so too, but one that comes early is lost."""
         if os.getppid() not in (self.ppid, _supervisor_pid):
-            os._exit(0)  # the supervisor is gone, so nobody reads the answers
+            os._exit(0)  # the supervisor is gone, and with it the container
         if _block.supervisor.phase != Phase.DRAINING:
             self._draining_since_s = now
         return super().is_told_to_stop(now) or now - self._draining_since_s > 2 * BEAT_S
 
 
 def explain(error: Exception) -> int:
-    """Leave the supervisor the reason why this front end cannot start; returns the exit code."""
+    """Write down for the supervisor why this front end cannot start; returns the exit code."""
     if not isinstance(error, StartError):
         log.error("the front end failed as it started", exc_info=error)
     try:
@@ -164,7 +164,7 @@ def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
     """In the master, before the fork: give the worker the lowest slot that no live worker of any master has."""
     mine = {other.slot for other in server.WORKERS.values()}
     free = [i for i, record in enumerate(_block.frontends) if i not in mine and not _is_in_use(record)]
-    if not free:  # masters died faster than their workers' streams ended
+    if not free:  # masters died faster than the streams of their workers ended
         oldest = min(set(range(len(_block.frontends))) - mine, key=lambda i: _block.frontends[i].beat_s)
         processes.send(_block.frontends[oldest].pid, signal.SIGKILL)
         free = [oldest]
@@ -176,7 +176,7 @@ def _is_in_use(record: FrontEndRecord) -> bool:
 
 
 def settle(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the new worker: its record, its name, and the signal that it gets when the master dies."""
+    """In the new worker: set its record, its name, and the signal that it gets when the master dies."""
     processes.die_with_parent(server.pid, signal.SIGTERM)
     processes.set_title(f"lmi-front-{worker.slot}")
     set_up_log(f"front end {worker.slot}")
@@ -184,13 +184,13 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     worker.record.claim()
     lmi.shared.log.count_dropped_in(worker.record)
     worker.record.num_starts += 1
-    if sum(record.num_starts for record in _block.frontends) > workers:  # a master's successor takes other slots
+    if sum(record.num_starts for record in _block.frontends) > workers:  # the successor of a master takes other slots
         log.info("front end %d starts again as process %d", worker.slot, os.getpid())
     os.environ["LMI_SLOT"] = str(worker.slot)
 
 
 def leave_slot(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the master, after a worker has ended."""
+    """In the master, after a worker has ended: free its slot."""
     record = _block.frontends[worker.slot]
     if record.pid == worker.pid:
         record.release()
