@@ -13,6 +13,7 @@
      ├─ DeadlineExceeded          the request took longer than it was allowed to
      ├─ OutOfMemory               the accelerator had no memory left for this request
      ├─ GenerationFailed          the engine gave up this request for its own reasons
+     │   └─ CustomCodeFailed      the model's own code raised
      ├─ ClientGone                the client no longer waits for the answer
      └─ StartError                the process cannot start; carries the exit code
          ├─ BadConfiguration      2
@@ -157,6 +158,12 @@ class GenerationFailed(LmiError):
 
     status = 424
     label = "generation_failed"
+
+
+class CustomCodeFailed(GenerationFailed):
+    """The model's own code raised; the message is that of its exception."""
+
+    label = "custom_code_failed"
 
 
 class ClientGone(LmiError):

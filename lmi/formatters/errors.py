@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from lmi.errors import (
+    CustomCodeFailed,
     DeadlineExceeded,
     EngineLost,
     GenerationFailed,
@@ -162,6 +163,7 @@ OPENAI_CHAT_ERRORS = ErrorRules(
         Row(UnknownModel, 404, "model_not_found", param="model"),
         Row(PromptTooLong, 400, "context_length_exceeded"),
         Row(Overloaded, 429, "rate_limit_exceeded"),
+        Row(CustomCodeFailed, 424),
         Row(GenerationFailed, 500),
     ),
     openai_chat.WIRE_NAMES,

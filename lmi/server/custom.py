@@ -14,14 +14,14 @@ from urllib.parse import parse_qsl
 import orjson
 
 from lmi.dialects import Dialect
-from lmi.errors import MalformedRequest, Unsupported
+from lmi.errors import CustomCodeFailed, MalformedRequest, Unsupported
 from lmi.formatters.base import Formatter
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.schemas.common import Message, Parsed
 from lmi.server.service import Service
 from lmi.settings.config import Config
 from lmi.types import Delta, Token
-from lmi.user_code.client import Call, CodeWorkers, CustomCodeFailed
+from lmi.user_code.client import Call, CodeWorkers
 from lmi.user_code.messages import Feed, Head, Open, Piece, ReadInput, Respond, TokenFields
 
 JSON, JSONLINES = "application/json", "application/jsonlines"

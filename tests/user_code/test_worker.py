@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from handlers.python_model import Head as ModelHead
-from lmi.errors import EngineLost, MalformedRequest, Unavailable
+from lmi.errors import CustomCodeFailed, EngineLost, MalformedRequest, Unavailable
 from lmi.shared.state import Block, Phase
-from lmi.user_code.client import Call, CodeWorkers, CustomCodeFailed
+from lmi.user_code.client import Call, CodeWorkers
 from lmi.user_code.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
 from lmi.user_code.worker import Bench, FrontEnd
 
