@@ -1,8 +1,7 @@
 """The doors of the server: what each reads, how it answers, and which status each error has there.
 
 A row is a handful of functions. `read` gives the body and the form of its answer, `parse` the request, `formatter` the
-writer of its answer; `render_error` answers an error of ours, `render_status` one of HTTP alone (404, 405, 408, 413,
-415, 431). Later doors add a row. Pure: nothing here sends.
+writer of its answer; `errors` answers what went wrong. Later doors add a row. Pure: nothing here sends.
 
     frame = dialect.default_frame(model)
     try:
@@ -16,56 +15,33 @@ writer of its answer; `render_error` answers an error of ours, `render_status` o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
-from lmi.errors import (
-    DeadlineExceeded,
-    EngineLost,
-    GenerationFailed,
-    InvalidRequest,
-    LmiError,
-    MalformedRequest,
-    OutOfMemory,
-    Overloaded,
-    PromptTooLong,
-    Unavailable,
-    UnknownModel,
-)
-from lmi.formatters.base import ErrorFields, Formatter, plain_error
+from lmi.errors import LmiError
+from lmi.formatters.base import Formatter
 from lmi.formatters.dynamic_batch import TextLines, TextList
+from lmi.formatters.errors import (
+    DYNAMIC_BATCH_ERRORS,
+    FORMATTERS,
+    LMI_ERRORS,
+    OPENAI_CHAT_ERRORS,
+    OPENAI_COMPLETIONS_ERRORS,
+    TGI_ERRORS,
+    TRITON_ERRORS,
+    ErrorRules,
+    Rendered,
+)
 from lmi.formatters.json_object import JsonObject
-from lmi.formatters.jsonlines import Jsonlines
-from lmi.formatters.openai import Completion, CompletionLines, CompletionStream, OpenAIFormatter, error_object
+from lmi.formatters.openai import Completion, CompletionLines, CompletionStream, OpenAIFormatter
 from lmi.formatters.openai_chat import Chat, ChatLines, ChatStream
-from lmi.formatters.sse import ServerSentEvents
 from lmi.formatters.tgi import TgiEvents, TgiObject
 from lmi.formatters.triton import Events, Generate, OneEvent
 from lmi.schemas import dynamic_batch, lmi, openai, openai_chat, tgi, triton
 from lmi.schemas.common import Message, Parsed
 from lmi.settings.config import ModelConfig
 from lmi.types import Frame, OutputFormat
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """An error as it goes out. After the first byte only `body` does: it is a whole record of the stream."""
-
-    status: int
-    media_type: str
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-class RenderError(Protocol):
-    def __call__(self, error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
-        """`accepted`: the answer has begun, and the error is the last record of a stream; else it is the answer."""
-
-
-class RenderStatus(Protocol):
-    def __call__(self, status: int, message: str, frame: Frame) -> Rendered: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,65 +54,23 @@ class Dialect:
     read: Callable[[bytes, str | None, ModelConfig], Message]
     parse: Callable[[Message], Parsed]
     formatter: Callable[[Parsed], Formatter]
-    render_error: RenderError
-    render_status: RenderStatus
+    errors: ErrorRules
     takes_user_code: bool = False  # formatters of user code take part
     json_end: bytes = b""  # stands behind an answer that is one JSON value
+
+    def render_error(self, error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+        return self.errors.render(error, frame, accepted=accepted)
+
+    def render_status(self, status: int, message: str, frame: Frame) -> Rendered:
+        return self.errors.render_status(status, message, frame)
 
     def whole(self, media_type: str, body: bytes) -> bytes:
         """A body that goes out in one piece."""
         return body + self.json_end if media_type == JsonObject.media_type else body
 
 
-FORMATTERS: dict[OutputFormat, type[Formatter]] = {
-    OutputFormat.JSON: JsonObject,
-    OutputFormat.JSONLINES: Jsonlines,
-    OutputFormat.SSE: ServerSentEvents,
-}
-
-LMI_INVALID_STATUS = 424  # every InvalidRequest; other doors say 400
-CLIENTS_FAULTS = (404, 413, 415)  # of errors that are no InvalidRequest
-OWN_FAULTS = (InvalidRequest, GenerationFailed, DeadlineExceeded, OutOfMemory)
-"""Errors of a request itself. One that was understood is answered in its own form even before an engine has it."""
-
-
 def _lmi_formatter(parsed: Parsed) -> Formatter:
     return FORMATTERS[parsed.request.output_format](parsed.request)
-
-
-def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
-    accepted = accepted or isinstance(error, EngineLost)  # the engine had it, so it has the form of an answer
-    status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
-    fields = ErrorFields(
-        _wire_message(error, {**lmi.WIRE_NAMES, **frame.field_names}),
-        status,
-        _tgi_type(error, accepted) if frame.tgi_compat else None,
-    )
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-    if accepted or (isinstance(error, OWN_FAULTS) and not isinstance(error, MalformedRequest)):
-        formatter = FORMATTERS[frame.output_format]
-        return Rendered(status, formatter.media_type, formatter.error(fields), headers)
-    return Rendered(status, JsonObject.media_type, plain_error(fields), headers)
-
-
-def _render_lmi_status(status: int, message: str, frame: Frame) -> Rendered:
-    tgi_type = None if not frame.tgi_compat else "validation" if status < 500 else "overloaded"
-    return Rendered(status, JsonObject.media_type, plain_error(ErrorFields(message, status, tgi_type)))
-
-
-def _wire_message(error: LmiError, wire_names: Mapping[str, str]) -> str:
-    """The error's text, with the client's name of the field where the engine's contract has another.
-
-    A refusal that came over the engine's socket is a text alone, so the name is read off its beginning.
-    """
-    name, space, rest = str(error).partition(" ")
-    return wire_names.get(name, name) + space + rest if isinstance(error, InvalidRequest) else str(error)
-
-
-def _tgi_type(error: LmiError, accepted: bool) -> str:
-    if isinstance(error, InvalidRequest) or error.status in CLIENTS_FAULTS:
-        return "validation"
-    return "overloaded" if isinstance(error, Overloaded | Unavailable) and not accepted else "generation"
 
 
 def _triton_formatter(parsed: Parsed) -> Formatter:
@@ -145,70 +79,14 @@ def _triton_formatter(parsed: Parsed) -> Formatter:
     return kind(request, echo.head, echo.outputs, echo.num_answers)
 
 
-def _render_triton_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
-    status = 500 if isinstance(error, GenerationFailed) else error.status
-    fields = ErrorFields(_wire_message(error, triton.WIRE_NAMES), status)
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-    formatter = Events if accepted else Generate
-    return Rendered(status, formatter.media_type, formatter.error(fields), headers)
-
-
-def _render_triton_status(status: int, message: str, frame: Frame) -> Rendered:
-    return Rendered(status, Generate.media_type, Generate.error(ErrorFields(message, status)))
-
-
 def _dynamic_batch_formatter(parsed: Parsed) -> Formatter:
     return (TextLines if parsed.requests[0].is_streaming else TextList)(parsed.requests)
-
-
-def _render_dynamic_batch_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
-    status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-    formatter = TextLines if accepted else TextList
-    body = formatter.error(ErrorFields(_wire_message(error, {**dynamic_batch.WIRE_NAMES, **frame.field_names}), status))
-    return Rendered(status, formatter.media_type, body, headers)
-
-
-def _render_dynamic_batch_status(status: int, message: str, frame: Frame) -> Rendered:
-    return Rendered(status, TextList.media_type, TextList.error(ErrorFields(message, status)))
-
-
-TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
-    (InvalidRequest, 422, "validation"),
-    (GenerationFailed, 424, "generation"),
-    (Overloaded, 429, "overloaded"),
-    (EngineLost, 503, "incomplete_generation"),
-    (Unavailable, 503, "overloaded"),
-)
-"""Status and error_type of TGI; the first row that fits counts."""
 
 
 def _tgi_formatter(parsed: Parsed) -> Formatter:
     if parsed.request.is_streaming:
         return TgiEvents(parsed.request)
     return TgiObject(parsed.request, is_list=parsed.echo.is_list)
-
-
-def _render_tgi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
-    rows = ((status, kind) for cause, status, kind in TGI_ERRORS if isinstance(error, cause))
-    status, kind = next(rows, (error.status, _tgi_status_type(error.status)))
-    formatter = TgiEvents if accepted else TgiObject
-    headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-    body = formatter.error(ErrorFields(_wire_message(error, tgi.WIRE_NAMES), status, kind))
-    return Rendered(status, formatter.media_type, body, headers)
-
-
-def _render_tgi_status(status: int, message: str, frame: Frame) -> Rendered:
-    body = TgiObject.error(ErrorFields(message, status, _tgi_status_type(status)))
-    return Rendered(status, TgiObject.media_type, body)
-
-
-def _tgi_status_type(status: int) -> str:
-    return "validation" if status < 500 else "overloaded" if status == 503 else "generation"
-
-
-OPENAI_STATUS: dict[type[LmiError], int] = {Overloaded: 429, GenerationFailed: 500}
-"""Where OpenAI's clients expect another one."""
 
 
 CHATS: dict[OutputFormat, type[OpenAIFormatter]] = {
@@ -221,39 +99,6 @@ COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
     OutputFormat.JSONLINES: CompletionLines,
     OutputFormat.SSE: CompletionStream,
 }
-
-
-def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError:
-    def render(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
-        status = OPENAI_STATUS.get(type(error), error.status)
-        names = {**wire_names, **frame.field_names}
-        message, name = _wire_message(error, names), getattr(error, "name", None)
-        body = error_object(
-            message,
-            status,
-            param="model" if isinstance(error, UnknownModel) else names.get(name or "", name),
-            code=_openai_code(error),
-        )
-        headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-        if accepted:  # a record that the client raises, and the end that it waits for
-            stream = ChatLines if frame.output_format is OutputFormat.JSONLINES else ChatStream
-            return Rendered(status, stream.media_type, stream.record(body) + stream.done, headers)
-        return Rendered(status, Chat.media_type, body, headers)
-
-    return render
-
-
-def _openai_code(error: LmiError) -> str:
-    """Those that clients look for have OpenAI's names, the others ours."""
-    if isinstance(error, UnknownModel):
-        return "model_not_found"
-    if isinstance(error, Overloaded):
-        return "rate_limit_exceeded"
-    return "context_length_exceeded" if isinstance(error, PromptTooLong) else error.label
-
-
-def _render_openai_status(status: int, message: str, frame: Frame) -> Rendered:
-    return Rendered(status, Chat.media_type, error_object(message, status))
 
 
 def _chat_formatter(parsed: Parsed) -> Formatter:
@@ -271,8 +116,7 @@ LMI = Dialect(
     read=lmi.read,
     parse=lmi.parse,
     formatter=_lmi_formatter,
-    render_error=_render_lmi_error,
-    render_status=_render_lmi_status,
+    errors=LMI_ERRORS,
     takes_user_code=True,
     json_end=b"\n",
 )
@@ -287,8 +131,7 @@ DYNAMIC_BATCH = Dialect(
     read=dynamic_batch.read,
     parse=dynamic_batch.parse,
     formatter=_dynamic_batch_formatter,
-    render_error=_render_dynamic_batch_error,
-    render_status=_render_dynamic_batch_status,
+    errors=DYNAMIC_BATCH_ERRORS,
     takes_user_code=True,
     json_end=b"\n",
 )
@@ -300,8 +143,7 @@ TRITON = Dialect(
     read=triton.reader(OutputFormat.JSON),
     parse=triton.parse,
     formatter=_triton_formatter,
-    render_error=_render_triton_error,
-    render_status=_render_triton_status,
+    errors=TRITON_ERRORS,
 )
 TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=triton.reader(OutputFormat.SSE))
 
@@ -312,8 +154,7 @@ OPENAI_CHAT = Dialect(
     read=openai_chat.read,
     parse=openai_chat.parse,
     formatter=_chat_formatter,
-    render_error=_render_openai_error(openai_chat.WIRE_NAMES),
-    render_status=_render_openai_status,
+    errors=OPENAI_CHAT_ERRORS,
 )
 OPENAI_COMPLETIONS = replace(
     OPENAI_CHAT,
@@ -322,7 +163,7 @@ OPENAI_COMPLETIONS = replace(
     read=openai.read,
     parse=openai.parse,
     formatter=_completion_formatter,
-    render_error=_render_openai_error(openai.WIRE_NAMES),
+    errors=OPENAI_COMPLETIONS_ERRORS,
 )
 
 
@@ -351,8 +192,7 @@ TGI = Dialect(
     read=tgi.read,
     parse=tgi.parse,
     formatter=_tgi_formatter,
-    render_error=_render_tgi_error,
-    render_status=_render_tgi_status,
+    errors=TGI_ERRORS,
 )
 TGI_GENERATE = replace(TGI, name="tgi_generate", prefixes=("/generate",), read=partial(tgi.read, stream=False))
 TGI_STREAM = replace(

@@ -21,6 +21,8 @@ from typing import Self
 
 import msgspec
 
+from lmi.errors import writable
+
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # flat by far
 REPETITION_PENALTIES = 0.01, 100.0  # beyond, a logit divided by it may leave the range of float32
@@ -258,8 +260,14 @@ class Result(msgspec.Struct, array_like=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request ended without a Result. `field` of the Request is at fault where one is; the message says how."""
+
     message: str
     kind: ErrorKind = ErrorKind.GENERATION
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "message", writable(self.message))
 
 
 class Response(msgspec.Struct, array_like=True):
@@ -275,7 +283,9 @@ class Response(msgspec.Struct, array_like=True):
 
     @property
     def error_msg(self) -> str:
-        return "" if self.error is None else self.error.message
+        if self.error is None:
+            return ""
+        return self.error.message if self.error.field is None else f"{self.error.field} {self.error.message}"
 
     @property
     def is_final(self) -> bool:

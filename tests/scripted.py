@@ -10,6 +10,8 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
     trip            raise what no engine should as the request comes
+    refuse FIELD    refuse the request as it comes, for that field of the contract
+    reject FIELD    refuse it so in the first step
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmi.engine.client import Engines
-from lmi.engine.server import Desk, FrontEnd
+from lmi.engine.server import Dispatcher, FrontEnd
+from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
     Capabilities,
     EngineInfo,
@@ -130,6 +133,8 @@ class ScriptedExecutor(Executor):
         order, _, text = bytes(i for i in request.input_token_ids if i < 256).decode(errors="replace").partition(" ")
         if order == "trip":
             raise KeyError("the engine's own fault")
+        if order == "refuse":
+            raise PromptTooLong("short", text) if text == "inputs" else InvalidParameter(text, "another", None)
         with self._changed:
             request_id = len(self.requests)
             self.requests.append(request)
@@ -191,6 +196,9 @@ class ScriptedExecutor(Executor):
         request, stops = turn.request, {word[0] for word in turn.request.stop_words}
         if turn.is_cancelled:
             return self._result(turn, [], FinishReason.CANCELLED)
+        if turn.order == "reject":
+            field = bytes(turn.left).decode()
+            return Response(turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field))
         if turn.order == "flood":
             return self._result(turn, turn.left * 100, FinishReason.NOT_FINISHED)
         if turn.left:
@@ -302,16 +310,16 @@ async def _serve(
     folder: Path, config: Config, executor: ScriptedExecutor, block: Block, started: list[Host], stop: threading.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    desk = Desk(executor, block.engines[0])
+    dispatcher = Dispatcher(executor, block.engines[0])
     connections: list[FrontEnd] = []
 
     def connect() -> FrontEnd:
-        connections.append(FrontEnd(desk))
+        connections.append(FrontEnd(dispatcher))
         return connections[-1]
 
     engine_server = await loop.create_unix_server(connect, str(folder / "engine-0.sock"))
     block.engines[0].phase = Phase.READY
-    pump = asyncio.create_task(_pump(executor, desk, block, connections))
+    pump = asyncio.create_task(_pump(executor, dispatcher, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
@@ -354,12 +362,12 @@ async def _run_user_code(
     return UserCodeWorkers([path], [record]), server
 
 
-async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[FrontEnd]) -> None:
+async def _pump(executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEnd]) -> None:
     """What the engine worker's thread does, on the loop."""
     while True:
         block.engines[0].beat_s = time.monotonic()
         responses = await asyncio.to_thread(executor.await_responses, None, 0.05)
-        desk.deliver(responses)  # type: ignore[arg-type]
+        dispatcher.deliver(responses)  # type: ignore[arg-type]
         if executor.lost.is_set():
             block.engines[0].phase = Phase.LOST
             for connection in connections:

@@ -123,9 +123,10 @@ def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
         (Unsupported("lora_config", "adapters are off"), "adapters is not supported here: adapters are off"),
         (InvalidParameter("inputs", "shorter", "9 tokens"), "inputs must be shorter, given '9 tokens'"),
         (
-            InvalidRequest("max_tokens must be at most 8, given 9"),
+            InvalidRequest("must be at most 8, given 9", "max_tokens"),
             "parameters.max_new_tokens must be at most 8, given 9",
         ),
+        (InvalidRequest("max_tokens may begin any text"), "max_tokens may begin any text"),
         (GenerationFailed("seed of the error"), "seed of the error"),
     ],
 )

@@ -127,10 +127,10 @@ class Sequence:
         self.cum_log_prob = sum(self.log_probs)
         del self.top_log_probs[self.num_sent :]
 
-    def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION) -> None:
+    def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION, field: str | None = None) -> None:
         """End with an error, and every sequence of the request with it."""
         for sequence in self.group.sequences:
-            sequence.error = ResponseError(message, kind)
+            sequence.error = ResponseError(message, kind, field)
 
     def restart(self) -> None:
         """After a preemption: everything known so far becomes the prompt to recompute."""

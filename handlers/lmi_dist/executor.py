@@ -21,6 +21,7 @@ from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
 from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
+from lmi.errors import cause_line
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
 from lmi.settings.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
 from lmi.shared import processes
@@ -280,5 +281,5 @@ def _fail_largest(batch: Batch, error: Exception) -> Sequence:
     start = len(batch.plan.decodes) if batch.plan.prefills else 0
     pieces = list(zip(batch.plan.pieces, batch.sequences, strict=True))[start:]
     _, sequence = max(pieces, key=lambda pair: (pair[0].num_logits, pair[0].end))
-    sequence.fail(f"out of memory: {str(error).splitlines()[0]}", ErrorKind.OUT_OF_MEMORY)
+    sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence

@@ -20,8 +20,7 @@ from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.decoder import Step
 from handlers.lmi_dist.linear import Linear, LinearBuilder
 from handlers.lmi_dist.plan import Piece, Plan
-from handlers.lmi_dist.weights import one_line
-from lmi.errors import ModelUnusable
+from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
 _NAME = "lmi_rows"
@@ -108,7 +107,7 @@ def _load(path: str, config: PretrainedConfig, build: LinearBuilder) -> nn.Modul
             path, dtype=build.dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
         )
     except Exception as error:  # transformers raises a type of its own choice for each obstacle
-        raise ModelUnusable(f"{path}: {name} cannot be loaded: {one_line(error)}") from error
+        raise ModelUnusable(f"{path}: {name} cannot be loaded: {cause_line(error)}") from error
     if missing := sorted(info["missing_keys"]):
         raise ModelUnusable(f"{path}: tensor {missing[0]} is missing from its weight files")
     return model.eval().to(build.device)

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PretrainedConfig
 from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_dist.families import describe
 from handlers.lmi_dist.rotary import stable_context_length
-from lmi.errors import ModelUnusable
+from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
 _INDEX = "model.safetensors.index.json"
@@ -55,7 +55,7 @@ def read_config(path: str) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises a type of its own choice for each way a file can be wrong
-        raise ModelUnusable(f"{file}: {one_line(error)}") from error
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
     if not config.architectures[0].endswith(("ForCausalLM", "LMHeadModel")):
         raise ModelUnusable(f"{file}: {config.architectures[0]} is not a decoder of text")
     return config
@@ -132,7 +132,7 @@ class Checkpoint:
         try:
             return self._readers[file].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelUnusable(f"{file}: tensor {name} cannot be read: {one_line(error)}") from error
+            raise ModelUnusable(f"{file}: tensor {name} cannot be read: {cause_line(error)}") from error
 
     def _load_pickled(self, allow_pickle: bool) -> None:
         files = pickled_files(self.folder)
@@ -144,7 +144,7 @@ class Checkpoint:
             try:
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # unpickling fails in as many ways as there are bytes
-                raise ModelUnusable(f"{file}: cannot be read: {one_line(error)}") from error
+                raise ModelUnusable(f"{file}: cannot be read: {cause_line(error)}") from error
             if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
                 raise ModelUnusable(f"{file}: holds something else than a table of tensors")
             self._pickled |= tensors
@@ -166,7 +166,7 @@ def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise ModelUnusable(f"{file}: not a whole safetensors file: {one_line(error)}") from error
+        raise ModelUnusable(f"{file}: not a whole safetensors file: {cause_line(error)}") from error
 
 
 def _existing(folder: Path, name: str) -> Path:
@@ -183,14 +183,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, OSError) as error:
-        raise ModelUnusable(f"{file}: not JSON: {one_line(error)}") from error
+        raise ModelUnusable(f"{file}: not JSON: {cause_line(error)}") from error
     if not isinstance(content, dict):
         raise ModelUnusable(f"{file}: not a JSON object")
     return content
-
-
-def one_line(error: BaseException) -> str:
-    """What an error of a library says, whose cause may stand on its last line: never longer than 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines or [type(error).__name__])
-    return said if len(said) <= 300 else f"{said[:148]} … {said[-148:]}"

@@ -15,7 +15,7 @@ from vllm.lora.request import LoRARequest
 
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm.engines import Engine
-from lmi.errors import InvalidParameter, ModelUnusable
+from lmi.errors import InvalidParameter, ModelUnusable, cause_line
 from lmi.executor import Request
 
 FOLDER = "adapters"  # beside the model's weights, one folder for each adapter, named as it is
@@ -40,7 +40,7 @@ class Adapters:
             self._engine.add_adapter(adapter)
         except Exception as error:
             self._engine.remove_adapter(adapter.lora_int_id)  # it may have come half of the way
-            raise ModelUnusable(f"{path}: vLLM cannot load this adapter: {str(error).splitlines()[0]}") from error
+            raise ModelUnusable(f"{path}: vLLM cannot load this adapter: {cause_line(error)}") from error
         self._loaded[name] = adapter
 
     def add_all(self, model: str) -> None:

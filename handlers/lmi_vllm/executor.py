@@ -1,8 +1,8 @@
 """The executor over vLLM: what waits, runs and ends is told between vLLM's steps, in our words.
 
 Everything around the step (queue, cancel, deadlines, answers, statistics) is `SteppedExecutor`; what a sequence is and
-why it ends is `handlers/base/sequence.py`, as for the embedded executor. A step that raises leaves vLLM's books in doubt:
-what ran ends with an error, what waited is given to it again.
+why it ends is `handlers/base/sequence.py`, as for the embedded executor. A step that raises leaves vLLM's books in
+doubt: what ran ends with an error, what waited is given to it again.
 """
 
 from __future__ import annotations
@@ -150,10 +150,18 @@ class Executor(SteppedExecutor):
             except Exception as error:
                 if self._kind_of(error) is not ErrorKind.INVALID:
                     log.exception("vLLM did not take request %d", sequence.id)
-                has_guide = sequence.request.guided_decoding_params is not None  # all else was checked before
-                sequence.fail(guides.refusal(error) if has_guide else str(error), self._kind_of(error))
+                self._refuse(sequence, error)
                 refused.append(sequence)
         return refused
+
+    def _refuse(self, sequence: Sequence, error: Exception) -> None:
+        """All but the guide was checked before; only the adapter may be gone since."""
+        if isinstance(error, InvalidRequest):
+            sequence.fail(error.message, ErrorKind.INVALID, error.field)
+        elif sequence.request.guided_decoding_params is not None:
+            sequence.fail(guides.refusal(error), self._kind_of(error), guides.FIELD)
+        else:
+            sequence.fail(str(error), self._kind_of(error))
 
     def _work(self, sequence: Sequence) -> Work:
         return Work(
@@ -196,7 +204,8 @@ class Executor(SteppedExecutor):
     def _kind_of(self, error: Exception) -> ErrorKind:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return ErrorKind.OUT_OF_MEMORY
-        return ErrorKind.INVALID if isinstance(error, ValueError | VLLMValidationError) else ErrorKind.GENERATION
+        is_invalid = isinstance(error, InvalidRequest | ValueError | VLLMValidationError)
+        return ErrorKind.INVALID if is_invalid else ErrorKind.GENERATION
 
     def _kv_cache_stats(self) -> KvCacheStats:
         max_num_blocks = _num_blocks(self._engine.config)

@@ -116,6 +116,6 @@ def _end(sequence: Sequence, name: str, reason: str) -> None:
     if reason in REASONS:
         sequence.finish_reason = REASONS[reason]
     elif sequence.request.guided_decoding_params is not None and (cause := guides.cause_of(name)):
-        sequence.fail(guides.refusal(cause), ErrorKind.INVALID)
+        sequence.fail(guides.refusal(cause), ErrorKind.INVALID, guides.FIELD)
     else:
         sequence.fail(f"vLLM gave the request up: {reason}")

@@ -27,9 +27,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 import lmi.shared.log
 from lmi.engine.resolve import missing_library, resolve
-from lmi.engine.server import Desk, listen
+from lmi.engine.server import Dispatcher, FrontEnd
 from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
+from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.shared import processes
 from lmi.shared.sink import guard_streams
@@ -104,10 +105,10 @@ class Loading:
 
 
 class Worker:
-    """An executor and the desk in front of it, with a thread between them where the executor needs one."""
+    """An executor and the dispatcher in front of it, with a thread between them where the executor needs one."""
 
     def __init__(self, executor: Executor, record: EngineRecord) -> None:
-        self.desk = Desk(executor, record)
+        self.dispatcher = Dispatcher(executor, record)
         self.failure: BaseException | None = None
         self._executor = executor
         self._record = record
@@ -119,13 +120,13 @@ class Worker:
         """Serve until SIGTERM or until the executor fails; then `failure` says how."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
-        server = await listen(self.desk, socket_path)
-        if not self._executor.pass_responses_to(self.desk.deliver):
+        server = await listen(lambda: FrontEnd(self.dispatcher), socket_path)
+        if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()
         self._beat()
         self._record.phase = Phase.READY
         await self._stop.wait()
-        self.desk.is_closing = True
+        self.dispatcher.is_closing = True
         self._record.phase = Phase.DRAINING
         server.close()
         await self._finish()
@@ -134,12 +135,12 @@ class Worker:
 
     async def _finish(self) -> None:
         deadline_s = time.monotonic() + FINISH_S
-        while self.desk.num_requests and self.failure is None and time.monotonic() < deadline_s:
+        while self.dispatcher.num_requests and self.failure is None and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
 
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
-        self.desk.observe()
+        self.dispatcher.observe()
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
             self._fail(RuntimeError("the executor has stopped by itself"))
         self._loop.call_later(BEAT_S, self._beat)
@@ -147,10 +148,10 @@ class Worker:
     def _pump(self) -> None:
         """In its own thread: wait for responses and deliver each batch."""
         try:
-            while not self.desk.is_closing or self.desk.num_requests:
+            while not self.dispatcher.is_closing or self.dispatcher.num_requests:
                 responses = cast(list[Response], self._executor.await_responses(timeout_s=AWAIT_S))
                 if responses:
-                    self.desk.deliver(responses)
+                    self.dispatcher.deliver(responses)
         except BaseException as error:
             with suppress(RuntimeError):  # the loop is closed: we are stopping anyway
                 self._loop.call_soon_threadsafe(self._fail, error)

@@ -21,11 +21,12 @@ NO_TOKEN = Token(id=-1, text="", is_special=True)
 
 
 class ErrorFields(NamedTuple):
-    """An error as it stands in a body. `tgi_type` is given under tgi_compat: validation, generation, overloaded."""
+    """An error as a body names it. `kind` is in the words of the API; the LMI API has one only under tgi_compat."""
 
     message: str
-    code: int
-    tgi_type: str | None = None
+    code: int  # HTTP's
+    kind: str | None = None
+    param: str | None = None  # the field at fault
 
 
 class AsyncFormatter(ABC):
@@ -130,12 +131,10 @@ def tgi_token(token: Token) -> bytes:
 
 def error_fields(error: ErrorFields) -> bytes:
     """The two or three keys that every error ends with."""
-    # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
-    message = error.message.encode(errors="replace").decode()
-    fields = b'"error": %b, "code": %d' % (dumps(message), error.code)
-    return fields if error.tgi_type is None else b'%b, "error_type": %b' % (fields, dumps(error.tgi_type))
+    fields = b'"error": %b, "code": %d' % (dumps(error.message), error.code)
+    return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
 
 
 def plain_error(error: ErrorFields) -> bytes:
-    """An error body of its own, for a request that never became one."""
+    """The body that answers a request which could not be read."""
     return b"{%b}" % error_fields(error)

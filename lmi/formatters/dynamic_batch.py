@@ -51,8 +51,7 @@ class TextList(Formatter):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        message = error.message.encode(errors="replace").decode()
-        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(message))
+        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(error.message))
 
 
 class TextLines(Formatter):

@@ -61,7 +61,7 @@ class Jsonlines(Formatter):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        names = (b"log_prob", b"special_token") if error.tgi_type is None else (b"logprob", b"special")
+        names = (b"log_prob", b"special_token") if error.kind is None else (b"logprob", b"special")
         token = b'{"id": -1, "text": "", "%b": -1, "%b": true}' % names
         details = b'{"finish_reason": "error", "generated_tokens": null, "inputs": null}'
         return cls._record(

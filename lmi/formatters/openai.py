@@ -67,9 +67,12 @@ class OpenAIFormatter(Formatter):
             "choices": choices,
         }
 
-    @staticmethod
-    def error(error: ErrorFields) -> bytes:
-        return error_object(error.message, error.code)
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        status = error.code
+        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        fields = {"message": error.message, "type": kind, "param": error.param, "code": error.kind}
+        return dumps({"error": fields})
 
 
 class Whole(OpenAIFormatter):
@@ -132,6 +135,10 @@ class Stream(OpenAIFormatter):
     @classmethod
     def record(cls, data: bytes) -> bytes:
         return cls.opening + one_line(data) + cls.closing
+
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return cls.record(super().error(error)) + cls.done
 
     @abstractmethod
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
@@ -256,10 +263,3 @@ def log_prob(token: Token) -> float | None:
     if token.log_prob is None:
         return None
     return max(token.log_prob, LEAST_LOG_PROB) if math.isfinite(token.log_prob) else LEAST_LOG_PROB
-
-
-def error_object(message: str, status: int, *, param: str | None = None, code: str | None = None) -> bytes:
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
-    clean = message.encode(errors="replace").decode()
-    return dumps({"error": {"message": clean, "type": kind, "param": param, "code": code}})

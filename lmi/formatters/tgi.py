@@ -57,8 +57,7 @@ class TgiObject(Formatter):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
-        return dumps({"error": error.message.encode(errors="replace").decode(), "error_type": error.tgi_type})
+        return dumps({"error": error.message, "error_type": error.kind})
 
 
 class TgiEvents(Formatter):

@@ -73,8 +73,7 @@ class Generate(Formatter):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
-        return cls._record({"error": error.message.encode(errors="replace").decode()})
+        return cls._record({"error": error.message})
 
 
 class OneEvent(Generate):

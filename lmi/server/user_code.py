@@ -10,13 +10,13 @@ from dataclasses import replace
 from urllib.parse import parse_qsl
 
 from lmi.dialects import Dialect
-from lmi.errors import MalformedRequest
+from lmi.errors import MalformedRequest, UserCodeFailed
 from lmi.formatters.base import AsyncFormatter
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.schemas.common import Message, Parsed
 from lmi.server.service import Service
 from lmi.settings.config import Config
-from lmi.user_code.client import Call, UserCodeFailed
+from lmi.user_code.client import Call
 from lmi.user_code.formatter import JSON, ListOutputFormatter, OutputFormatter, ResponseFormatter
 from lmi.user_code.messages import ReadInput
 

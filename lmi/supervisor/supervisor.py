@@ -26,6 +26,7 @@ from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config
 from lmi.shared import processes
 from lmi.shared.log import count_dropped_in
+from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, EngineRecord, Phase
 from lmi.supervisor import environment
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready
@@ -34,7 +35,6 @@ from lmi.supervisor.restarts import (
     DRAIN_CUT_S,
     DRAIN_END_S,
     LATE_TURN_S,
-    Pauses,
     RestartTable,
     code_hang,
     drain_notice_s,

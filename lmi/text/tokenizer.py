@@ -26,7 +26,7 @@ from typing import Any, Self
 import tokenizers
 from tokenizers import AddedToken
 
-from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong
+from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong, cause_line
 
 # The library's own threads would idle (one text a call) and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -102,7 +102,7 @@ class Tokenizer:
         try:
             named = _apply_config(backend, config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {_first_line(error)}"
+            reason = f"{type(error).__name__}: {cause_line(error)}"
             raise ModelUnusable(
                 f"{folder / 'tokenizer_config.json'}: a token is not described as one ({reason})"
             ) from error
@@ -242,7 +242,7 @@ def _panics_as_failures() -> Iterator[None]:
     except BaseException as error:
         if not _is_from_library(error):
             raise
-        raise GenerationFailed(f"the tokenizer gave up on this text: {_first_line(error)}") from error
+        raise GenerationFailed(f"the tokenizer gave up on this text: {cause_line(error)}") from error
 
 
 def _is_from_library(error: BaseException) -> bool:
@@ -265,7 +265,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ModelUnusable(f"{file}: {_first_line(error)}") from error
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelUnusable(f"{file}: must hold a JSON object")
     return value
@@ -282,7 +282,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     except BaseException as error:
         if not _is_from_library(error):
             raise
-        raise ModelUnusable(f"{file}: not a tokenizer: {_first_line(error)}") from error
+        raise ModelUnusable(f"{file}: not a tokenizer: {cause_line(error)}") from error
 
 
 def _convert(folder: Path) -> str:
@@ -299,10 +299,6 @@ def _convert(folder: Path) -> str:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ModelUnusable(f"{file}: cannot be converted to tokenizer.json: {reason}")
     return done.stdout
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 
-from lmi.errors import EngineLost, GenerationFailed, LmiError, MalformedRequest, OutOfMemory, Unavailable
+from lmi.errors import EngineLost, LmiError, MalformedRequest, OutOfMemory, Unavailable, UserCodeFailed
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
@@ -26,12 +26,6 @@ from lmi.user_code.messages import (
     decode_to_front_end,
     encode,
 )
-
-
-class UserCodeFailed(GenerationFailed):
-    """User code raised an exception with this message."""
-
-    label = "custom_code_failed"
 
 
 class Call:

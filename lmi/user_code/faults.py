@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import traceback
 
+from lmi.errors import writable
+
 
 def describe(error: BaseException) -> str:
     """The last line of the traceback. Bytes in it that are not UTF-8 are replaced, so that it can be sent."""
-    return traceback.format_exception_only(error)[-1].strip().encode(errors="replace").decode()
+    return writable(traceback.format_exception_only(error)[-1].strip())
 
 
 def is_out_of_memory(error: BaseException) -> bool:

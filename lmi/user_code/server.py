@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from lmi.ipc.connection import Connection
 from lmi.ipc.frames import FrameTooLarge, frame
+from lmi.ipc.listener import Accepted
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.job import Job
 from lmi.user_code.messages import (
@@ -22,7 +22,7 @@ from lmi.user_code.messages import (
 from lmi.user_code.runner import UserCode
 
 
-class FrontEnd(Connection):
+class FrontEnd(Accepted):
     """One socket to one front end, with the calls that are open on it."""
 
     other_end = "a front end"

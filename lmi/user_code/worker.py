@@ -16,9 +16,9 @@ import signal
 import time
 
 import lmi.shared.log
-from lmi.engine.server import bind
 from lmi.errors import ModelUnusable
 from lmi.executor import EngineInfo
+from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.shared import processes
@@ -42,7 +42,7 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     thread = CodeThread(record)
-    server = await loop.create_unix_server(lambda: FrontEnd(user_code, thread), sock=bind(socket_path))
+    server = await listen(lambda: FrontEnd(user_code, thread), socket_path)
     beat = asyncio.create_task(_beat(thread))
     record.phase = Phase.READY
     await stop.wait()

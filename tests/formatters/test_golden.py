@@ -59,8 +59,11 @@ def _answer(door: Dialect, case: dict[str, Any]) -> tuple[int, str, bytes]:
         for delta in case.get("deltas", []):
             records += formatter.feed(_delta(delta))
         if "error" in case:
-            accepted = case["error"]["accepted"]
-            raise getattr(errors, case["error"]["class"])(case["error"]["message"])
+            error = case["error"]
+            accepted = error["accepted"]
+            raise getattr(errors, error["class"])(
+                **{name: error[name] for name in ("message", "field") if name in error}
+            )
         return 200, formatter.media_type, door.whole(formatter.media_type, b"".join(records))
     except LmiError as error:
         rendered = door.render_error(error, frame, accepted=accepted)

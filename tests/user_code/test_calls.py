@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lmi.errors import EngineLost, MalformedRequest, Unavailable
+from lmi.errors import EngineLost, MalformedRequest, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
-from lmi.user_code.client import Call, UserCodeFailed, UserCodeWorkers
+from lmi.user_code.client import Call, UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
 from lmi.user_code.response import ResponseHead

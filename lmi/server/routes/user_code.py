@@ -86,8 +86,7 @@ async def answer_error(exchange: Exchange, service: Service, error: LmiError) ->
 
 
 def error_body(error: LmiError, code: int) -> bytes:
-    message = str(error).encode(errors="replace").decode()
-    return orjson.dumps({"code": code, "message": "invoke handler failure", "error": message}) + b"\n"
+    return orjson.dumps({"code": code, "message": "invoke handler failure", "error": str(error)}) + b"\n"
 
 
 ROUTES = [

@@ -360,9 +360,10 @@ class BreakingRunner(FakeRunner):
     [
         torch.OutOfMemoryError("CUDA out of memory"),
         MemoryError("no memory"),
+        MemoryError(),  # as Python raises it, without a word
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
     ],
-    ids=["cuda", "python", "cpu"],
+    ids=["cuda", "python", "wordless", "cpu"],
 )
 def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
     choice = random.Random(4)

@@ -1,0 +1,171 @@
+"""How each API answers an error: a table of statuses and kinds, and a function that writes the body.
+
+The first row of a table that fits an error counts. An error that fits none keeps its own status, and its kind is the
+one that the API gives to every error of that status. Pure: nothing here sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from lmi.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    GenerationFailed,
+    InvalidRequest,
+    LmiError,
+    MalformedRequest,
+    OutOfMemory,
+    Overloaded,
+    PromptTooLong,
+    UnknownModel,
+    UserCodeFailed,
+)
+from lmi.formatters.base import ErrorFields, Formatter, plain_error
+from lmi.formatters.dynamic_batch import TextLines, TextList
+from lmi.formatters.json_object import JsonObject
+from lmi.formatters.jsonlines import Jsonlines
+from lmi.formatters.openai_chat import Chat, ChatLines, ChatStream
+from lmi.formatters.sse import ServerSentEvents
+from lmi.formatters.tgi import TgiEvents, TgiObject
+from lmi.formatters.triton import Events, Generate
+from lmi.schemas import lmi, openai, openai_chat, tgi, triton
+from lmi.types import Frame, OutputFormat
+
+FORMATTERS: dict[OutputFormat, type[Formatter]] = {
+    OutputFormat.JSON: JsonObject,
+    OutputFormat.JSONLINES: Jsonlines,
+    OutputFormat.SSE: ServerSentEvents,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An error as it goes out. After the first byte only `body` does: it is a whole record of the stream."""
+
+    status: int
+    media_type: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Row(NamedTuple):
+    """What an API answers for one class of errors."""
+
+    cause: type[LmiError]
+    status: int
+    kind: str | None = None  # in the API's words
+    in_answer: bool = False  # written in the form of the answer, because the request was understood
+    param: str | None = None  # the field at fault, for errors that name none
+
+
+class Write(Protocol):
+    def __call__(self, error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+        """Media type and body. `in_answer`: in the form of the answer or of its last record, else in a form for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRules:
+    """How one API answers errors. `names`: its own names for fields of the contract with engines."""
+
+    write: Write
+    rows: tuple[Row, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    kind_of_status: Callable[[int], str | None] = lambda status: None
+
+    def render(self, error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+        """`accepted`: the answer has begun, and the error is the last record of a stream; else it is the answer."""
+        row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
+        names = {**self.names, **frame.field_names}
+        fields = ErrorFields(
+            error.spelled(names),
+            row.status,
+            row.kind or self.kind_of_status(row.status) or error.label,
+            row.param or names.get(error.field or "", error.field),
+        )
+        media_type, body = self.write(fields, frame, in_answer=accepted or row.in_answer)
+        headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
+        return Rendered(row.status, media_type, body, headers)
+
+    def render_status(self, status: int, message: str, frame: Frame) -> Rendered:
+        """An error of HTTP only: 404, 405, 408, 413, 415, 431."""
+        fields = ErrorFields(message, status, self.kind_of_status(status))
+        return Rendered(status, *self.write(fields, frame, in_answer=False))
+
+
+def written_by(whole: type[Formatter], stream: type[Formatter]) -> Write:
+    """An error as a body of `whole`, and in an answer as a record of `stream`."""
+
+    def write(error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+        formatter = stream if in_answer else whole
+        return formatter.media_type, formatter.error(error)
+
+    return write
+
+
+def _write_lmi(error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+    kind = "generation" if in_answer and error.kind == "overloaded" else error.kind
+    error = error._replace(kind=kind if frame.tgi_compat else None)
+    if in_answer:
+        formatter = FORMATTERS[frame.output_format]
+        return formatter.media_type, formatter.error(error)
+    return JsonObject.media_type, plain_error(error)
+
+
+def _write_openai(error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+    """A stream ends with a record that the client raises, and the end that it waits for."""
+    stream = ChatLines if frame.output_format is OutputFormat.JSONLINES else ChatStream
+    return written_by(Chat, stream)(error, frame, in_answer=in_answer)
+
+
+def _lmi_kind(status: int) -> str:
+    return "validation" if status < 500 else "overloaded"
+
+
+def _tgi_kind(status: int) -> str:
+    return "validation" if status < 500 else "overloaded" if status == 503 else "generation"
+
+
+LMI_INVALID_STATUS = 424  # other APIs answer 400
+LMI_ERRORS = ErrorRules(
+    _write_lmi,
+    (
+        Row(MalformedRequest, LMI_INVALID_STATUS, "validation"),
+        Row(InvalidRequest, LMI_INVALID_STATUS, "validation", in_answer=True),
+        Row(GenerationFailed, 424, "generation", in_answer=True),
+        Row(DeadlineExceeded, 504, "generation", in_answer=True),
+        Row(OutOfMemory, 507, "generation", in_answer=True),
+        Row(EngineLost, 503, "generation", in_answer=True),
+    ),
+    lmi.WIRE_NAMES,
+    _lmi_kind,
+)
+DYNAMIC_BATCH_ERRORS = ErrorRules(
+    written_by(TextList, TextLines), (Row(InvalidRequest, LMI_INVALID_STATUS),), lmi.WIRE_NAMES
+)
+TRITON_ERRORS = ErrorRules(written_by(Generate, Events), (Row(GenerationFailed, 500),), triton.WIRE_NAMES)
+TGI_ERRORS = ErrorRules(
+    written_by(TgiObject, TgiEvents),
+    (
+        Row(InvalidRequest, 422, "validation"),
+        Row(GenerationFailed, 424, "generation"),
+        Row(Overloaded, 429, "overloaded"),
+        Row(EngineLost, 503, "incomplete_generation"),
+    ),
+    tgi.WIRE_NAMES,
+    _tgi_kind,
+)
+OPENAI_CHAT_ERRORS = ErrorRules(
+    _write_openai,
+    (  # where its clients look for a kind, they have OpenAI's; the others are our labels
+        Row(UnknownModel, 404, "model_not_found", param="model"),
+        Row(PromptTooLong, 400, "context_length_exceeded"),
+        Row(Overloaded, 429, "rate_limit_exceeded"),
+        Row(UserCodeFailed, 424),
+        Row(GenerationFailed, 500),
+    ),
+    openai_chat.WIRE_NAMES,
+)
+OPENAI_COMPLETIONS_ERRORS = replace(OPENAI_CHAT_ERRORS, names=openai.WIRE_NAMES)
