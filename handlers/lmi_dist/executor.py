@@ -18,8 +18,9 @@ from torch import Tensor
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
+from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS, prompt_log_probs
 from handlers.lmi_dist.plan import Piece, Plan
-from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
+from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
 from lmi.settings.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
@@ -160,7 +161,7 @@ class Executor(SteppedExecutor):
         """Log-probs of the prompt's tokens after each position of the piece; False if they are not numbers."""
         next_ids = sequence.token_ids[piece.start + 1 : min(piece.end + 1, sequence.num_prompt_tokens)]
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
-        log_probs = self._sampler.prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
+        log_probs = prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
         if log_probs is None:
             return False
         known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing stands before the first token
