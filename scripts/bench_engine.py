@@ -45,6 +45,8 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     """
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.placement import choose_placement
+    from handlers.lmi_dist.weights import read_facts
     from lmi.engine.messages import Output, encode
     from lmi.executor import OutputConfig, Request, SamplingConfig
     from lmi.ipc.frames import frame
@@ -52,7 +54,9 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
 
     ours, theirs = socket.socketpair()
     threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
-    runner = TimedRunner(ModelRunner(model, EngineConfig(dtype="fp32"), num_rows=64, max_length=1024), batch)
+    facts, config = read_facts(model), EngineConfig(dtype="fp32")
+    placement = choose_placement(config, facts.dtype)
+    runner = TimedRunner(ModelRunner(facts, placement, config, num_rows=64, max_length=1024), batch)
     request = Request(
         input_token_ids=tuple(range(5, 25)),
         max_tokens=NUM_TOKENS,

@@ -30,7 +30,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaF
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
 from handlers.lmi_dist.model_runner import ModelRunner  # noqa: E402
+from handlers.lmi_dist.placement import choose_placement  # noqa: E402
 from handlers.lmi_dist.plan import Piece, Plan  # noqa: E402
+from handlers.lmi_dist.weights import read_facts  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
 
 CONTEXT, VOCABULARY = 128, 1000
@@ -79,8 +81,7 @@ def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str,
         make_model(shape, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         runners = {
-            name: ModelRunner(folder, EngineConfig(**settings), num_rows=max(batches), max_length=1024)
-            for name, settings in VARIANTS.items()
+            name: load_runner(folder, EngineConfig(**settings), max(batches)) for name, settings in VARIANTS.items()
         }
         for batch in batches:
             steps = {"Hugging Face": reference_step(model, batch)}
@@ -100,6 +101,11 @@ def make_model(shape: str, folder: str) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPES[shape], max_position_embeddings=2048, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def load_runner(folder: str, config: EngineConfig, num_rows: int) -> ModelRunner:
+    facts = read_facts(folder)
+    return ModelRunner(facts, choose_placement(config, facts.dtype), config, num_rows=num_rows, max_length=1024)
 
 
 def reference_step(model: torch.nn.Module, batch: int) -> Step:

@@ -8,33 +8,20 @@ pieces, go through one matrix of rows. Knows nothing of requests or scheduling.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from handlers.lmi_dist.attention import Attention, View
+from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, turn
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.linear import Linear, LinearBuilder
+from handlers.lmi_dist.model import Step
 from handlers.lmi_dist.rotary import Rotary
 from handlers.lmi_dist.weights import Checkpoint
 
 Norm = Callable[[Tensor], Tensor]
-
-
-@dataclass(slots=True)
-class Step:
-    """The tensors of one step. Rows past `num_tokens` are padding and leave no keys and values."""
-
-    token_ids: Tensor  # (rows,)
-    positions: Tensor  # (rows,)
-    num_tokens: int
-    slots: Tensor  # where keys and values go, see KvRows.slots
-    views: Mapping[int | None, View]  # by window
-    wanted: Tensor  # rows whose logits are asked for
-    queries: Tensor | None  # zeros (rows, padded group, kv_heads, head_dim) to put queries in, where a group is padded
 
 
 class Decoder:
@@ -58,7 +45,7 @@ class Decoder:
             if rotary is not None
         }
         self.layers = [Layer(reader, index, attention) for index in range(architecture.num_layers)]
-        self.norm = reader.norm("norm") if "norm" in architecture.names else None
+        self.norm = reader.norm("norm")
         self.head = build(head, reader.head_bias())
 
     def kinds(self) -> list[Layer]:
@@ -75,10 +62,7 @@ class Decoder:
         turns = {rotary: table.index_select(0, step.positions) for rotary, table in self.turns.items()}
         for layer in layers or self.layers:
             x = layer(x, step, turns)
-        x = x.index_select(0, step.wanted)
-        if self.norm is not None:
-            x = self.norm(x)
-        logits = self.head(x).float()
+        logits = self.head(self.norm(x.index_select(0, step.wanted))).float()  # (num_wanted, vocab_size)
         cap = self.architecture.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -118,9 +102,9 @@ class Layer:
         self.is_gated, self.activation = a.is_gated, ACTIVATIONS[a.activation]
         self.up, self.down = reader.feed_forward(index)
         self.input_norm = reader.norm("input_norm", index)
-        self.post_attention_norm = reader.norm_if_any("post_attention_norm", index)
-        self.mlp_norm = reader.norm_if_any("mlp_norm", index)
-        self.post_mlp_norm = reader.norm_if_any("post_mlp_norm", index)
+        self.post_attention_norm = reader.norm("post_attention_norm", index)
+        self.mlp_norm = reader.norm("mlp_norm", index)
+        self.post_mlp_norm = reader.norm("post_mlp_norm", index)
 
     def __call__(self, x: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
         if self.is_parallel:
@@ -130,9 +114,9 @@ class Layer:
             x = self.input_norm(self.o(self._attend(x, step, turns)).add_(x))
             return self.mlp_norm(self.down(self._expand(x)).add_(x))
         h = self.o(self._attend(self.input_norm(x), step, turns))
-        x = (h if self.post_attention_norm is None else self.post_attention_norm(h)).add_(x)
+        x = self.post_attention_norm(h).add_(x)
         h = self.down(self._expand(self.mlp_norm(x)))
-        return (h if self.post_mlp_norm is None else self.post_mlp_norm(h)).add_(x)
+        return self.post_mlp_norm(h).add_(x)
 
     def _expand(self, h: Tensor) -> Tensor:
         h = self.up(h)
@@ -246,10 +230,10 @@ class _Reader:
             up = self._build(*self._linear("up", layer, a.intermediate_size, a.hidden_size), a.activation)
         return up, self._build(*self._linear("down", layer, a.hidden_size, a.intermediate_size))
 
-    def norm_if_any(self, name: str, layer: int) -> Norm | None:
-        return self.norm(name, layer) if name in self.architecture.names else None
-
     def norm(self, name: str, layer: int | None = None) -> Norm:
+        """The norm of that name; a family without it leaves the tensor as it is."""
+        if name not in self.architecture.names:
+            return _unchanged
         a, shape = self.architecture, (self.architecture.hidden_size,)
         weight = self._vector(name, layer, *shape) + a.norm_offset
         if a.norm == "rms":
@@ -279,6 +263,10 @@ class _Reader:
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._checkpoint.take(name, shape, self._build.dtype).to(self._build.device)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def _join(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:

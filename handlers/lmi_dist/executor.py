@@ -21,7 +21,7 @@ from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
 from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS, prompt_log_probs
 from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.sampler import Sampler
-from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
+from handlers.lmi_dist.scheduler import Batch, Scheduler
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
 from lmi.settings.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
 from lmi.shared import processes
@@ -219,25 +219,22 @@ def choose_limits(
 
 
 def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.model_runner import ModelRunner, choose_device, kv_bytes_per_token
+    from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.placement import choose_placement
     from handlers.lmi_dist.weights import read_facts
 
-    is_cuda = choose_device(config).type == "cuda"
+    facts = read_facts(path)
+    placement = choose_placement(config, facts.dtype)
+    is_cuda = placement.device.type == "cuda"
     limits = choose_limits(
         config,
-        read_facts(path).context_length,
-        token_bytes=kv_bytes_per_token(path, config),
+        facts.context_length,
+        token_bytes=facts.kv_bytes_per_token(placement.dtype),
         memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
         is_lazy=not is_cuda,
     )
     runner = ModelRunner(
-        path,
-        config,
-        num_rows=limits.num_rows,
-        max_length=limits.max_length,
-        piece_length=PIECE_LENGTH,
-        allow_pickle=config.allow_pickle,
-        progress=progress,
+        facts, placement, config, num_rows=limits.num_rows, max_length=limits.max_length, progress=progress
     )
     return runner, limits
 

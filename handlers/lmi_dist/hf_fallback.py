@@ -9,24 +9,25 @@ few tokens, step by step, must give the logits of the untouched model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.decoder import Step
 from handlers.lmi_dist.linear import Linear, LinearBuilder
+from handlers.lmi_dist.model import Step
 from handlers.lmi_dist.plan import Piece, Plan
-from handlers.lmi_dist.weights import one_line
+from handlers.lmi_dist.weights import ModelFacts, one_line
 from lmi.errors import ModelUnusable
 from lmi.executor import Progress
 
 _NAME = "lmi_rows"
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
-_OWNER = "lmi_owner"  # attribute of an attention module: the model whose step it serves
+_SITE = "lmi_site"  # the attribute of an attention module that holds its _Site
 
 
 class HuggingFaceModel:
@@ -34,39 +35,45 @@ class HuggingFaceModel:
 
     def __init__(
         self,
-        path: str,
-        config: PretrainedConfig,
+        facts: ModelFacts,
         build: LinearBuilder,
         attention: Attention,
         progress: Progress,
     ) -> None:
+        config = facts.config
         self.attention = attention
-        self.step: Step | None = None
-        self._name = config.architectures[0]
+        self._step: Step | None = None
+        self._name = facts.name
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
         if self._layer_types and not set(self._layer_types) <= {"full_attention", "sliding_attention"}:
-            raise ModelUnusable(f"{path}: {self._name} has layers of a kind that is not supported")
+            raise ModelUnusable(f"{facts.path}: {self._name} has layers of a kind that is not supported")
         AttentionInterface.register(_NAME, _attend)
         transformers_logging.disable_progress_bar()
         progress("weights", 0.0)
-        self._model = _load(path, config, build)
+        self._model = _load(facts, build)
         progress("weights", 1.0)
         for module in self._model.modules():
-            if hasattr(module, "layer_idx"):
-                setattr(module, _OWNER, self)
+            if isinstance(layer := getattr(module, "layer_idx", None), int):
+                setattr(module, _SITE, _Site(self, layer))
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
 
     def __call__(self, step: Step) -> Tensor:
-        self.step = step
+        self._step = step
         output = self._model(
             input_ids=step.token_ids[None],
             position_ids=step.positions[None],
             use_cache=False,
             logits_to_keep=step.wanted,
         )
-        return output.logits[0].float()
+        logits: Tensor = output.logits[0]  # (num_wanted, vocab_size)
+        return logits.float()
+
+    @property
+    def step(self) -> Step:
+        assert self._step is not None, "attention is asked for outside of a step"
+        return self._step
 
     def window(self, layer: int, given: int | None) -> int | None:
         """The window of a layer: the configuration's word counts where it has one, else what the module said."""
@@ -91,27 +98,42 @@ class HuggingFaceModel:
             raise ModelUnusable(f"{self._name} does more than attend to keys and values, so it is not supported")
 
     def _untouched_logits(self) -> Tensor:
+        """(num_token_ids, vocab_size)."""
         ids = torch.tensor([self._token_ids], device=self._model.device)
         try:
             self._model.set_attn_implementation("eager")
-            logits = self._model(input_ids=ids, use_cache=False).logits[0].float()
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
             self._model.set_attn_implementation(_NAME)
         except Exception as error:
             raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
         return logits
 
 
-def _load(path: str, config: PretrainedConfig, build: LinearBuilder) -> nn.Module:
-    name = config.architectures[0]
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where an attention module is: the model whose step it serves, and its layer."""
+
+    model: HuggingFaceModel
+    layer: int
+
+
+def _load(facts: ModelFacts, build: LinearBuilder) -> PreTrainedModel:
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=build.dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
+        loaded = AutoModelForCausalLM.from_pretrained(
+            facts.path,
+            config=facts.config,
+            dtype=build.dtype,
+            attn_implementation=_NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers raises a type of its own choice for each obstacle
-        raise ModelUnusable(f"{path}: {name} cannot be loaded: {one_line(error)}") from error
+        raise ModelUnusable(f"{facts.path}: {facts.name} cannot be loaded: {one_line(error)}") from error
+    model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):
-        raise ModelUnusable(f"{path}: tensor {missing[0]} is missing from its weight files")
-    return model.eval().to(build.device)
+        raise ModelUnusable(f"{facts.path}: tensor {missing[0]} is missing from its weight files")
+    model.eval().to(build.device)
+    return model
 
 
 def _attend(
@@ -126,8 +148,8 @@ def _attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
-    model: HuggingFaceModel = getattr(module, _OWNER)
-    attention, step, layer = model.attention, model.step, module.layer_idx
+    site: _Site = getattr(module, _SITE)
+    attention, step, layer = site.model.attention, site.model.step, site.layer
     num_kv_heads, num_rows, head_dim = key.shape[1:]
     keys_values = torch.cat((key[0], value[0])).transpose(0, 1)[: step.num_tokens]
     attention.kv.write(layer, step.slots, keys_values.reshape(-1, head_dim))
@@ -135,7 +157,7 @@ def _attend(
     if step.queries is not None:
         step.queries[:, : attention.group] = queries
         queries = step.queries
-    view = step.views[model.window(layer, sliding_window)]
+    view = step.views[site.model.window(layer, sliding_window)]
     answer = attention(layer, queries, view, scaling or head_dim**-0.5, softcap)
     answer = answer.view(num_rows, attention.group, num_kv_heads, head_dim).transpose(1, 2)
     return answer.reshape(1, num_rows, -1, head_dim), None

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from handlers.lmi_dist.model_runner import ModelRunner
+from handlers.lmi_dist.placement import choose_placement
 from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.scheduler import PIECE_LENGTH
+from handlers.lmi_dist.weights import read_facts
+from lmi.executor import Progress
+from lmi.settings.config import EngineConfig
+
+
+def load_runner(
+    path: str | Path,
+    config: EngineConfig | None = None,
+    *,
+    num_rows: int,
+    max_length: int,
+    progress: Progress = lambda stage, share: None,
+) -> ModelRunner:
+    """The runner that the executor would make, with limits of the test's choice."""
+    facts, config = read_facts(str(path)), config or EngineConfig()
+    placement = choose_placement(config, facts.dtype)
+    return ModelRunner(facts, placement, config, num_rows=num_rows, max_length=max_length, progress=progress)
 
 
 @dataclass
@@ -24,10 +44,10 @@ class Player:
     answers: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
-    def sit(self, row: int, piece_length: int) -> None:
+    def sit(self, row: int) -> None:
         self.row, self.position = row, len(self.prompt)
-        starts = range(0, len(self.prompt), piece_length)
-        self.pieces = [Piece(row, start, self.prompt[start : start + piece_length], 0) for start in starts]
+        starts = range(0, len(self.prompt), PIECE_LENGTH)
+        self.pieces = [Piece(row, start, self.prompt[start : start + PIECE_LENGTH], 0) for start in starts]
         self.pieces[-1].num_logits = 1
 
     def take(self, logits: Tensor) -> None:
@@ -46,7 +66,7 @@ class Player:
 
 def play_alone(runner: ModelRunner, player: Player, row: int = 0) -> Player:
     """One step for each piece and each token, nobody else in the batch."""
-    player.sit(row, runner.piece_length)
+    player.sit(row)
     for piece in player.pieces:
         logits = runner.forward(Plan([], [piece]))
     player.take(logits[0])
@@ -70,7 +90,7 @@ def play_together(
             if waiting and free:
                 row = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
                 seated[row] = waiting.pop(0)
-                seated[row].sit(row, runner.piece_length)
+                seated[row].sit(row)
         decodes = [seated[row] for row in sorted(seated) if not seated[row].pieces]
         if start_together and len(decodes) < len(seated):
             decodes = []

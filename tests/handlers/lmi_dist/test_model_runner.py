@@ -7,18 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from handlers.lmi_dist.model_runner import ModelRunner, choose_dtype, kv_bytes_per_token
+from handlers.lmi_dist.model_runner import ModelRunner
+from handlers.lmi_dist.placement import choose_dtype
 from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.weights import read_facts
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
-from tests.handlers.lmi_dist.play import Player, play_alone, play_together, random_players
+from tests.handlers.lmi_dist.play import Player, load_runner, play_alone, play_together, random_players
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 INVARIANT = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "phi", "phi3", "gpt2", "opt"]
 
 
 def build(family: str, num_rows: int, max_length: int = 1000, **settings: object) -> ModelRunner:
-    return ModelRunner(str(tiny_model(family)), EngineConfig(**settings), num_rows=num_rows, max_length=max_length)
+    return load_runner(tiny_model(family), EngineConfig(**settings), num_rows=num_rows, max_length=max_length)
 
 
 @pytest.fixture(params=[2, 3])
@@ -94,7 +96,7 @@ def long_llama(folder: Path) -> Path:
 
 
 def test_one_row_of_4096_among_63_short_rows_is_split_off_and_changes_nothing(tmp_path: Path) -> None:
-    runner = ModelRunner(str(long_llama(tmp_path)), EngineConfig(), num_rows=64, max_length=4200)
+    runner = load_runner(long_llama(tmp_path), num_rows=64, max_length=4200)
     draw = torch.Generator().manual_seed(0)
     ends = [40] * 31 + [4096] + [40] * 32
     prompts = [torch.randint(64, (end,), generator=draw).tolist() for end in ends]
@@ -116,7 +118,7 @@ def resident_bytes() -> int:
 
 
 def test_a_released_row_gives_its_memory_back_and_is_clean_again(tmp_path: Path) -> None:
-    runner = ModelRunner(str(long_llama(tmp_path)), EngineConfig(), num_rows=8, max_length=8192)
+    runner = load_runner(long_llama(tmp_path), num_rows=8, max_length=8192)
     player = random_players(64, [200], 4)[0]
     expected = play_alone(runner, Player(player.prompt, 4), row=3).logits
     before = resident_bytes()
@@ -191,9 +193,9 @@ def test_bfloat16_stays_close_to_float32() -> None:
 
 
 def test_the_cache_costs_what_kv_bytes_per_token_says() -> None:
-    path = str(tiny_model("llama"))
-    assert kv_bytes_per_token(path, EngineConfig()) == 2 * 2 * 2 * 16 * 4  # k and v, layers, heads, channels, bytes
-    assert kv_bytes_per_token(path, EngineConfig(dtype="bf16")) == 2 * 2 * 2 * 16 * 2
+    facts = read_facts(str(tiny_model("llama")))
+    assert facts.kv_bytes_per_token(torch.float32) == 2 * 2 * 2 * 16 * 4  # k and v, layers, heads, channels, bytes
+    assert facts.kv_bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 16 * 2
 
 
 @pytest.mark.parametrize(
@@ -234,9 +236,8 @@ def test_a_device_that_is_not_there_is_named() -> None:
 
 def test_progress_runs_from_0_to_1() -> None:
     seen: list[tuple[str, float]] = []
-    ModelRunner(
-        str(tiny_model("llama")),
-        EngineConfig(),
+    load_runner(
+        tiny_model("llama"),
         num_rows=2,
         max_length=64,
         progress=lambda stage, share: seen.append((stage, share)),
