@@ -135,7 +135,7 @@ class Layer:
             keys_values = heads[: step.num_tokens, group:]
         else:
             keys_values = torch.cat((turned[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
-        self.attention.kv.write(self.index, step.slots, keys_values.reshape(-1, head_dim))
+        self.attention.kv.write(self.index, step.cells, keys_values.reshape(-1, head_dim))
         queries = turned[:, :group]
         if step.queries is not None:
             step.queries[:, :group] = queries

@@ -152,7 +152,7 @@ def _attend(
     attention, step, layer = site.model.attention, site.model.step, site.layer
     num_kv_heads, num_rows, head_dim = key.shape[1:]
     keys_values = torch.cat((key[0], value[0])).transpose(0, 1)[: step.num_tokens]
-    attention.kv.write(layer, step.slots, keys_values.reshape(-1, head_dim))
+    attention.kv.write(layer, step.cells, keys_values.reshape(-1, head_dim))
     queries = query.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 1, 0, 3)  # (rows, group, kv_heads, d)
     if step.queries is not None:
         step.queries[:, : attention.group] = queries

@@ -59,14 +59,17 @@ class KvRows:
         self._row_stride = num_layers * heads_of_layer
         self._spans: dict[Span, list[tuple[Tensor, Tensor]]] = {}
 
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Where the keys and values of each token lie, the same in every layer: (num_tokens * 2 * num_heads,)."""
+    def cell_indices(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Where the keys and values of each token go, the same in every layer.
+
+        (num_tokens,) and (num_tokens,) to (num_tokens * 2 * num_heads,): a cell is one head's key or value.
+        """
         first = rows * self._row_stride + positions
         return (first[:, None] + self._heads).view(-1)
 
-    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Store (num_tokens * 2 * num_heads, head_dim) at `slots`."""
-        self._flat[layer].index_copy_(0, slots, keys_values)
+    def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
+        """Store (num_tokens * 2 * num_heads, head_dim) at the indices `cells`."""
+        self._flat[layer].index_copy_(0, cells, keys_values)
 
     def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
         """Views of keys and values, each (rows, num_heads, positions, head_dim)."""

@@ -110,7 +110,7 @@ class ModelRunner:
             token_ids=tokens[0],
             positions=tokens[1],
             num_tokens=num_tokens,
-            slots=self.kv.slots(tokens[2, :num_tokens], tokens[1, :num_tokens]),
+            cells=self.kv.cell_indices(tokens[2, :num_tokens], tokens[1, :num_tokens]),
             views=_Views(self._attention, plan, len(token_ids)),
             wanted=torch.tensor(wanted, dtype=torch.int64, device=self._device),
             queries=self._attention.new_queries(len(token_ids)),
