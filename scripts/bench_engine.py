@@ -56,7 +56,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
     facts, config = read_facts(model), EngineConfig(dtype="fp32")
     placement = choose_placement(config, facts.dtype)
-    runner = TimedRunner(ModelRunner(facts, placement, config, num_rows=64, max_length=1024), batch)
+    runner = TimedRunner(ModelRunner(facts, placement, config, num_slots=64, max_length=1024), batch)
     request = Request(
         input_token_ids=tuple(range(5, 25)),
         max_tokens=NUM_TOKENS,

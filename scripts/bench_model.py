@@ -103,9 +103,9 @@ def make_model(shape: str, folder: str) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def load_runner(folder: str, config: EngineConfig, num_rows: int) -> ModelRunner:
+def load_runner(folder: str, config: EngineConfig, num_slots: int) -> ModelRunner:
     facts = read_facts(folder)
-    return ModelRunner(facts, choose_placement(config, facts.dtype), config, num_rows=num_rows, max_length=1024)
+    return ModelRunner(facts, choose_placement(config, facts.dtype), config, num_slots=num_slots, max_length=1024)
 
 
 def reference_step(model: torch.nn.Module, batch: int) -> Step:
@@ -123,12 +123,12 @@ def reference_step(model: torch.nn.Module, batch: int) -> Step:
 
 def own_step(runner: ModelRunner, batch: int) -> Step:
     position = CONTEXT
-    for row in range(batch):
-        runner.forward(Plan([], [Piece(row, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
+    for slot in range(batch):
+        runner.forward(Plan([], [Piece(slot, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
 
     def step() -> None:
         nonlocal position
-        runner.forward(Plan([Piece(row, position, [1]) for row in range(batch)], []))
+        runner.forward(Plan([Piece(slot, position, [1]) for slot in range(batch)], []))
         position += 1
 
     return step

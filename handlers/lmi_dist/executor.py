@@ -41,18 +41,18 @@ class Runner(Protocol):
     def forward(self, plan: Plan) -> Tensor:
         """Logits (num_logits, vocab) float32: pieces in order, the wanted positions of each in order."""
 
-    def copy(self, row: int, to_rows: list[int], num_tokens: int) -> None:
-        """Give other rows the keys and values of the first `num_tokens` of a row."""
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
+        """Give other slots the keys and values of the first `num_tokens` of a slot."""
 
-    def release(self, row: int) -> None:
-        """The row's keys and values are not needed any more."""
+    def release(self, slot: int) -> None:
+        """The slot's keys and values are not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How many sequences run, how long one may be, and how many tokens the cache holds in all."""
 
-    num_rows: int
+    num_slots: int
     max_length: int
     num_cache_tokens: int
 
@@ -75,10 +75,10 @@ class Executor(SteppedExecutor):
             self._runner, limits = _load(os.fspath(model), config, progress)
         else:
             self._runner, limits = model, choose_limits(config, model.context_length, token_bytes=1)
-        self._cache = KvCache(limits.num_cache_tokens // TOKENS_PER_BLOCK, limits.num_rows, self._release)
+        self._cache = KvCache(limits.num_cache_tokens // TOKENS_PER_BLOCK, limits.num_slots, self._release)
         self._scheduler = Scheduler(
             self._cache,
-            max_num_sequences=limits.num_rows,
+            max_num_sequences=limits.num_slots,
             max_prefill_tokens=config.max_prefill_tokens or MAX_PREFILL_TOKENS,
         )
         self._sampler = Sampler(self._runner.vocab_size, self._runner.device)
@@ -123,9 +123,9 @@ class Executor(SteppedExecutor):
 
     def _copy_prompts(self, batch: Batch) -> None:
         for leader, followers in batch.followers.items():
-            rows = [one.row for one in followers if one.row is not None]
-            if leader.row is not None and rows:
-                self._runner.copy(leader.row, rows, leader.num_prefill)
+            slots = [one.slot for one in followers if one.slot is not None]
+            if leader.slot is not None and slots:
+                self._runner.copy(leader.slot, slots, leader.num_prefill)
 
     def _advance(self, batch: Batch, logits: Tensor) -> list[Sequence]:
         """Give each sequence what the step computed for it; returns those with a new token or an error.
@@ -176,8 +176,8 @@ class Executor(SteppedExecutor):
             tokens_per_block=TOKENS_PER_BLOCK,
         )
 
-    def _release(self, row: int) -> None:
-        self._runner.release(row)
+    def _release(self, slot: int) -> None:
+        self._runner.release(slot)
 
     def _close(self) -> None:
         del self._runner, self._sampler
@@ -191,7 +191,7 @@ def choose_limits(
     memory_bytes: int | None = None,
     is_lazy: bool = True,
 ) -> Limits:
-    """`token_bytes`: keys and values of one token. `is_lazy`: a row costs memory only where it was written.
+    """`token_bytes`: keys and values of one token. `is_lazy`: a slot costs memory only where it was written.
 
     A sequence is never longer than the whole cache: what the cache cannot hold would wait for ever.
     """
@@ -202,9 +202,9 @@ def choose_limits(
             config.max_sequence_length,
             context_length,
         )
-    num_rows = config.max_num_sequences or MAX_NUM_SEQUENCES
+    num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = memory_bytes or processes.memory_bytes()
-    budget = config.max_kv_cache_tokens or default_budget(num_rows, max_length, token_bytes, memory_bytes)
+    budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
     num_cache_tokens = max(budget // TOKENS_PER_BLOCK, 1) * TOKENS_PER_BLOCK
     if num_cache_tokens < max_length:
         log.warning(
@@ -214,8 +214,8 @@ def choose_limits(
         )
         max_length = num_cache_tokens
     if not is_lazy:
-        num_rows = max(1, min(num_rows, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
-    return Limits(num_rows, max_length, num_cache_tokens)
+        num_slots = max(1, min(num_slots, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
+    return Limits(num_slots, max_length, num_cache_tokens)
 
 
 def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
@@ -234,7 +234,7 @@ def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, 
         is_lazy=not is_cuda,
     )
     runner = ModelRunner(
-        facts, placement, config, num_rows=limits.num_rows, max_length=limits.max_length, progress=progress
+        facts, placement, config, num_slots=limits.num_slots, max_length=limits.max_length, progress=progress
     )
     return runner, limits
 
@@ -244,7 +244,7 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
         name="lmi-dist",
         vocab_size=runner.vocab_size,
         max_sequence_length=limits.max_length,
-        max_num_sequences=limits.num_rows,
+        max_num_sequences=limits.num_slots,
         dtype=runner.dtype,
         device=runner.device,
         max_kv_cache_tokens=limits.num_cache_tokens,

@@ -1,6 +1,6 @@
-"""Any other decoder: the modules of transformers around our rows of keys and values.
+"""Any other decoder: the modules of transformers around our slots of keys and values.
 
-transformers lets a model call an attention function by name; ours writes to the cache rows and answers from them, so
+transformers lets a model call an attention function by name; ours writes to the cache slots and answers from them, so
 the modules see one long ragged "sequence" and keep no cache of their own. Linears are swapped for packed ones. A
 model that keeps its past elsewhere, or whose attention wants more than this function knows, is found out at load: a
 few tokens, step by step, must give the logits of the untouched model.
@@ -25,7 +25,7 @@ from handlers.lmi_dist.weights import ModelFacts, one_line
 from lmi.errors import ModelUnusable
 from lmi.executor import Progress
 
-_NAME = "lmi_rows"
+_NAME = "lmi_slots"
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
 _SITE = "lmi_site"  # the attribute of an attention module that holds its _Site
 
@@ -86,13 +86,13 @@ class HuggingFaceModel:
         _swap_linears(self._model, build)
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
-        """Compare a prompt piece and three decodes in row 0 with the untouched model."""
+        """Compare a prompt piece and three decodes in slot 0 with the untouched model."""
         pieces = [Piece(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
         plans = [Plan([], [Piece(0, 0, self._token_ids[:6], 6)])] + [Plan([piece], []) for piece in pieces]
         try:
             logits = torch.cat([forward(plan) for plan in plans])
         except Exception as error:  # foreign code fed in a way that its author may not have thought of
-            raise ModelUnusable(f"{self._name} does not run on rows of keys and values: {error!r:.200}") from error
+            raise ModelUnusable(f"{self._name} does not run on slots of keys and values: {error!r:.200}") from error
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise ModelUnusable(f"{self._name} does more than attend to keys and values, so it is not supported")

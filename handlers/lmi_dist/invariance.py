@@ -1,7 +1,7 @@
 """Finds out, on this CPU and with this number of threads, what keeps a sequence's bits free of its neighbours.
 
 `find_grid` looks for attention shapes between which the kernel rounds alike; it differs between makers of CPUs.
-`layers_agree` then runs the layers that were loaded, some rows alone and all together, and compares every bit. Both
+`layers_agree` then runs the layers that were loaded, some slots alone and all together, and compares every bit. Both
 use random numbers of their own and take well under a second for models that a CPU serves.
 """
 
@@ -72,21 +72,22 @@ class _Probe:
         return functional.scaled_dot_product_attention(self.query[:num_rows], keys, values, attn_mask=mask)
 
 
-def layers_agree(run: Callable[[Plan], Tensor], num_rows: int, max_length: int, vocab_size: int) -> bool:
+def layers_agree(run: Callable[[Plan], Tensor], num_slots: int, max_length: int, vocab_size: int) -> bool:
     """`run` gives a sequence the same bits alone, beside a few others and in a step of 64 tokens.
 
-    The rows must hold random keys and values up to `max_length`. Stops early, content with what it saw, after a second.
+    The slots must hold random keys and values up to `max_length`. The check stops after a second, satisfied with what
+    it has compared until then.
     """
     deadline = time.monotonic() + _MAX_CHECK_S
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (64,), generator=draw).tolist()
-    starts = torch.randint(max_length, (num_rows,), generator=draw).tolist()
-    decodes = [Piece(row, starts[row], [ids[row]]) for row in range(num_rows - 1)]
+    starts = torch.randint(max_length, (num_slots,), generator=draw).tolist()
+    decodes = [Piece(slot, starts[slot], [ids[slot]]) for slot in range(num_slots - 1)]
     num_prompt_ids = min(64 - len(decodes), max_length)
-    prompt = Piece(num_rows - 1, 0, ids[-num_prompt_ids:], num_prompt_ids)
+    prompt = Piece(num_slots - 1, 0, ids[-num_prompt_ids:], num_prompt_ids)
     together = run(Plan(decodes, [prompt]))
-    answers = {piece.row: together[index : index + 1] for index, piece in enumerate(decodes)}
-    answers[prompt.row] = together[len(decodes) :]
+    answers = {piece.slot: together[index : index + 1] for index, piece in enumerate(decodes)}
+    answers[prompt.slot] = together[len(decodes) :]
     few = max(1, len(decodes) // 3)
     for plan in (
         Plan([], [prompt]),
@@ -97,7 +98,7 @@ def layers_agree(run: Callable[[Plan], Tensor], num_rows: int, max_length: int, 
         Plan(decodes[few : few + 1], []),
         Plan(decodes[::2], [prompt]),
     ):
-        if plan.pieces and not torch.equal(run(plan), torch.cat([answers[piece.row] for piece in plan.pieces])):
+        if plan.pieces and not torch.equal(run(plan), torch.cat([answers[piece.slot] for piece in plan.pieces])):
             return False
         if time.monotonic() > deadline:
             break

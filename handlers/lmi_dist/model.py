@@ -18,7 +18,7 @@ class Step:
     token_ids: Tensor  # (rows,)
     positions: Tensor  # (rows,)
     num_tokens: int
-    cells: Tensor  # where keys and values go, see KvRows.cell_indices
+    cells: Tensor  # where keys and values go, see KvSlots.cell_indices
     views: Mapping[int | None, View]  # by window
     wanted: Tensor  # (num_wanted,): rows whose logits are asked for
     queries: Tensor | None  # zeros (rows, padded group, kv_heads, head_dim) to put queries in, where a group is padded

@@ -1,6 +1,6 @@
 """The model on its device: a plan of the scheduler in, logits out.
 
-Owns the weights and the cache rows and turns pieces of token ids into tensors. With batch invariance on a CPU every
+Owns the weights and the cache slots and turns pieces of token ids into tensors. With batch invariance on a CPU every
 product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`, `invariance`),
 so what a sequence gets does not depend on its neighbours. Knows nothing of requests, sampling or budgets.
 
@@ -20,7 +20,7 @@ from handlers.lmi_dist.attention import Attention, Grid, View, query_counts
 from handlers.lmi_dist.decoder import Decoder
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.invariance import find_grid, layers_agree
-from handlers.lmi_dist.kv_slots import KvRows
+from handlers.lmi_dist.kv_slots import KvSlots
 from handlers.lmi_dist.linear import LinearBuilder
 from handlers.lmi_dist.model import Model, Step
 from handlers.lmi_dist.placement import Placement
@@ -31,7 +31,7 @@ from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
 
-_NUM_CHECKED_ROWS, _CHECKED_LENGTH = 17, 700
+_NUM_CHECKED_SLOTS, _CHECKED_LENGTH = 17, 700
 
 
 class ModelRunner:
@@ -43,7 +43,7 @@ class ModelRunner:
         placement: Placement,
         config: EngineConfig,
         *,
-        num_rows: int,
+        num_slots: int,
         max_length: int,
         progress: Progress = lambda stage, share: None,
     ) -> None:
@@ -51,11 +51,11 @@ class ModelRunner:
             raise ValueError(f"max_length must be at most {facts.context_length}, given {max_length}")
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.device = str(placement.dtype).removeprefix("torch."), str(placement.device)
-        self._device, self._num_rows, self._max_length = placement.device, num_rows, max_length
+        self._device, self._num_slots, self._max_length = placement.device, num_slots, max_length
         with torch.inference_mode():
             found = _find_grid(facts, placement, config)
             grid = found or Grid(query_counts(facts.group)[0])
-            self.kv = _new_cache(facts, placement, grid, num_rows, max_length)
+            self.kv = _new_cache(facts, placement, grid, num_slots, max_length)
             self._attention = Attention(self.kv, grid, facts.group, is_paired=found is not None)
             self._model = self._load(facts, placement, config, progress)
             self.is_batch_invariant = self._attention.is_paired and self._layers_agree()
@@ -83,29 +83,29 @@ class ModelRunner:
         return model(self._prepare(plan))[:num_wanted]
 
     @torch.inference_mode()
-    def copy(self, row: int, to_rows: list[int], num_tokens: int) -> None:
-        """Other rows get the keys and values of the first `num_tokens` of a row, bit by bit."""
-        self.kv.copy(row, to_rows, num_tokens)
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
+        """Other slots get the keys and values of the first `num_tokens` of a slot, bit by bit."""
+        self.kv.copy(slot, to_slots, num_tokens)
 
-    def release(self, row: int) -> None:
-        """The row is free: its memory goes back to the system where that is possible."""
-        self.kv.release(row)
+    def release(self, slot: int) -> None:
+        """The slot is free: its memory goes back to the system where that is possible."""
+        self.kv.release(slot)
 
     def _prepare(self, plan: Plan) -> Step:
         token_ids: list[int] = []
         positions: list[int] = []
-        rows: list[int] = []
+        slots: list[int] = []
         wanted: list[int] = []
         for piece in plan.pieces:
             token_ids += piece.token_ids
             positions += range(piece.start, piece.end)
-            rows += [piece.row] * len(piece.token_ids)
+            slots += [piece.slot] * len(piece.token_ids)
             wanted += range(len(token_ids) - piece.num_logits, len(token_ids))
         num_tokens = len(token_ids)
         if self._attention.is_paired:
-            _pair(token_ids, positions, rows)
+            _pair(token_ids, positions, slots)
             _pair(wanted)
-        tokens = torch.tensor((token_ids, positions, rows), device=self._device)
+        tokens = torch.tensor((token_ids, positions, slots), device=self._device)
         return Step(
             token_ids=tokens[0],
             positions=tokens[1],
@@ -119,13 +119,13 @@ class ModelRunner:
     def _layers_agree(self) -> bool:
         """Whether the layers that were loaded give a sequence the same bits whatever its neighbours are."""
         assert isinstance(self._model, Decoder)  # see _find_grid
-        num_rows = min(_NUM_CHECKED_ROWS, self._num_rows)
+        num_slots = min(_NUM_CHECKED_SLOTS, self._num_slots)
         length = min(_CHECKED_LENGTH, self._max_length)
-        self.kv.randomize(num_rows, length)
+        self.kv.randomize(num_slots, length)
         few_layers = partial(self._model, layers=self._model.kinds())
-        agree = layers_agree(lambda plan: self._run(few_layers, plan), num_rows, length, self.vocab_size)
-        for row in range(num_rows + 1):
-            self.kv.release(row)
+        agree = layers_agree(lambda plan: self._run(few_layers, plan), num_slots, length, self.vocab_size)
+        for slot in range(num_slots + 1):
+            self.kv.release(slot)
         log.log(
             logging.INFO if agree else logging.WARNING,
             "answers %s on their neighbours in the batch, down to the last bit (threads: %d)",
@@ -167,9 +167,9 @@ def _find_grid(facts: ModelFacts, placement: Placement, config: EngineConfig) ->
     return find_grid(facts.num_kv_heads, facts.group, facts.head_dim)
 
 
-def _new_cache(facts: ModelFacts, placement: Placement, grid: Grid, num_rows: int, max_length: int) -> KvRows:
-    return KvRows(
-        num_rows=num_rows + 1,  # a lone row asks together with its neighbour
+def _new_cache(facts: ModelFacts, placement: Placement, grid: Grid, num_slots: int, max_length: int) -> KvSlots:
+    return KvSlots(
+        num_slots=num_slots + 1,  # a lone slot asks together with its neighbour
         num_layers=facts.num_layers,
         num_heads=facts.num_kv_heads,
         max_length=grid.length(max_length),

@@ -4,9 +4,9 @@ A step holds one token of every decoding sequence and, under a token budget, pie
 multiples of the piece length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
 rank by priority, then by age: the first in rank is admitted first, the last in rank is preempted first.
 
-The prompt of a request is computed once for those of its sequences that find room together: the first leads, the others
-hold a row and follow, and in the step that completes the prompt they get a copy. A sequence that finds no room then, or
-was preempted after its first token, computes for itself.
+The prompt of a request is computed once for those of its sequences that find room together: the first leads; the
+others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no room then,
+or was preempted after its first token, computes for itself.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class Scheduler:
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended, wherever it stands; its blocks and its row are free at once."""
-        if sequence.row is None:
+        """Forget a sequence that ended, wherever it stands; its blocks and its slot are free at once."""
+        if sequence.slot is None:
             self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
-        self.cache.free(sequence.row)
-        sequence.row = None
+        self.cache.free(sequence.slot)
+        sequence.slot = None
 
     def schedule(self) -> Batch:
-        """Decodes first, then prompts: the running ones, then new ones as long as budget, rows and blocks allow."""
+        """Decodes first, then prompts: the running ones, then new ones as long as budget, slots and blocks allow."""
         num_preemptions = self._make_room()
         decodes = [(sequence, _decode(sequence)) for sequence in self.running if not sequence.is_prefilling]
-        decodes.sort(key=lambda pair: pair[1].row)
+        decodes.sort(key=lambda pair: pair[1].slot)
         prefills = list(self._prefills())
         plan = Plan([piece for _, piece in decodes], [piece for _, piece in prefills])
         ended = [sequence for sequence, piece in prefills if piece.end == sequence.num_prefill]
@@ -82,9 +82,9 @@ class Scheduler:
         for sequence in self.running[:]:
             if sequence.is_prefilling:
                 continue  # charged for its whole prompt when it was admitted
-            while sequence.row is not None and not self.cache.grow(sequence.row, sequence.num_tokens):
+            while sequence.slot is not None and not self.cache.grow(sequence.slot, sequence.num_tokens):
                 self._preempt(self.running[-1])  # perhaps itself; everyone before it has its block already
-            if sequence.row is None:
+            if sequence.slot is None:
                 break  # everyone after it was preempted before it
         return num_before - len(self.running)
 
@@ -125,7 +125,7 @@ class Scheduler:
 
     def _admit_first(self) -> Sequence:
         sequence = self.waiting.pop(0)
-        sequence.row = self.cache.allocate(sequence.num_prefill)
+        sequence.slot = self.cache.allocate(sequence.num_prefill)
         insort(self.running, sequence, key=_rank)
         return sequence
 
@@ -135,11 +135,11 @@ class Scheduler:
         return num_running < self.max_num_sequences and self.cache.can_allocate(sequence.num_prefill, num_running)
 
     def _next_piece(self, sequence: Sequence, start: int) -> Piece:
-        assert sequence.row is not None
+        assert sequence.slot is not None
         end = min(start - start % self.piece_length + self.piece_length, sequence.num_prefill)
         token_ids = sequence.token_ids[start:end]
         num_logits = int(end == sequence.num_prefill)
-        return Piece(sequence.row, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
+        return Piece(sequence.slot, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
 
 
 def _rank(sequence: Sequence) -> tuple[float, int, int]:
@@ -152,7 +152,7 @@ def _follows(sequence: Sequence) -> bool:
 
 
 def _followers(sequence: Sequence) -> list[Sequence]:
-    """Those that took a row to copy this one's prompt."""
+    """Those that took a slot to copy this one's prompt."""
     if not _is_at_prompt(sequence):
         return []
     return [sibling for sibling in sequence.group.sequences[sequence.index + 1 :] if _is_at_prompt(sibling)]
@@ -160,9 +160,9 @@ def _followers(sequence: Sequence) -> list[Sequence]:
 
 def _is_at_prompt(sequence: Sequence) -> bool:
     """Whether it runs without a token yet: its prompt is being computed, by itself or by its leader."""
-    return sequence.row is not None and sequence.num_generated == 0
+    return sequence.slot is not None and sequence.num_generated == 0
 
 
 def _decode(sequence: Sequence) -> Piece:
-    assert sequence.row is not None
-    return Piece(sequence.row, sequence.num_computed, sequence.token_ids[-1:])
+    assert sequence.slot is not None
+    return Piece(sequence.slot, sequence.num_computed, sequence.token_ids[-1:])

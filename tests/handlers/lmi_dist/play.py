@@ -22,14 +22,14 @@ def load_runner(
     path: str | Path,
     config: EngineConfig | None = None,
     *,
-    num_rows: int,
+    num_slots: int,
     max_length: int,
     progress: Progress = lambda stage, share: None,
 ) -> ModelRunner:
     """The runner that the executor would make, with limits of the test's choice."""
     facts, config = read_facts(str(path)), config or EngineConfig()
     placement = choose_placement(config, facts.dtype)
-    return ModelRunner(facts, placement, config, num_rows=num_rows, max_length=max_length, progress=progress)
+    return ModelRunner(facts, placement, config, num_slots=num_slots, max_length=max_length, progress=progress)
 
 
 @dataclass
@@ -38,16 +38,16 @@ class Player:
 
     prompt: list[int]
     num_answers: int
-    row: int = -1
+    slot: int = -1
     pieces: list[Piece] = field(default_factory=list)
     position: int = 0
     answers: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
-    def sit(self, row: int) -> None:
-        self.row, self.position = row, len(self.prompt)
+    def sit(self, slot: int) -> None:
+        self.slot, self.position = slot, len(self.prompt)
         starts = range(0, len(self.prompt), PIECE_LENGTH)
-        self.pieces = [Piece(row, start, self.prompt[start : start + PIECE_LENGTH], 0) for start in starts]
+        self.pieces = [Piece(slot, start, self.prompt[start : start + PIECE_LENGTH], 0) for start in starts]
         self.pieces[-1].num_logits = 1
 
     def take(self, logits: Tensor) -> None:
@@ -55,7 +55,7 @@ class Player:
         self.answers.append(int(logits.argmax()))
 
     def next_decode(self) -> Piece:
-        piece = Piece(self.row, self.position, [self.answers[-1]])
+        piece = Piece(self.slot, self.position, [self.answers[-1]])
         self.position += 1
         return piece
 
@@ -64,38 +64,38 @@ class Player:
         return len(self.answers) == self.num_answers
 
 
-def play_alone(runner: ModelRunner, player: Player, row: int = 0) -> Player:
+def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
     """One step for each piece and each token, nobody else in the batch."""
-    player.sit(row)
+    player.sit(slot)
     for piece in player.pieces:
         logits = runner.forward(Plan([], [piece]))
     player.take(logits[0])
     while not player.is_done:
         player.take(runner.forward(Plan([player.next_decode()], []))[0])
-    runner.release(row)
+    runner.release(slot)
     return player
 
 
 def play_together(
-    runner: ModelRunner, players: list[Player], num_rows: int, seed: int, *, start_together: bool = False
+    runner: ModelRunner, players: list[Player], num_slots: int, seed: int, *, start_together: bool = False
 ) -> int:
-    """Random arrivals, random rows, random numbers of pieces a step. Returns the largest number of decodes in one.
+    """Random arrivals, random slots, random numbers of pieces a step. Returns the largest number of decodes in one.
 
-    With `start_together` nobody goes on before all prompts are in, so that the first decodes fill every row.
+    With `start_together` nobody goes on before all prompts are in, so that the first decodes fill every slot.
     """
     draw = random.Random(seed)
-    waiting, seated, free, most = list(players), dict[int, Player](), list(range(num_rows)), 0
+    waiting, seated, free, most = list(players), dict[int, Player](), list(range(num_slots)), 0
     while waiting or seated:
-        for _ in range(num_rows if start_together else draw.choice([0, 1, 4, num_rows])):
+        for _ in range(num_slots if start_together else draw.choice([0, 1, 4, num_slots])):
             if waiting and free:
-                row = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
-                seated[row] = waiting.pop(0)
-                seated[row].sit(row)
-        decodes = [seated[row] for row in sorted(seated) if not seated[row].pieces]
+                slot = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
+                seated[slot] = waiting.pop(0)
+                seated[slot].sit(slot)
+        decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].pieces]
         if start_together and len(decodes) < len(seated):
             decodes = []
         prefills: list[tuple[Player, Piece]] = []
-        for player in (seated[row] for row in sorted(seated) if seated[row].pieces):
+        for player in (seated[slot] for slot in sorted(seated) if seated[slot].pieces):
             for _ in range(draw.randint(0, 3)):
                 if player.pieces and len(prefills) < 6:
                     prefills.append((player, player.pieces.pop(0)))
@@ -107,9 +107,9 @@ def play_together(
         for player, row_logits in zip(asked, logits, strict=True):
             player.take(row_logits)
             if player.is_done:
-                del seated[player.row]
-                free.append(player.row)
-                runner.release(player.row)
+                del seated[player.slot]
+                free.append(player.slot)
+                runner.release(player.slot)
     return most
 
 

@@ -66,9 +66,9 @@ def agree(player: Player, expected: list[int], gaps: list[float]) -> bool:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers_while_requests_join_and_leave(family: str) -> None:
     path = tiny_model(family)
-    runner = load_runner(path, num_rows=5, max_length=400)
+    runner = load_runner(path, num_slots=5, max_length=400)
     players = random_players(VOCAB_SIZE, LENGTHS, NUM_ANSWERS, seed=5)
-    assert play_together(runner, players, num_rows=5, seed=3) >= 2
+    assert play_together(runner, players, num_slots=5, seed=3) >= 2
     for player in players:
         assert agree(player, *generate(path, player.prompt))
 
@@ -124,5 +124,5 @@ def test_a_model_whose_past_is_not_keys_and_values_is_refused(tmp_path: Path) ->
     config = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64, state_size=4)
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelUnusable) as caught:
-        load_runner(tmp_path, num_rows=2, max_length=64)
+        load_runner(tmp_path, num_slots=2, max_length=64)
     assert "Mamba" in str(caught.value) and "\n" not in str(caught.value)

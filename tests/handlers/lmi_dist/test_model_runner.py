@@ -1,4 +1,4 @@
-"""The runner's promises: a sequence's bits do not depend on its neighbours, rows are given back, int8 stays close."""
+"""The runner's promises: a sequence's bits do not depend on its neighbours, slots are given back, int8 stays close."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.tiny_models import VOCAB_SIZE, tiny_model
 INVARIANT = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3", "phi", "phi3", "gpt2", "opt"]
 
 
-def build(family: str, num_rows: int, max_length: int = 1000, **settings: object) -> ModelRunner:
-    return load_runner(tiny_model(family), EngineConfig(**settings), num_rows=num_rows, max_length=max_length)
+def build(family: str, num_slots: int, max_length: int = 1000, **settings: object) -> ModelRunner:
+    return load_runner(tiny_model(family), EngineConfig(**settings), num_slots=num_slots, max_length=max_length)
 
 
 @pytest.fixture(params=[2, 3])
@@ -31,12 +31,12 @@ def num_threads(request: pytest.FixtureRequest) -> object:
     torch.set_num_threads(before)
 
 
-def assert_same_bits(runner: ModelRunner, players: list[Player], num_rows: int, seed: int) -> None:
+def assert_same_bits(runner: ModelRunner, players: list[Player], num_slots: int, seed: int) -> None:
     """Each player alone, then all together; every logit of every answer is compared bit by bit."""
     alone = [play_alone(runner, Player(player.prompt, player.num_answers)) for player in players]
     crowd = [Player(player.prompt, player.num_answers) for player in players]
-    assert play_together(runner, crowd, num_rows, seed, start_together=True) == num_rows
-    play_together(runner, players, num_rows, seed)
+    assert play_together(runner, crowd, num_slots, seed, start_together=True) == num_slots
+    play_together(runner, players, num_slots, seed)
     for player, reference in [*zip(players, alone, strict=True), *zip(crowd, alone, strict=True)]:
         assert player.answers == reference.answers
         assert torch.equal(torch.stack(player.logits), torch.stack(reference.logits))
@@ -44,14 +44,14 @@ def assert_same_bits(runner: ModelRunner, players: list[Player], num_rows: int, 
 
 @pytest.mark.parametrize("family", INVARIANT)
 def test_a_batch_of_24_changes_no_bit_of_a_sequence(family: str) -> None:
-    runner = build(family, num_rows=24)
+    runner = build(family, num_slots=24)
     assert runner.is_batch_invariant
     lengths = [1, 5, 60, 127, 128, 129, 200, 300, 380, 460, 520, 700] * 2
     assert_same_bits(runner, random_players(VOCAB_SIZE, lengths, 8), 24, seed=1)
 
 
 def test_a_batch_of_64_changes_no_bit_of_a_sequence_with_any_number_of_threads(num_threads: int) -> None:
-    runner = build("llama", num_rows=64)
+    runner = build("llama", num_slots=64)
     assert runner.is_batch_invariant
     lengths = [1 + 61 * index % 600 for index in range(64)]
     assert_same_bits(runner, random_players(VOCAB_SIZE, lengths, 16), 64, seed=num_threads)
@@ -59,7 +59,7 @@ def test_a_batch_of_64_changes_no_bit_of_a_sequence_with_any_number_of_threads(n
 
 def test_odd_head_counts_survive_large_steps_on_several_threads(num_threads: int) -> None:
     """Seven heads of query and key: a rotation cut over threads in the middle of a head once changed bits."""
-    runner = build("gemma", num_rows=16)
+    runner = build("gemma", num_slots=16)
     lengths = [129, 300, 640, 900] * 4
     assert_same_bits(runner, random_players(VOCAB_SIZE, lengths, 4), 16, seed=2)
 
@@ -95,44 +95,44 @@ def long_llama(folder: Path) -> Path:
     return folder
 
 
-def test_one_row_of_4096_among_63_short_rows_is_split_off_and_changes_nothing(tmp_path: Path) -> None:
-    runner = load_runner(long_llama(tmp_path), num_rows=64, max_length=4200)
+def test_one_slot_of_4096_among_63_short_slots_is_split_off_and_changes_nothing(tmp_path: Path) -> None:
+    runner = load_runner(long_llama(tmp_path), num_slots=64, max_length=4200)
     draw = torch.Generator().manual_seed(0)
     ends = [40] * 31 + [4096] + [40] * 32
     prompts = [torch.randint(64, (end,), generator=draw).tolist() for end in ends]
-    for row, prompt in enumerate(prompts):
+    for slot, prompt in enumerate(prompts):
         for start in range(0, len(prompt), 128):
-            runner.forward(Plan([], [Piece(row, start, prompt[start : start + 128], 0)]))
-    decodes = [Piece(row, end, [row]) for row, end in enumerate(ends)]
+            runner.forward(Plan([], [Piece(slot, start, prompt[start : start + 128], 0)]))
+    decodes = [Piece(slot, end, [slot]) for slot, end in enumerate(ends)]
     together = runner.forward(Plan(decodes, []))
     groups = runner._attention.plan(Plan(decodes, []), 64, None).groups
     short, long = (runner._attention.grid.length(end + 1) for end in (40, 4096))
     assert long < 4200
     assert [(group.num_tokens, group.span.end) for group in groups] == [(31, short), (1, long), (32, short)]
-    for row in (0, 30, 31, 32, 63):
-        assert torch.equal(runner.forward(Plan([decodes[row]], []))[0], together[row])
+    for slot in (0, 30, 31, 32, 63):
+        assert torch.equal(runner.forward(Plan([decodes[slot]], []))[0], together[slot])
 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_a_released_row_gives_its_memory_back_and_is_clean_again(tmp_path: Path) -> None:
-    runner = load_runner(long_llama(tmp_path), num_rows=8, max_length=8192)
+def test_a_released_slot_gives_its_memory_back_and_is_clean_again(tmp_path: Path) -> None:
+    runner = load_runner(long_llama(tmp_path), num_slots=8, max_length=8192)
     player = random_players(64, [200], 4)[0]
-    expected = play_alone(runner, Player(player.prompt, 4), row=3).logits
+    expected = play_alone(runner, Player(player.prompt, 4), slot=3).logits
     before = resident_bytes()
-    runner.kv.randomize(8, 8192)  # 8 rows x 2 x 2 heads x 8192 positions x 16 channels x 4 bytes = 16.8 MB
+    runner.kv.randomize(8, 8192)  # 8 slots x 2 x 2 heads x 8192 positions x 16 channels x 4 bytes = 16.8 MB
     full = resident_bytes()
     assert full - before > 15_000_000
-    for row in range(8):
-        runner.release(row)
+    for slot in range(8):
+        runner.release(slot)
     assert full - resident_bytes() > 15_000_000
-    assert torch.equal(torch.stack(play_alone(runner, player, row=3).logits), torch.stack(expected))
+    assert torch.equal(torch.stack(play_alone(runner, player, slot=3).logits), torch.stack(expected))
 
 
-def test_a_released_row_is_clean_also_where_memory_cannot_be_given_back() -> None:
-    runner = build("llama", num_rows=2, max_length=64)
+def test_a_released_slot_is_clean_also_where_memory_cannot_be_given_back() -> None:
+    runner = build("llama", num_slots=2, max_length=64)
     runner.kv._mapping = None  # as on an accelerator
     with torch.inference_mode():
         runner.kv._storage.fill_(float("nan"))
@@ -140,8 +140,8 @@ def test_a_released_row_is_clean_also_where_memory_cannot_be_given_back() -> Non
     assert not runner.kv._storage[0].any() and runner.kv._storage[1].isnan().all()
 
 
-def test_stale_rows_and_holes_between_rows_change_nothing() -> None:
-    runner = build("llama", num_rows=12, max_length=400)
+def test_stale_slots_and_holes_between_slots_change_nothing() -> None:
+    runner = build("llama", num_slots=12, max_length=400)
     prompt = random_players(VOCAB_SIZE, [90], 1)[0].prompt
     runner.forward(Plan([], [Piece(5, 0, prompt, 0)]))
     alone = runner.forward(Plan([Piece(5, 90, [7])], []))
@@ -153,7 +153,7 @@ def test_stale_rows_and_holes_between_rows_change_nothing() -> None:
 
 
 def test_logits_come_in_the_order_of_the_pieces_and_only_where_wanted() -> None:
-    runner = build("llama", num_rows=4, max_length=400)
+    runner = build("llama", num_slots=4, max_length=400)
     prompt = random_players(VOCAB_SIZE, [20], 1)[0].prompt
     everywhere = runner.forward(Plan([], [Piece(0, 0, prompt, 20)]))
     assert everywhere.shape == (20, VOCAB_SIZE) and everywhere.dtype == torch.float32
@@ -163,7 +163,7 @@ def test_logits_come_in_the_order_of_the_pieces_and_only_where_wanted() -> None:
 
 
 def test_two_pieces_of_one_prompt_in_a_plan_equal_two_plans() -> None:
-    runner = build("mistral", num_rows=2, max_length=400)
+    runner = build("mistral", num_slots=2, max_length=400)
     prompt = random_players(VOCAB_SIZE, [256], 1)[0].prompt
     first, second = Piece(0, 0, prompt[:128], 0), Piece(0, 128, prompt[128:], 1)
     both = runner.forward(Plan([], [first, second]))
@@ -238,7 +238,7 @@ def test_progress_runs_from_0_to_1() -> None:
     seen: list[tuple[str, float]] = []
     load_runner(
         tiny_model("llama"),
-        num_rows=2,
+        num_slots=2,
         max_length=64,
         progress=lambda stage, share: seen.append((stage, share)),
     )

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, **settings: bool) -> torch.Tensor:
-    runner = load_runner(folder, EngineConfig(**settings), num_rows=2, max_length=64)
+    runner = load_runner(folder, EngineConfig(**settings), num_slots=2, max_length=64)
     return runner.forward(Plan([], [Piece(0, 0, [5, 6, 7])]))
 
 
