@@ -31,7 +31,7 @@ from transformers.utils import logging as transformers_logging  # noqa: E402
 
 from handlers.lmi_dist.model_runner import ModelRunner  # noqa: E402
 from handlers.lmi_dist.placement import choose_placement  # noqa: E402
-from handlers.lmi_dist.plan import Piece, Plan  # noqa: E402
+from handlers.lmi_dist.plan import Chunk, Plan  # noqa: E402
 from handlers.lmi_dist.weights import read_facts  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
 
@@ -124,11 +124,11 @@ def reference_step(model: torch.nn.Module, batch: int) -> Step:
 def own_step(runner: ModelRunner, batch: int) -> Step:
     position = CONTEXT
     for slot in range(batch):
-        runner.forward(Plan([], [Piece(slot, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
+        runner.forward(Plan([], [Chunk(slot, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
 
     def step() -> None:
         nonlocal position
-        runner.forward(Plan([Piece(slot, position, [1]) for slot in range(batch)], []))
+        runner.forward(Plan([Chunk(slot, position, [1]) for slot in range(batch)], []))
         position += 1
 
     return step

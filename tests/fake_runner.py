@@ -29,11 +29,11 @@ class FakeRunner:
     def forward(self, plan: Plan) -> Tensor:
         self.plans.append(plan)
         logits: list[Tensor] = []
-        for piece in plan.pieces:
-            slot = self.slots.setdefault(piece.slot, [])
-            assert piece.start <= len(slot), "reads keys that nobody wrote"
-            slot[piece.start :] = piece.token_ids
-            logits += [self.logits(slot[: end + 1]) for end in range(piece.end - piece.num_logits, piece.end)]
+        for chunk in plan.chunks:
+            slot = self.slots.setdefault(chunk.slot, [])
+            assert chunk.start <= len(slot), "reads keys that nobody wrote"
+            slot[chunk.start :] = chunk.token_ids
+            logits += [self.logits(slot[: end + 1]) for end in range(chunk.end - chunk.num_logits, chunk.end)]
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
     def logits(self, token_ids: list[int]) -> Tensor:

@@ -37,7 +37,7 @@ class Group:
 class Sequence:
     """`token_ids` are prompt and output together; `num_computed` of them have keys and values in cache slot `slot`.
 
-    `num_prefill` tokens are computed as prompt pieces: the prompt, or after a preemption everything there was. A
+    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption everything there was. A
     sequence is live until `finish_reason` or `error` is set.
     """
 

@@ -2,7 +2,7 @@
 
 Projections of query, key and value are fused, heads are stored as (group, kv_head) so that the queries of one
 key head fold into one attention call without a copy, and weights are packed. All tokens of a step, decodes and prompt
-pieces, go through one matrix of rows. Knows nothing of requests or scheduling.
+chunks, go through one matrix of rows. Knows nothing of requests or scheduling.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
 from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS, prompt_log_probs
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
@@ -39,7 +39,7 @@ class Runner(Protocol):
     is_batch_invariant: bool
 
     def forward(self, plan: Plan) -> Tensor:
-        """Logits (num_logits, vocab) float32: pieces in order, the wanted positions of each in order."""
+        """Logits (num_logits, vocab) float32: chunks in order, the wanted positions of each in order."""
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
         """Give other slots the keys and values of the first `num_tokens` of a slot."""
@@ -116,7 +116,7 @@ class Executor(SteppedExecutor):
             touched = [_fail_largest(batch, error)]
         return Step(
             touched,
-            num_context_tokens=sum(len(piece.token_ids) for piece in batch.plan.prefills),
+            num_context_tokens=sum(len(chunk.token_ids) for chunk in batch.plan.prefills),
             num_generation_tokens=len(batch.plan.decodes),
             num_preemptions=batch.num_preemptions,
         )
@@ -132,22 +132,22 @@ class Executor(SteppedExecutor):
 
         Nothing moves before everything is computed, so that a step that ran out of memory can be repeated.
         """
-        pairs = list(zip(batch.plan.pieces, batch.sequences, strict=True))
+        pairs = list(zip(batch.plan.chunks, batch.sequences, strict=True))
         failed, sampled, rows, end = [], [], [], 0
-        for piece, sequence in pairs:
-            start, end = end, end + piece.num_logits
-            if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, piece, logits[start:end]):
+        for chunk, sequence in pairs:
+            start, end = end, end + chunk.num_logits
+            if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, chunk, logits[start:end]):
                 failed.append(sequence)
-            elif piece.end == sequence.num_tokens:
+            elif chunk.end == sequence.num_tokens:
                 drawing = [sequence, *batch.followers.get(sequence, ())]
                 sampled += drawing
                 rows += [end - 1] * len(drawing)
         if rows != list(range(len(logits))):
             logits = logits[rows]  # (num_sampled, vocab)
         draws = self._sampler.sample(logits, sampled) if sampled else []
-        for piece, sequence in pairs:
+        for chunk, sequence in pairs:
             for one in (sequence, *batch.followers.get(sequence, ())):
-                one.num_computed = piece.end
+                one.num_computed = chunk.end
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
         for sequence, draw in zip(sampled, draws, strict=True):
@@ -157,15 +157,15 @@ class Executor(SteppedExecutor):
                 sequence.append(*draw)
         return failed + sampled
 
-    def _note_prompt(self, sequence: Sequence, piece: Piece, logits: Tensor) -> bool:
-        """Log-probs of the prompt's tokens after each position of the piece; False if they are not numbers."""
-        next_ids = sequence.token_ids[piece.start + 1 : min(piece.end + 1, sequence.num_prompt_tokens)]
+    def _note_prompt(self, sequence: Sequence, chunk: Chunk, logits: Tensor) -> bool:
+        """Log-probs of the prompt's tokens after each position of the chunk; False if they are not numbers."""
+        next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
         log_probs = prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
         if log_probs is None:
             return False
         known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing stands before the first token
-        sequence.prompt_log_probs = known[: piece.start + 1] + log_probs
+        sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
         return True
 
     def _kv_cache_stats(self) -> KvCacheStats:
@@ -276,7 +276,7 @@ def _fail_largest(batch: Batch, error: Exception) -> Sequence:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     start = len(batch.plan.decodes) if batch.plan.prefills else 0
-    pieces = list(zip(batch.plan.pieces, batch.sequences, strict=True))[start:]
-    _, sequence = max(pieces, key=lambda pair: (pair[0].num_logits, pair[0].end))
+    chunks = list(zip(batch.plan.chunks, batch.sequences, strict=True))[start:]
+    _, sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))
     sequence.fail(f"out of memory: {str(error).splitlines()[0]}", ErrorKind.OUT_OF_MEMORY)
     return sequence

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.linear import Linear, LinearBuilder
 from handlers.lmi_dist.model import Step
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.weights import ModelFacts, one_line
 from lmi.errors import ModelUnusable
 from lmi.executor import Progress
@@ -86,9 +86,9 @@ class HuggingFaceModel:
         _swap_linears(self._model, build)
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
-        """Compare a prompt piece and three decodes in slot 0 with the untouched model."""
-        pieces = [Piece(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
-        plans = [Plan([], [Piece(0, 0, self._token_ids[:6], 6)])] + [Plan([piece], []) for piece in pieces]
+        """Compare a prompt chunk and three decodes in slot 0 with the untouched model."""
+        chunks = [Chunk(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
+        plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [Plan([chunk], []) for chunk in chunks]
         try:
             logits = torch.cat([forward(plan) for plan in plans])
         except Exception as error:  # foreign code fed in a way that its author may not have thought of

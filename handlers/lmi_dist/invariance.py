@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.attention import KEY_BLOCK, Grid, query_counts
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 
 _NUM_ROWS, _MAX_HEADS = 9, 4
 _MAX_CHECK_S = 1.0
@@ -82,11 +82,11 @@ def layers_agree(run: Callable[[Plan], Tensor], num_slots: int, max_length: int,
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (64,), generator=draw).tolist()
     starts = torch.randint(max_length, (num_slots,), generator=draw).tolist()
-    decodes = [Piece(slot, starts[slot], [ids[slot]]) for slot in range(num_slots - 1)]
+    decodes = [Chunk(slot, starts[slot], [ids[slot]]) for slot in range(num_slots - 1)]
     num_prompt_ids = min(64 - len(decodes), max_length)
-    prompt = Piece(num_slots - 1, 0, ids[-num_prompt_ids:], num_prompt_ids)
+    prompt = Chunk(num_slots - 1, 0, ids[-num_prompt_ids:], num_prompt_ids)
     together = run(Plan(decodes, [prompt]))
-    answers = {piece.slot: together[index : index + 1] for index, piece in enumerate(decodes)}
+    answers = {chunk.slot: together[index : index + 1] for index, chunk in enumerate(decodes)}
     answers[prompt.slot] = together[len(decodes) :]
     few = max(1, len(decodes) // 3)
     for plan in (
@@ -98,7 +98,7 @@ def layers_agree(run: Callable[[Plan], Tensor], num_slots: int, max_length: int,
         Plan(decodes[few : few + 1], []),
         Plan(decodes[::2], [prompt]),
     ):
-        if plan.pieces and not torch.equal(run(plan), torch.cat([answers[piece.slot] for piece in plan.pieces])):
+        if plan.chunks and not torch.equal(run(plan), torch.cat([answers[chunk.slot] for chunk in plan.chunks])):
             return False
         if time.monotonic() > deadline:
             break

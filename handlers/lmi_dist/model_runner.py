@@ -1,6 +1,6 @@
 """The model on its device: a plan of the scheduler in, logits out.
 
-Owns the weights and the cache slots and turns pieces of token ids into tensors. With batch invariance on a CPU every
+Owns the weights and the cache slots and turns chunks of token ids into tensors. With batch invariance on a CPU every
 product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`, `invariance`),
 so what a sequence gets does not depend on its neighbours. Knows nothing of requests, sampling or budgets.
 
@@ -74,12 +74,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
-        """float32 (num_logits, vocab_size): in the order of the pieces, each piece's wanted positions in order."""
+        """float32 (num_logits, vocab_size): in the order of the chunks, each chunk's wanted positions in order."""
         return self._run(self._model, plan)
 
     def _run(self, model: Model, plan: Plan) -> Tensor:
         """(num_logits, vocab_size), see `forward`."""
-        num_wanted = sum(piece.num_logits for piece in plan.pieces)
+        num_wanted = sum(chunk.num_logits for chunk in plan.chunks)
         return model(self._prepare(plan))[:num_wanted]
 
     @torch.inference_mode()
@@ -96,11 +96,11 @@ class ModelRunner:
         positions: list[int] = []
         slots: list[int] = []
         wanted: list[int] = []
-        for piece in plan.pieces:
-            token_ids += piece.token_ids
-            positions += range(piece.start, piece.end)
-            slots += [piece.slot] * len(piece.token_ids)
-            wanted += range(len(token_ids) - piece.num_logits, len(token_ids))
+        for chunk in plan.chunks:
+            token_ids += chunk.token_ids
+            positions += range(chunk.start, chunk.end)
+            slots += [chunk.slot] * len(chunk.token_ids)
+            wanted += range(len(token_ids) - chunk.num_logits, len(token_ids))
         num_tokens = len(token_ids)
         if self._attention.is_paired:
             _pair(token_ids, positions, slots)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Piece:
+class Chunk:
     """A run of consecutive tokens of one sequence, computed in one step.
 
-    A decode is a piece of one token; a prompt comes in pieces cut at fixed positions (multiples of the piece length),
+    A decode is a chunk of one token; a prompt comes in chunks cut at fixed positions (multiples of the chunk length),
     so that its bits do not depend on the load. Keys and values of positions 0..start are in cache slot `slot` already,
-    or are written by an earlier piece of the same plan.
+    or are written by an earlier chunk of the same plan.
     """
 
     slot: int
@@ -26,11 +26,11 @@ class Piece:
 
 @dataclass(slots=True)
 class Plan:
-    """Decode pieces first, in order of slots, then prompt pieces."""
+    """Decode chunks first, in order of slots, then prompt chunks."""
 
-    decodes: list[Piece]
-    prefills: list[Piece]
+    decodes: list[Chunk]
+    prefills: list[Chunk]
 
     @property
-    def pieces(self) -> list[Piece]:
+    def chunks(self) -> list[Chunk]:
         return self.decodes + self.prefills

@@ -1,7 +1,7 @@
 """Which sequences run in the next step, and which of their tokens. Plain Python: ints and lists, no tensors.
 
-A step holds one token of every decoding sequence and, under a token budget, pieces of prompts. Prompts are cut at
-multiples of the piece length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
+A step holds one token of every decoding sequence and, under a token budget, chunks of prompts. Prompts are cut at
+multiples of the chunk length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
 rank by priority, then by age: the first in rank is admitted first, the last in rank is preempted first.
 
 The prompt of a request is computed once for those of its sequences that find room together: the first leads; the
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 
-PIECE_LENGTH = 128
+CHUNK_LENGTH = 128
 
 
 @dataclass(slots=True)
 class Batch:
-    """One step's plan and whose pieces they are: `sequences` is parallel to `plan.pieces`.
+    """One step's plan and whose chunks they are: `sequences` is parallel to `plan.chunks`.
 
     `followers` of a sequence whose prompt is complete in this step: they get a copy of it, and draw from its logits.
     """
@@ -44,12 +44,12 @@ class Scheduler:
         *,
         max_num_sequences: int = 64,
         max_prefill_tokens: int = 256,
-        piece_length: int = PIECE_LENGTH,
+        chunk_length: int = CHUNK_LENGTH,
     ) -> None:
         self.cache = cache
         self.max_num_sequences = max_num_sequences
         self.max_prefill_tokens = max_prefill_tokens
-        self.piece_length = piece_length
+        self.chunk_length = chunk_length
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
 
@@ -71,8 +71,8 @@ class Scheduler:
         decodes = [(sequence, _decode(sequence)) for sequence in self.running if not sequence.is_prefilling]
         decodes.sort(key=lambda pair: pair[1].slot)
         prefills = list(self._prefills())
-        plan = Plan([piece for _, piece in decodes], [piece for _, piece in prefills])
-        ended = [sequence for sequence, piece in prefills if piece.end == sequence.num_prefill]
+        plan = Plan([chunk for _, chunk in decodes], [chunk for _, chunk in prefills])
+        ended = [sequence for sequence, chunk in prefills if chunk.end == sequence.num_prefill]
         followers = {sequence: _followers(sequence) for sequence in ended}
         return Batch(plan, [sequence for sequence, _ in decodes + prefills], followers, num_preemptions)
 
@@ -93,17 +93,17 @@ class Scheduler:
         sequence.restart()
         self.add(sequence)  # its age puts it before all that came later
 
-    def _prefills(self) -> Iterator[tuple[Sequence, Piece]]:
-        """Prompt pieces in rank order. The first always comes, however small the budget is."""
+    def _prefills(self) -> Iterator[tuple[Sequence, Chunk]]:
+        """Prompt chunks in rank order. The first always comes, however small the budget is."""
         budget, is_first = self.max_prefill_tokens, True
         for sequence in self._prefilling():
             start = sequence.num_computed
             while start < sequence.num_prefill:
-                piece = self._next_piece(sequence, start)
-                if len(piece.token_ids) > budget and not is_first:
+                chunk = self._next_chunk(sequence, start)
+                if len(chunk.token_ids) > budget and not is_first:
                     return
-                yield sequence, piece
-                budget, is_first, start = budget - len(piece.token_ids), False, piece.end
+                yield sequence, chunk
+                budget, is_first, start = budget - len(chunk.token_ids), False, chunk.end
             if budget <= 0:
                 return
 
@@ -134,12 +134,12 @@ class Scheduler:
         num_running = len(self.running)
         return num_running < self.max_num_sequences and self.cache.can_allocate(sequence.num_prefill, num_running)
 
-    def _next_piece(self, sequence: Sequence, start: int) -> Piece:
+    def _next_chunk(self, sequence: Sequence, start: int) -> Chunk:
         assert sequence.slot is not None
-        end = min(start - start % self.piece_length + self.piece_length, sequence.num_prefill)
+        end = min(start - start % self.chunk_length + self.chunk_length, sequence.num_prefill)
         token_ids = sequence.token_ids[start:end]
         num_logits = int(end == sequence.num_prefill)
-        return Piece(sequence.slot, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
+        return Chunk(sequence.slot, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
 
 
 def _rank(sequence: Sequence) -> tuple[float, int, int]:
@@ -163,6 +163,6 @@ def _is_at_prompt(sequence: Sequence) -> bool:
     return sequence.slot is not None and sequence.num_generated == 0
 
 
-def _decode(sequence: Sequence) -> Piece:
+def _decode(sequence: Sequence) -> Chunk:
     assert sequence.slot is not None
-    return Piece(sequence.slot, sequence.num_computed, sequence.token_ids[-1:])
+    return Chunk(sequence.slot, sequence.num_computed, sequence.token_ids[-1:])

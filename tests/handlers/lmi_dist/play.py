@@ -1,4 +1,4 @@
-"""Drives a ModelRunner greedily with plans built by hand: requests join, are cut into pieces, and leave."""
+"""Drives a ModelRunner greedily with plans built by hand: requests join, are cut into chunks, and leave."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.placement import choose_placement
-from handlers.lmi_dist.plan import Piece, Plan
-from handlers.lmi_dist.scheduler import PIECE_LENGTH
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.scheduler import CHUNK_LENGTH
 from handlers.lmi_dist.weights import read_facts
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
@@ -39,25 +39,25 @@ class Player:
     prompt: list[int]
     num_answers: int
     slot: int = -1
-    pieces: list[Piece] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     position: int = 0
     answers: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
     def sit(self, slot: int) -> None:
         self.slot, self.position = slot, len(self.prompt)
-        starts = range(0, len(self.prompt), PIECE_LENGTH)
-        self.pieces = [Piece(slot, start, self.prompt[start : start + PIECE_LENGTH], 0) for start in starts]
-        self.pieces[-1].num_logits = 1
+        starts = range(0, len(self.prompt), CHUNK_LENGTH)
+        self.chunks = [Chunk(slot, start, self.prompt[start : start + CHUNK_LENGTH], 0) for start in starts]
+        self.chunks[-1].num_logits = 1
 
     def take(self, logits: Tensor) -> None:
         self.logits.append(logits.clone())
         self.answers.append(int(logits.argmax()))
 
-    def next_decode(self) -> Piece:
-        piece = Piece(self.slot, self.position, [self.answers[-1]])
+    def next_decode(self) -> Chunk:
+        chunk = Chunk(self.slot, self.position, [self.answers[-1]])
         self.position += 1
-        return piece
+        return chunk
 
     @property
     def is_done(self) -> bool:
@@ -65,10 +65,10 @@ class Player:
 
 
 def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
-    """One step for each piece and each token, nobody else in the batch."""
+    """One step for each chunk and each token, nobody else in the batch."""
     player.sit(slot)
-    for piece in player.pieces:
-        logits = runner.forward(Plan([], [piece]))
+    for chunk in player.chunks:
+        logits = runner.forward(Plan([], [chunk]))
     player.take(logits[0])
     while not player.is_done:
         player.take(runner.forward(Plan([player.next_decode()], []))[0])
@@ -79,7 +79,7 @@ def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
 def play_together(
     runner: ModelRunner, players: list[Player], num_slots: int, seed: int, *, start_together: bool = False
 ) -> int:
-    """Random arrivals, random slots, random numbers of pieces a step. Returns the largest number of decodes in one.
+    """Random arrivals, random slots, random numbers of chunks a step. Returns the largest number of decodes in one.
 
     With `start_together` nobody goes on before all prompts are in, so that the first decodes fill every slot.
     """
@@ -91,19 +91,19 @@ def play_together(
                 slot = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
                 seated[slot] = waiting.pop(0)
                 seated[slot].sit(slot)
-        decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].pieces]
+        decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].chunks]
         if start_together and len(decodes) < len(seated):
             decodes = []
-        prefills: list[tuple[Player, Piece]] = []
-        for player in (seated[slot] for slot in sorted(seated) if seated[slot].pieces):
+        prefills: list[tuple[Player, Chunk]] = []
+        for player in (seated[slot] for slot in sorted(seated) if seated[slot].chunks):
             for _ in range(draw.randint(0, 3)):
-                if player.pieces and len(prefills) < 6:
-                    prefills.append((player, player.pieces.pop(0)))
+                if player.chunks and len(prefills) < 6:
+                    prefills.append((player, player.chunks.pop(0)))
         if not decodes and not prefills:
             continue
         most = max(most, len(decodes))
-        logits = runner.forward(Plan([player.next_decode() for player in decodes], [piece for _, piece in prefills]))
-        asked = decodes + [player for player, piece in prefills if piece.num_logits]
+        logits = runner.forward(Plan([player.next_decode() for player in decodes], [chunk for _, chunk in prefills]))
+        asked = decodes + [player for player, chunk in prefills if chunk.num_logits]
         for player, row_logits in zip(asked, logits, strict=True):
             player.take(row_logits)
             if player.is_done:

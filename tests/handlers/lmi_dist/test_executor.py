@@ -240,7 +240,7 @@ def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
         executor.enqueue_requests([ask(max_tokens=30), ask(*[4] * 480, max_tokens=1)])
         collect(executor, 2)
         stats = drained(executor)
-    assert sum(one.num_context_tokens > 0 for one in stats) == 5  # the short prompt left no room for a whole piece
+    assert sum(one.num_context_tokens > 0 for one in stats) == 5  # the short prompt left no room for a whole chunk
     assert all(one.num_generation_tokens == 1 for one in stats[1:30])
 
 
@@ -322,7 +322,7 @@ def test_a_cancel_frees_slot_and_blocks_before_the_next_step() -> None:
         stats = drained(executor)
     assert joined(got[first])[3] == [FinishReason.CANCELLED]
     assert [one.kv_cache_stats.used_num_blocks for one in stats] == [8, 1, 1, 0]
-    assert all(piece.slot == 1 for plan in runner.plans[1:] for piece in plan.pieces)
+    assert all(chunk.slot == 1 for plan in runner.plans[1:] for chunk in plan.chunks)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -369,7 +369,7 @@ def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
     requests = mixed_requests(10, choice, max_prompt=100)
     large = ask(*[1] * 300, output_config=OutputConfig(num_prompt_log_probs=0))
     requests.insert(4, large)
-    runner = BreakingRunner(lambda plan: error if any(piece.num_logits == 128 for piece in plan.pieces) else None)
+    runner = BreakingRunner(lambda plan: error if any(chunk.num_logits == 128 for chunk in plan.chunks) else None)
     with Executor(runner, EngineConfig(max_prefill_tokens=512)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
@@ -393,7 +393,7 @@ def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other
         ask(sampling_config=several),
     ]
     runner = BreakingRunner(
-        lambda plan: errors[0] if any(piece.end == 300 for piece in plan.prefills) else None,
+        lambda plan: errors[0] if any(chunk.end == 300 for chunk in plan.prefills) else None,
         poison={55: math.nan},
     )
     with Executor(runner) as executor:
@@ -410,7 +410,7 @@ def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other
 
 def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_engine() -> None:
     def breaks(plan: Plan) -> Exception | None:
-        return MemoryError("no memory") if len(plan.pieces) > 2 else None
+        return MemoryError("no memory") if len(plan.chunks) > 2 else None
 
     with Executor(BreakingRunner(breaks)) as executor:
         ids = executor.enqueue_requests([ask(*[1] * length) for length in range(1, 9)])
@@ -421,7 +421,7 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
 
 
 def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_others() -> None:
-    """The step holds the whole first prompt and one piece of the second, whose log-probs are noted twice."""
+    """The step holds the whole first prompt and one chunk of the second, whose log-probs are noted twice."""
     output = OutputConfig(num_prompt_log_probs=0)
     requests = [ask(*[1] * 400, output_config=output), ask(*[2, 3] * 150, output_config=output), ask(max_tokens=30)]
     runner = GatedRunner()
@@ -443,7 +443,7 @@ def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_othe
 
 
 def spans_of(plan: Plan, slot: int) -> list[tuple[int, int]]:
-    return [(piece.start, piece.end) for piece in plan.pieces if piece.slot == slot]
+    return [(chunk.start, chunk.end) for chunk in plan.chunks if chunk.slot == slot]
 
 
 def test_a_step_that_raises_ends_its_requests_and_spares_the_queue() -> None:

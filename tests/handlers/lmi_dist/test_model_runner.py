@@ -9,7 +9,7 @@ import torch
 
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.placement import choose_dtype
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.weights import read_facts
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
@@ -102,8 +102,8 @@ def test_one_slot_of_4096_among_63_short_slots_is_split_off_and_changes_nothing(
     prompts = [torch.randint(64, (end,), generator=draw).tolist() for end in ends]
     for slot, prompt in enumerate(prompts):
         for start in range(0, len(prompt), 128):
-            runner.forward(Plan([], [Piece(slot, start, prompt[start : start + 128], 0)]))
-    decodes = [Piece(slot, end, [slot]) for slot, end in enumerate(ends)]
+            runner.forward(Plan([], [Chunk(slot, start, prompt[start : start + 128], 0)]))
+    decodes = [Chunk(slot, end, [slot]) for slot, end in enumerate(ends)]
     together = runner.forward(Plan(decodes, []))
     groups = runner._attention.plan(Plan(decodes, []), 64, None).groups
     short, long = (runner._attention.grid.length(end + 1) for end in (40, 4096))
@@ -143,29 +143,29 @@ def test_a_released_slot_is_clean_also_where_memory_cannot_be_given_back() -> No
 def test_stale_slots_and_holes_between_slots_change_nothing() -> None:
     runner = build("llama", num_slots=12, max_length=400)
     prompt = random_players(VOCAB_SIZE, [90], 1)[0].prompt
-    runner.forward(Plan([], [Piece(5, 0, prompt, 0)]))
-    alone = runner.forward(Plan([Piece(5, 90, [7])], []))
-    runner.forward(Plan([], [Piece(2, 0, prompt[:50], 0)]))
-    runner.forward(Plan([], [Piece(9, 0, prompt[:70], 0)]))
-    together = runner.forward(Plan([Piece(2, 50, [8]), Piece(5, 90, [7]), Piece(9, 70, [9])], []))
+    runner.forward(Plan([], [Chunk(5, 0, prompt, 0)]))
+    alone = runner.forward(Plan([Chunk(5, 90, [7])], []))
+    runner.forward(Plan([], [Chunk(2, 0, prompt[:50], 0)]))
+    runner.forward(Plan([], [Chunk(9, 0, prompt[:70], 0)]))
+    together = runner.forward(Plan([Chunk(2, 50, [8]), Chunk(5, 90, [7]), Chunk(9, 70, [9])], []))
     assert torch.equal(together[1], alone[0])
     assert torch.isfinite(together).all()
 
 
-def test_logits_come_in_the_order_of_the_pieces_and_only_where_wanted() -> None:
+def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
     runner = build("llama", num_slots=4, max_length=400)
     prompt = random_players(VOCAB_SIZE, [20], 1)[0].prompt
-    everywhere = runner.forward(Plan([], [Piece(0, 0, prompt, 20)]))
+    everywhere = runner.forward(Plan([], [Chunk(0, 0, prompt, 20)]))
     assert everywhere.shape == (20, VOCAB_SIZE) and everywhere.dtype == torch.float32
-    assert runner.forward(Plan([], [Piece(1, 0, prompt[:12], 0)])).shape == (0, VOCAB_SIZE)
-    mixed = runner.forward(Plan([Piece(1, 12, [prompt[12]])], [Piece(2, 0, prompt[:9], 3), Piece(3, 0, prompt[:4], 0)]))
+    assert runner.forward(Plan([], [Chunk(1, 0, prompt[:12], 0)])).shape == (0, VOCAB_SIZE)
+    mixed = runner.forward(Plan([Chunk(1, 12, [prompt[12]])], [Chunk(2, 0, prompt[:9], 3), Chunk(3, 0, prompt[:4], 0)]))
     torch.testing.assert_close(mixed, everywhere[[12, 6, 7, 8]], rtol=0, atol=1e-4)
 
 
-def test_two_pieces_of_one_prompt_in_a_plan_equal_two_plans() -> None:
+def test_two_chunks_of_one_prompt_in_a_plan_equal_two_plans() -> None:
     runner = build("mistral", num_slots=2, max_length=400)
     prompt = random_players(VOCAB_SIZE, [256], 1)[0].prompt
-    first, second = Piece(0, 0, prompt[:128], 0), Piece(0, 128, prompt[128:], 1)
+    first, second = Chunk(0, 0, prompt[:128], 0), Chunk(0, 128, prompt[128:], 1)
     both = runner.forward(Plan([], [first, second]))
     runner.release(0)
     runner.forward(Plan([], [first]))
@@ -177,7 +177,7 @@ def test_int8_stays_close_to_float32(family: str) -> None:
     """Random weights are the worst case: every channel matters alike, and errors of two layers add up."""
     prompt = random_players(VOCAB_SIZE, [150], 1)[0].prompt
     exact, rough = (
-        build(family, 2, 200, quantize=kind).forward(Plan([], [Piece(0, 0, prompt, 150)])) for kind in (None, "int8")
+        build(family, 2, 200, quantize=kind).forward(Plan([], [Chunk(0, 0, prompt, 150)])) for kind in (None, "int8")
     )
     assert not torch.equal(exact, rough)
     assert float((exact - rough).norm() / exact.norm()) < 0.2
@@ -188,7 +188,7 @@ def test_bfloat16_stays_close_to_float32() -> None:
     prompt = random_players(VOCAB_SIZE, [150], 1)[0].prompt
     exact, rough = (build("llama", 2, 200, dtype=dtype) for dtype in ("fp32", "bf16"))
     assert (exact.dtype, rough.dtype) == ("float32", "bfloat16")
-    expected, given = (runner.forward(Plan([], [Piece(0, 0, prompt, 150)])) for runner in (exact, rough))
+    expected, given = (runner.forward(Plan([], [Chunk(0, 0, prompt, 150)])) for runner in (exact, rough))
     assert float((expected - given).norm() / expected.norm()) < 0.1
 
 

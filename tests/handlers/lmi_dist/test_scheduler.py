@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
-from handlers.lmi_dist.plan import Piece
+from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from lmi.executor import OutputConfig, Request, SamplingConfig
 
 
 def scheduler(num_blocks: int = 1000, num_slots: int = 8, **options: Any) -> Scheduler:
-    return Scheduler(KvCache(num_blocks, num_slots), **{"max_num_sequences": num_slots, "piece_length": 8, **options})
+    return Scheduler(KvCache(num_blocks, num_slots), **{"max_num_sequences": num_slots, "chunk_length": 8, **options})
 
 
 def sequences(
@@ -38,10 +38,10 @@ def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fi
 def run(batch: Batch) -> list[Sequence]:
     """What an executor does with a batch, with 7 as every token; returns the sequences with a new one."""
     advanced = []
-    for piece, owner in zip(batch.plan.pieces, batch.sequences, strict=True):
+    for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
         for one in (owner, *batch.followers.get(owner, ())):
-            one.num_computed = piece.end
-            if piece.end == one.num_tokens:
+            one.num_computed = chunk.end
+            if chunk.end == one.num_tokens:
                 one.append(7)
                 advanced.append(one)
     return advanced
@@ -55,8 +55,8 @@ def step(one: Scheduler) -> Batch:
     return batch
 
 
-def spans(pieces: list[Piece]) -> list[tuple[int, int, int]]:
-    return [(piece.slot, piece.start, piece.end) for piece in pieces]
+def spans(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
+    return [(chunk.slot, chunk.start, chunk.end) for chunk in chunks]
 
 
 def test_prompts_are_cut_at_fixed_positions_under_the_budget() -> None:
@@ -69,7 +69,7 @@ def test_prompts_are_cut_at_fixed_positions_under_the_budget() -> None:
     assert spans(batch.plan.decodes) == [(0, 20, 21)] and spans(batch.plan.prefills) == [(1, 8, 15)]
 
 
-def test_one_piece_comes_however_small_the_budget_is() -> None:
+def test_one_chunk_comes_however_small_the_budget_is() -> None:
     one = scheduler(max_prefill_tokens=1)
     one.add(sequence(1, num_prompt_tokens=20))
     one.add(sequence(2, num_prompt_tokens=20))
@@ -80,7 +80,7 @@ def test_logits_are_asked_for_at_the_end_of_a_prompt_and_everywhere_for_prompt_l
     one = scheduler()
     one.add(sequence(1, num_prompt_tokens=10))
     one.add(sequence(2, num_prompt_tokens=10, output_config=OutputConfig(num_prompt_log_probs=0)))
-    assert [piece.num_logits for piece in step(one).plan.prefills] == [0, 1, 8, 2]
+    assert [chunk.num_logits for chunk in step(one).plan.prefills] == [0, 1, 8, 2]
 
 
 def test_decodes_come_first_and_in_order_of_slots() -> None:
@@ -90,7 +90,7 @@ def test_decodes_come_first_and_in_order_of_slots() -> None:
     step(one)
     one.add(sequence(4))
     batch = step(one)
-    assert [piece.slot for piece in batch.plan.pieces] == [0, 1, 2, 3]
+    assert [chunk.slot for chunk in batch.plan.chunks] == [0, 1, 2, 3]
     assert [done.id for done in batch.sequences] == [2, 1, 3, 4]
 
 
@@ -180,11 +180,11 @@ def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones
     batch = step(one)
     assert [*starts, *spans(batch.plan.prefills)] == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (3, 0, 4)]
     assert batch.followers[group[0]] == group[1:]
-    assert [piece.slot for piece in step(one).plan.decodes] == [0, 1, 2, 3]
+    assert [chunk.slot for chunk in step(one).plan.decodes] == [0, 1, 2, 3]
 
 
 def test_followers_come_in_while_a_leader_eats_the_whole_budget() -> None:
-    """The slot of the second is free just before the last piece of the first."""
+    """The slot of the second is free just before the last chunk of the first."""
     one = scheduler(num_slots=2, max_prefill_tokens=8)
     one.add(sequence(1, max_tokens=3))
     step(one)
@@ -303,11 +303,11 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
     assert len(one.running) == len({running.slot for running in one.running})
     needed = sum(num_blocks_for(running.num_tokens) for running in one.running)
     assert needed <= cache.num_used_blocks
-    lengths = [len(piece.token_ids) for piece in batch.plan.prefills]
+    lengths = [len(chunk.token_ids) for chunk in batch.plan.prefills]
     assert sum(lengths) <= max_prefill_tokens or len(lengths) == 1
-    for piece, owner in zip(batch.plan.pieces, batch.sequences, strict=True):
-        assert piece.slot == owner.slot and piece.token_ids == owner.token_ids[piece.start : piece.end]
-        assert piece.num_logits >= (piece.end == owner.num_tokens)
+    for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
+        assert chunk.slot == owner.slot and chunk.token_ids == owner.token_ids[chunk.start : chunk.end]
+        assert chunk.num_logits >= (chunk.end == owner.num_tokens)
     for leader, followers in batch.followers.items():
         assert leader in batch.sequences and not leader.num_generated or not followers
         for follower in followers:
@@ -317,5 +317,5 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
         if not leader.num_generated:
             before = leader.group.sequences[: leader.index]
             assert all(sibling.slot is None or sibling.num_generated for sibling in before), "one prompt computed twice"
-    for piece in batch.plan.prefills:
-        assert piece.start % one.piece_length == 0 and len(piece.token_ids) <= one.piece_length
+    for chunk in batch.plan.prefills:
+        assert chunk.start % one.chunk_length == 0 and len(chunk.token_ids) <= one.chunk_length
