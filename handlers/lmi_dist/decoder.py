@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, turn
+from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, rotate
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.linear import Linear, LinearBuilder
 from handlers.lmi_dist.model import Step
@@ -39,7 +39,7 @@ class Decoder:
         self.architecture = architecture
         self.embedding, head = reader.embedding_and_head()
         self.positions = reader.positions()
-        self.turns = {
+        self.rotations = {
             rotary: rotary.table(max_length, architecture.head_dim, build.device)[:, None, None]
             for rotary in set(architecture.rotaries)
             if rotary is not None
@@ -59,9 +59,9 @@ class Decoder:
             x = x * self.architecture.embedding_scale
         if self.positions is not None:
             x = x + self.positions.index_select(0, step.positions)
-        turns = {rotary: table.index_select(0, step.positions) for rotary, table in self.turns.items()}
+        rotations = {rotary: table.index_select(0, step.positions) for rotary, table in self.rotations.items()}
         for layer in layers or self.layers:
-            x = layer(x, step, turns)
+            x = layer(x, step, rotations)
         logits = self.head(self.norm(x.index_select(0, step.wanted))).float()  # (num_wanted, vocab_size)
         cap = self.architecture.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
@@ -106,14 +106,14 @@ class Layer:
         self.mlp_norm = reader.norm("mlp_norm", index)
         self.post_mlp_norm = reader.norm("post_mlp_norm", index)
 
-    def __call__(self, x: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, rotations: Mapping[Rotary, Tensor]) -> Tensor:
         if self.is_parallel:
             h = self.input_norm(x)
-            return self.o(self._attend(h, step, turns)).add_(self.down(self._expand(h))).add_(x)
+            return self.o(self._attend(h, step, rotations)).add_(self.down(self._expand(h))).add_(x)
         if self.is_post_norm:
-            x = self.input_norm(self.o(self._attend(x, step, turns)).add_(x))
+            x = self.input_norm(self.o(self._attend(x, step, rotations)).add_(x))
             return self.mlp_norm(self.down(self._expand(x)).add_(x))
-        h = self.o(self._attend(self.input_norm(x), step, turns))
+        h = self.o(self._attend(self.input_norm(x), step, rotations))
         x = self.post_attention_norm(h).add_(x)
         h = self.down(self._expand(self.mlp_norm(x)))
         return self.post_mlp_norm(h).add_(x)
@@ -122,21 +122,21 @@ class Layer:
         h = self.up(h)
         return gate(h, self.activation) if self.is_gated else h
 
-    def _attend(self, h: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
+    def _attend(self, h: Tensor, step: Step, rotations: Mapping[Rotary, Tensor]) -> Tensor:
         """(rows, hidden_size) to (rows, num_heads * head_dim)."""
         group, num_kv_heads, head_dim = self.group, self.num_kv_heads, self.head_dim
         heads = self.qkv(h).view(len(h), group + 2, num_kv_heads, head_dim)  # queries, then keys, then values
-        turned, values = heads[:, : group + 1], heads[:, group + 1 :]
+        rotated, values = heads[:, : group + 1], heads[:, group + 1 :]
         if self.head_norms is not None:
-            turned = self.head_norms(turned)
+            rotated = self.head_norms(rotated)
         if self.rotary is not None:
-            turned = turn(turned, turns[self.rotary])
-        if turned.data_ptr() == heads.data_ptr():
+            rotated = rotate(rotated, rotations[self.rotary])
+        if rotated.data_ptr() == heads.data_ptr():
             keys_values = heads[: step.num_tokens, group:]
         else:
-            keys_values = torch.cat((turned[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
+            keys_values = torch.cat((rotated[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
         self.attention.kv.write(self.index, step.cells, keys_values.reshape(-1, head_dim))
-        queries = turned[:, :group]
+        queries = rotated[:, :group]
         if step.queries is not None:
             step.queries[:, :group] = queries
             queries = step.queries

@@ -36,19 +36,19 @@ def gate(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     return output
 
 
-def turn(x: Tensor, turns: Tensor) -> Tensor:
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     """Rotate neighbouring pairs of channels of (rows, heads, kv_heads, head_dim): in place for float32."""
     if x.dtype != torch.float32:
         pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+        return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
     pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
     width = pairs[0].numel()
     if _must_be_cut(x, width):
         num_rows = max(1, (_GRAIN - 1) // width)
-        for part, part_turns in zip(pairs.split(num_rows), turns.split(num_rows), strict=True):
-            part *= part_turns
+        for part, part_rotations in zip(pairs.split(num_rows), rotations.split(num_rows), strict=True):
+            part *= part_rotations
     else:
-        pairs *= turns
+        pairs *= rotations
     return x
 
 
