@@ -64,7 +64,7 @@ class Sequence:
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
     error: ResponseError | None = None
     perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
-    recipe: object = None  # a sampler's notes on this sequence, of its own type
+    sampler_state: object = None  # what a sampler knows of this sequence, a type of the sampler
 
     @property
     def num_tokens(self) -> int:

@@ -39,7 +39,7 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SamplerState:
     """What the sampler knows of a sequence. Rows of one `group` are drawn together."""
 
     group: int
@@ -49,7 +49,7 @@ class Recipe:
 
 
 class Sampler:
-    """Draws tokens. Its notes on a sequence are kept in `Sequence.recipe`; the sampler itself keeps nothing."""
+    """Draws tokens. Its notes on a sequence are kept in `Sequence.sampler_state`; the sampler itself keeps nothing."""
 
     def __init__(self, vocab_size: int, device: str | torch.device = "cpu") -> None:
         self.vocab_size = vocab_size
@@ -60,47 +60,49 @@ class Sampler:
 
         None where a row cannot be sampled: its logits are not numbers, or every token is banned.
         """
-        recipes = [cast("Recipe | None", one.recipe) or self._new_recipe(one) for one in sequences]
-        rows = [row for row, recipe in enumerate(recipes) if recipe.wants_log_probs]
+        states = [cast("SamplerState | None", one.sampler_state) or self._new_state(one) for one in sequences]
+        rows = [row for row, state in enumerate(states) if state.wants_log_probs]
         log_probs = _rows(logits, rows).log_softmax(dim=-1) if rows else None  # before any rule changes the logits
         apply_rules(
             logits,
             [
-                RuledRow(row, sequence, recipe.rules)
-                for row, (sequence, recipe) in enumerate(zip(sequences, recipes, strict=True))
-                if recipe.rules is not None
+                RuledRow(row, sequence, state.rules)
+                for row, (sequence, state) in enumerate(zip(sequences, states, strict=True))
+                if state.rules is not None
             ],
         )
-        token_ids, is_usable = self._choose(logits, sequences, recipes)
+        token_ids, is_usable = self._choose(logits, sequences, states)
         draws: list[Draw | None] = [
             Draw(token_id, None, None) if usable else None
             for token_id, usable in zip(token_ids.tolist(), is_usable, strict=True)
         ]
         if log_probs is not None:
             chosen = chosen_log_probs(log_probs, token_ids[rows])
-            tops = top_log_probs(log_probs, [recipes[row].num_top for row in rows])
+            tops = top_log_probs(log_probs, [states[row].num_top for row in rows])
             for row, log_prob, top in zip(rows, chosen, tops, strict=True):
                 draw = draws[row]
                 if draw is not None:
                     draws[row] = Draw(draw.token_id, log_prob, top) if math.isfinite(log_prob) else None
         return draws
 
-    def _new_recipe(self, sequence: Sequence) -> Recipe:
+    def _new_state(self, sequence: Sequence) -> SamplerState:
         output = sequence.request.output_config
-        sequence.recipe = recipe = Recipe(
+        sequence.sampler_state = state = SamplerState(
             group=group_of(sequence.request.sampling_config, self.vocab_size),
             num_top=output.num_top_log_probs,
             wants_log_probs=output.return_log_probs or output.num_top_log_probs > 0,
             rules=new_rules(sequence, self.vocab_size),
         )
-        return recipe
+        return state
 
-    def _choose(self, logits: Tensor, sequences: list[Sequence], recipes: list[Recipe]) -> tuple[Tensor, list[bool]]:
+    def _choose(
+        self, logits: Tensor, sequences: list[Sequence], states: list[SamplerState]
+    ) -> tuple[Tensor, list[bool]]:
         """Token ids (num_rows,) and whether each can be used, from `logits` (num_rows, vocab)."""
         token_ids = _argmax(logits)  # (num_rows,)
         best = logits.gather(1, token_ids[:, None]).squeeze(1)  # (num_rows,)
         is_usable: list[bool] = torch.isfinite(best).tolist()
-        for group, rows in _groups(recipes, is_usable).items():
+        for group, rows in _groups(states, is_usable).items():
             token_ids[rows] = self._draw(_rows(logits, rows), best[rows], [sequences[row] for row in rows], group)
         return token_ids, is_usable
 
@@ -174,12 +176,12 @@ def _off_at_one(share: float | None) -> float:
     return math.inf if share is None or share >= 1 else share
 
 
-def _groups(recipes: list[Recipe], is_usable: list[bool]) -> dict[int, list[int]]:
+def _groups(states: list[SamplerState], is_usable: list[bool]) -> dict[int, list[int]]:
     """The rows of each group that draws."""
     groups: dict[int, list[int]] = {}
-    for row, (recipe, usable) in enumerate(zip(recipes, is_usable, strict=True)):
-        if usable and recipe.group != GREEDY:
-            groups.setdefault(recipe.group, []).append(row)
+    for row, (state, usable) in enumerate(zip(states, is_usable, strict=True)):
+        if usable and state.group != GREEDY:
+            groups.setdefault(state.group, []).append(row)
     return groups
 
 
