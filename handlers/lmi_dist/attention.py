@@ -97,7 +97,7 @@ class Attention:
     is_paired: bool
 
     def new_queries(self, num_rows: int) -> Tensor | None:
-        """Zeros to put padded queries in, or None where no padding is needed."""
+        """Zeros (num_rows, num_queries, kv_heads, head_dim) to put queries in, or None where no padding is needed."""
         if self.grid.num_queries == self.group:
             return None
         shape = (num_rows, self.grid.num_queries, self.kv.num_heads, self.kv.head_dim)

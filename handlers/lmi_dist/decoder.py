@@ -75,11 +75,13 @@ class RmsNorm:
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
+        """`weight` is (num_channels,), or (group + 1, 1, head_dim) for the norms of heads."""
         num_channels = weight.shape[-1]
         self.weight, self.eps = weight, eps
         self._scaled_weight, self._sum_eps = weight * num_channels**0.5, eps * num_channels
 
     def __call__(self, x: Tensor) -> Tensor:
+        """(…, num_channels) to the same shape."""
         if x.dtype != torch.float32:
             return functional.rms_norm(x, x.shape[-1:], None, self.eps) * self.weight
         scale = (x * x).sum(-1, keepdim=True).add_(self._sum_eps).rsqrt_()
@@ -107,6 +109,7 @@ class Layer:
         self.post_mlp_norm = reader.norm("post_mlp_norm", index)
 
     def __call__(self, x: Tensor, step: Step, rotations: Mapping[Rotary, Tensor]) -> Tensor:
+        """(rows, hidden_size) to the same shape; each of `rotations` is (rows, 1, 1, head_dim / 2)."""
         if self.is_parallel:
             h = self.input_norm(x)
             return self.o(self._attend(h, step, rotations)).add_(self.down(self._expand(h))).add_(x)
@@ -119,6 +122,7 @@ class Layer:
         return self.post_mlp_norm(h).add_(x)
 
     def _expand(self, h: Tensor) -> Tensor:
+        """(rows, hidden_size) to (rows, intermediate_size)."""
         h = self.up(h)
         return gate(h, self.activation) if self.is_gated else h
 
@@ -166,9 +170,11 @@ class _Reader:
         return table @ into.t(), head @ out
 
     def head_bias(self) -> Tensor | None:
+        """(vocab_size,)."""
         return self._bias("head", None, self.architecture.vocab_size)
 
     def positions(self) -> Tensor | None:
+        """The table of learned positions, (context_length, hidden_size), where the family has one."""
         a = self.architecture
         if "positions" not in a.names:
             return None
@@ -191,7 +197,10 @@ class _Reader:
         return self._build(*_join(ordered))
 
     def _order(self, part: Tensor, index: int, layer: int) -> Tensor:
-        """Rows of the query (0), key (1) or value (2) projection, as the step wants them."""
+        """Rows of the query (0), key (1) or value (2) projection, in the order that the step needs.
+
+        `part` is a weight (heads * head_dim, hidden_size) or a bias (heads * head_dim,).
+        """
         a, rest = self.architecture, part.shape[1:]
         heads = part.view(a.num_kv_heads, -1, a.head_dim, *rest).transpose(0, 1)  # (group, kv_head, channel, ...)
         if index < 2 and (rotary := a.rotaries[layer]) is not None:
@@ -242,19 +251,23 @@ class _Reader:
         return lambda x: functional.layer_norm(x, shape, weight, bias, a.norm_eps)
 
     def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor | None]:
+        """The weight (num_out, num_in) and the bias (num_out,), where there is one."""
         is_transposed = self.architecture.is_transposed
         weight = self._matrix(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
         return weight.t() if is_transposed else weight, self._bias(name, layer, num_out)
 
     def _bias(self, name: str, layer: int | None, size: int) -> Tensor | None:
+        """(size,)."""
         if name not in self.architecture.biases:
             return None
         return self._take(self._path(name, layer) + ".bias", (size,))
 
     def _vector(self, name: str, layer: int | None, size: int) -> Tensor:
+        """(size,)."""
         return self._take(self._path(name, layer) + ".weight", (size,))
 
     def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Tensor:
+        """The weight, which must have this shape."""
         return self._take(self._path(name, layer) + ".weight", shape)
 
     def _path(self, name: str, layer: int | None) -> str:
@@ -266,10 +279,11 @@ class _Reader:
 
 
 def _unchanged(x: Tensor) -> Tensor:
+    """Any shape."""
     return x
 
 
 def _join(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Several linears of the same input as one: weights and biases under each other."""
+    """Several linears of the same input as one: weights (sum of num_out, num_in), biases (sum of num_out,)."""
     weights, biases = zip(*parts, strict=True)
     return torch.cat(weights), None if biases[0] is None else torch.cat(biases)

@@ -86,7 +86,10 @@ class HuggingFaceModel:
         _swap_linears(self._model, build)
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
-        """Compare a prompt chunk and three decodes in slot 0 with the untouched model."""
+        """Compare a prompt chunk and three decodes in slot 0 with the untouched model.
+
+        `forward` gives logits (num_logits, vocab_size).
+        """
         chunks = [Chunk(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
         plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [Plan([chunk], []) for chunk in chunks]
         try:
@@ -172,6 +175,7 @@ class _Wrapped(nn.Module):
         self.in_features, self.out_features = plain.in_features, plain.out_features
 
     def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) to (…, out_features)."""
         return self._linear(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
 
 

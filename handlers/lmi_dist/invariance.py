@@ -39,6 +39,7 @@ class _Probe:
     """One random attention problem that can be asked in different shapes."""
 
     def __init__(self, query: Tensor, keys: Tensor, values: Tensor) -> None:
+        """(rows, heads, queries, head_dim) for `query`, (rows, heads, positions, head_dim) for the others."""
         self.query, self.keys, self.values = query, keys, values
 
     def rows_agree(self) -> bool:
@@ -65,7 +66,7 @@ class _Probe:
         )
 
     def _ask(self, num_rows: int, num_keys: int, length: int, start: int = 0, first: int = 0) -> Tensor:
-        """Keys [first, num_keys) are visible, keys [start, length) are handed over."""
+        """(num_rows, heads, queries, head_dim): keys [first, num_keys) are visible, keys [start, length) passed."""
         mask = torch.full((num_rows, 1, 1, length - start), -math.inf)
         mask[..., first - start if first else 0 : num_keys - start] = 0.0
         keys, values = self.keys[:num_rows, :, start:length], self.values[:num_rows, :, start:length]
@@ -73,10 +74,10 @@ class _Probe:
 
 
 def layers_agree(run: Callable[[Plan], Tensor], num_slots: int, max_length: int, vocab_size: int) -> bool:
-    """`run` gives a sequence the same bits alone, beside a few others and in a step of 64 tokens.
+    """Whether `run` gives a sequence the same bits alone, beside a few others and in a step of 64 tokens.
 
-    The slots must hold random keys and values up to `max_length`. The check stops after a second, satisfied with what
-    it has compared until then.
+    `run` returns logits (num_logits, vocab_size). The slots must hold random keys and values up to `max_length`. The
+    check stops after a second, satisfied with what it has compared until then.
     """
     deadline = time.monotonic() + _MAX_CHECK_S
     draw = torch.Generator().manual_seed(0)

@@ -79,6 +79,7 @@ class KvSlots:
         return views[layer]
 
     def _views(self, span: Span) -> list[tuple[Tensor, Tensor]]:
+        """What `read` returns, for each layer: each (slots, num_heads, positions, head_dim)."""
         if len(self._spans) >= _MAX_CACHED_SPANS:
             self._spans.clear()
         slots = self._storage[span.first_slot : span.last_slot, :, :, span.start : span.end]

@@ -36,9 +36,10 @@ _MAX_DENSE_ELEMENTS = 1 << 18  # up to here the plain product of one row beats t
 
 
 class Linear(Protocol):
-    """x (rows, K) to activation(x W^T + b) (rows, N)."""
+    """activation(x W^T + b). Every kind is built from a weight W (N, K) and a bias b (N,) or None."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, K) to (rows, N)."""
 
 
 class DenseLinear:
@@ -97,7 +98,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class LinearBuilder:
-    """Chooses the kind of every Linear of one model."""
+    """Chooses the kind of every Linear of one model, by its weight (N, K)."""
 
     device: torch.device
     dtype: torch.dtype

@@ -37,7 +37,7 @@ class Rotary:
         return torch.cat((rotations, unrotated), dim=1).to(device)
 
     def interleave(self, head_dim: int) -> Tensor:
-        """The order of a head's channels in which the two parts of each pair are neighbours."""
+        """The order (head_dim,) of a head's channels in which the two parts of each pair are neighbours."""
         num_pairs = len(self.frequencies)
         pairs = torch.arange(2 * num_pairs).view(2, num_pairs).t().reshape(-1)
         return torch.cat((pairs, torch.arange(2 * num_pairs, head_dim)))

@@ -79,10 +79,7 @@ class Sampler:
         if log_probs is not None:
             chosen = chosen_log_probs(log_probs, token_ids[rows])
             tops = top_log_probs(log_probs, [states[row].num_top for row in rows])
-            for row, log_prob, top in zip(rows, chosen, tops, strict=True):
-                draw = draws[row]
-                if draw is not None:
-                    draws[row] = Draw(draw.token_id, log_prob, top) if math.isfinite(log_prob) else None
+            _add_log_probs(draws, rows, chosen, tops)
         return draws
 
     def _new_state(self, sequence: Sequence) -> SamplerState:
@@ -107,7 +104,7 @@ class Sampler:
         return token_ids, is_usable
 
     def _draw(self, logits: Tensor, best: Tensor, sequences: list[Sequence], group: int) -> Tensor:
-        """Token ids (num_rows,) for rows that are sampled, all of one group."""
+        """Token ids (num_rows,) for rows of one group: `logits` (num_rows, vocab), `best` (num_rows,)."""
         configs = [sequence.request.sampling_config for sequence in sequences]
         temperatures = [
             1.0 if config.temperature is None else max(config.temperature, MIN_TEMPERATURE) for config in configs
@@ -149,6 +146,7 @@ class Sampler:
         return cuts
 
     def _column(self, values: list[float]) -> Tensor:
+        """(num_rows, 1)."""
         return torch.tensor(values, dtype=torch.float32, device=self.device)[:, None]
 
 
@@ -176,6 +174,16 @@ def _off_at_one(share: float | None) -> float:
     return math.inf if share is None or share >= 1 else share
 
 
+def _add_log_probs(
+    draws: list[Draw | None], rows: list[int], chosen: list[float], tops: list[list[TokenLogProb] | None]
+) -> None:
+    """Give the draws of these rows their log-probs; a draw whose log-prob is not a number becomes None."""
+    for row, log_prob, top in zip(rows, chosen, tops, strict=True):
+        draw = draws[row]
+        if draw is not None:
+            draws[row] = Draw(draw.token_id, log_prob, top) if math.isfinite(log_prob) else None
+
+
 def _groups(states: list[SamplerState], is_usable: list[bool]) -> dict[int, list[int]]:
     """The rows of each group that draws."""
     groups: dict[int, list[int]] = {}
@@ -186,7 +194,7 @@ def _groups(states: list[SamplerState], is_usable: list[bool]) -> dict[int, list
 
 
 def _rows(logits: Tensor, rows: list[int]) -> Tensor:
-    """These rows, not copied when they are all."""
+    """These rows, (num_rows, vocab), not copied when they are all."""
     return logits if len(rows) == len(logits) else logits[rows]
 
 
@@ -217,7 +225,7 @@ def _inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _typical(probs: Tensor, mass: float) -> Tensor:
-    """Of one row, keep the tokens whose surprise is nearest to the entropy, up to `mass`.
+    """Keep the tokens of one row (vocab,) whose surprise is nearest to the entropy, up to `mass`.
 
     Source: locally typical sampling (Meister et al. 2022).
     """

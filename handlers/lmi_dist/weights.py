@@ -135,6 +135,7 @@ class Checkpoint:
         return tensor.to(dtype)
 
     def _read(self, file: Path, name: str) -> Tensor:
+        """In the shape and dtype of the file."""
         if name in self._pickled:
             return self._pickled[name]
         try:
