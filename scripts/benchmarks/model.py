@@ -6,7 +6,7 @@ both meet the same noise of the machine, and the first step of a block, which fi
 processor's cache, is not counted. Sampling and scheduling are not part of a step. The table has medians and, in
 brackets, minima; the last line is one JSON object of ratios.
 
-    python scripts/bench_model.py [demo] [135m] [--batches 1,8,32,64] [--threads N]
+    python -m scripts.benchmarks.model [demo] [135m] [--batches 1,8,32,64] [--threads N]
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import gc
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: threads that spin beside another process cost tenfold
 
 import torch  # noqa: E402
