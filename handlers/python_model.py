@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,9 +188,9 @@ def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] 
     return Input(properties, PairList([*parts, *((name, value.encode()) for name, value in (query or {}).items())]))
 
 
-def _outputs(result: Any) -> Iterator[Any]:
+def _outputs(result: Any) -> Generator[Any, None, None]:
     """What a handler has returned, or each thing that its asynchronous generator yields, finished when it was used."""
-    items = synchronous(result) if hasattr(result, "__aiter__") else iter(() if result is None else (result,))
+    items: Any = synchronous(result) if hasattr(result, "__aiter__") else iter(() if result is None else (result,))
     with closing(items) if hasattr(items, "close") else nullcontext():
         for item in items:
             try:
