@@ -1,9 +1,9 @@
 """Attention of one step over the slots of the cache.
 
-Decodes are answered in groups of neighbouring slots: one call over views of the slots, all padded to the longest, with
-a mask. The queries that share a key head are folded into the query length, so no key is repeated. Prompt chunks go
-one by one with a causal mask. A padded length comes from the `Grid`: lengths between which the kernel gives the same
-bits. Knows nothing of projections.
+Decodes are computed in groups of neighbouring slots: one call over views of the slots, all padded to the longest, with
+a mask. The queries that share a key head are folded into the query length, so no key is repeated. Prompt chunks are
+computed one by one with a causal mask. A padded length comes from the `Grid`: lengths between which the kernel gives
+the same bits. Knows nothing of projections.
 """
 
 from __future__ import annotations

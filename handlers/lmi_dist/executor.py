@@ -1,7 +1,7 @@
 """The embedded executor: schedule, run, sample, finish.
 
-Everything around the step (queue, cancel, deadlines, answers, statistics) is `SteppedExecutor`; which tokens are
-computed is the scheduler's choice; tensors begin in the model runner and end in the sampler.
+`SteppedExecutor` does everything around the step: queue, cancel, deadlines, responses, statistics. The scheduler
+chooses which tokens are computed. Tensors begin in the model runner and end in the sampler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What runs the model; `model_runner.ModelRunner` is the real one."""
+    """Runs the model. `model_runner.ModelRunner` is the real one; tests have one without weights."""
 
     vocab_size: int
     context_length: int
@@ -128,9 +128,10 @@ class Executor(SteppedExecutor):
                 self._runner.copy(leader.slot, slots, leader.num_prefill)
 
     def _advance(self, batch: Batch, logits: Tensor) -> list[Sequence]:
-        """Give each sequence what the step computed for it; returns those with a new token or an error.
+        """Give each sequence what the step computed for it: `logits` (num_logits, vocab).
 
-        Nothing moves before everything is computed, so that a step that ran out of memory can be repeated.
+        Returns the sequences with a new token or an error. No sequence changes before everything is computed, so that a
+        step that ran out of memory can be repeated.
         """
         pairs = list(zip(batch.plan.chunks, batch.sequences, strict=True))
         failed, sampled, rows, end = [], [], [], 0
@@ -158,13 +159,16 @@ class Executor(SteppedExecutor):
         return failed + sampled
 
     def _note_prompt(self, sequence: Sequence, chunk: Chunk, logits: Tensor) -> bool:
-        """Log-probs of the prompt's tokens after each position of the chunk; False if they are not numbers."""
+        """Keep the log-probs of the prompt tokens that follow each position of the chunk.
+
+        `logits` is (chunk length, vocab). Returns False if they are not numbers.
+        """
         next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
         log_probs = prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
         if log_probs is None:
             return False
-        known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing stands before the first token
+        known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing comes before the first token
         sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
         return True
 
@@ -191,9 +195,10 @@ def choose_limits(
     memory_bytes: int | None = None,
     is_lazy: bool = True,
 ) -> Limits:
-    """`token_bytes`: keys and values of one token. `is_lazy`: a slot costs memory only where it was written.
+    """How much of the configuration the model and the memory allow.
 
-    A sequence is never longer than the whole cache: what the cache cannot hold would wait for ever.
+    `token_bytes` is the size of the keys and values of one token. `is_lazy` says that a slot costs memory only where it
+    was written. A sequence is never longer than the whole cache: one that the cache cannot hold would wait for ever.
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
     if max_length < (config.max_sequence_length or 0):
@@ -262,16 +267,16 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """The host's allocator of torch raises a plain RuntimeError."""
+    """On the host, torch's allocator raises a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _fail_largest(batch: Batch, error: Exception) -> Sequence:
-    """End the sequence that asked most of the step: a prompt before a decode, the longer before the shorter.
+    """Fail the sequence that needs most memory: a prompt before a decode, a longer one before a shorter one.
 
-    The others have not moved; they repeat the step.
+    The others have not changed; they repeat the step.
     """
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
 """Any other decoder: the modules of transformers around our slots of keys and values.
 
-transformers lets a model call an attention function by name; ours writes to the cache slots and answers from them, so
-the modules see one long ragged "sequence" and keep no cache of their own. Linears are swapped for packed ones. A
-model that keeps its past elsewhere, or whose attention wants more than this function knows, is found out at load: a
-few tokens, step by step, must give the logits of the untouched model.
+transformers lets a model call an attention function by name. Ours writes to the cache slots and reads from them, so the
+modules see one long ragged "sequence" and keep no cache. Linears are replaced by packed ones. A check at load finds a
+model that keeps its past elsewhere, or whose attention needs more than this function knows: a few tokens, step by step,
+must give the logits of the untouched model.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HuggingFaceModel:
         return self._step
 
     def window(self, layer: int, given: int | None) -> int | None:
-        """The window of a layer: the configuration's word counts where it has one, else what the module said."""
+        """The window of a layer: the one of the configuration where it has one, else the one that the module gave."""
         if self._layer_types is None:
             return given
         return self._window if self._layer_types[layer] == "sliding_attention" else None
@@ -94,7 +94,7 @@ class HuggingFaceModel:
         plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [Plan([chunk], []) for chunk in chunks]
         try:
             logits = torch.cat([forward(plan) for plan in plans])
-        except Exception as error:  # foreign code fed in a way that its author may not have thought of
+        except Exception as error:  # foreign code, used in a way that its author may not have foreseen
             raise ModelUnusable(f"{self._name} does not run on slots of keys and values: {error!r:.200}") from error
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
@@ -130,7 +130,7 @@ def _load(facts: ModelFacts, build: LinearBuilder) -> PreTrainedModel:
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises a type of its own choice for each obstacle
+    except Exception as error:  # transformers raises a different type for each obstacle
         raise ModelUnusable(f"{facts.path}: {facts.name} cannot be loaded: {one_line(error)}") from error
     model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):

@@ -1,8 +1,8 @@
-"""Finds out, on this CPU and with this number of threads, what keeps a sequence's bits free of its neighbours.
+"""Finds out, on this CPU and with this number of threads, what makes a sequence bit-identical in every batch.
 
-`find_grid` looks for attention shapes between which the kernel rounds alike; it differs between makers of CPUs.
-`layers_agree` then runs the layers that were loaded, some slots alone and all together, and compares every bit. Both
-use random numbers of their own and take well under a second for models that a CPU serves.
+`find_grid` looks for attention shapes between which the kernel rounds alike; they differ between makers of CPUs.
+`layers_agree` then runs the loaded layers, a few slots by themselves and all together, and compares every bit. Both
+use their own random numbers and take well under a second for models that a CPU serves.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Probe:
 
 
 def layers_agree(run: Callable[[Plan], Tensor], num_slots: int, max_length: int, vocab_size: int) -> bool:
-    """Whether `run` gives a sequence the same bits alone, beside a few others and in a step of 64 tokens.
+    """Whether `run` gives a sequence the same bits by itself, beside a few others and in a step of 64 tokens.
 
     `run` returns logits (num_logits, vocab_size). The slots must hold random keys and values up to `max_length`. The
     check stops after a second, satisfied with what it has compared until then.

@@ -1,8 +1,8 @@
 """The budget of the key-value cache, in blocks and slots. Plain Python.
 
-Physically a running sequence owns one slot of contiguous memory, which the operating system fills page by page;
-logically it is charged blocks of 16 tokens against one budget, as in a paged cache. So every rule of a paged cache
-stays (admission, growth, preemption) and only the table of addresses is gone.
+In memory a running sequence owns one contiguous slot, which the operating system fills page by page. In the budget it
+pays for blocks of 16 tokens, as in a paged cache. So every rule of a paged cache applies (admission, growth,
+preemption), and only the table of addresses is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def default_budget(max_num_sequences: int, max_length: int, token_bytes: int, me
 
 
 class KvCache:
-    """Who holds how much. `on_free` is told each slot that is given back, before anyone else can get it."""
+    """Which slot holds how many blocks. `on_free` is called with each freed slot before it can be allocated again."""
 
     def __init__(self, num_blocks: int, num_slots: int, on_free: Callable[[int], None] = lambda slot: None) -> None:
         self.num_blocks = num_blocks
@@ -50,7 +50,7 @@ class KvCache:
         return slot
 
     def grow(self, slot: int, num_tokens: int) -> bool:
-        """Charge the slot for `num_tokens` in all; False, and nothing changed, when blocks are short."""
+        """Charge the slot for `num_tokens` in all. Returns False and changes nothing when there are too few blocks."""
         num_more = num_blocks_for(num_tokens) - self._held[slot]
         if num_more > self.num_free_blocks:
             return False

@@ -2,8 +2,8 @@
 
 Slots are addressed by views and never gathered: reading scattered blocks would copy the whole cache in every layer of
 every step. On a CPU the slots are one private anonymous mapping, so the system commits a page when it is first
-written; a released slot gives its pages back and reads as zeros. Which sequence owns which slot, and how many tokens
-may be held at all, is decided elsewhere.
+written; a released slot gives its pages back and reads as zeros. The scheduler decides which sequence owns which slot,
+and the cache budget how many tokens there may be.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class KvSlots:
         return views
 
     def copy(self, slot: int, to_slots: list[int], length: int) -> None:
-        """The first `length` positions of a slot, in every layer, to other slots. Needs no memory but theirs."""
+        """Copy the first `length` positions of a slot, in every layer, to other slots, without a buffer."""
         source = self._storage[slot, :, :, :length]
         for to_slot in to_slots:
             self._storage[to_slot, :, :, :length] = source

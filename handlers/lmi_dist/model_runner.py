@@ -1,11 +1,12 @@
 """The model on its device: a plan of the scheduler in, logits out.
 
-Owns the weights and the cache slots and turns chunks of token ids into tensors. With batch invariance on a CPU every
-product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`, `invariance`),
-so what a sequence gets does not depend on its neighbours. Knows nothing of requests, sampling or budgets.
+The runner owns the weights and the cache slots and makes tensors of chunks of token ids. With batch invariance on a CPU
+every product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`,
+`invariance`), so a sequence gets the same bits whatever its neighbours are. Knows nothing of requests, sampling or
+budgets.
 
-Threads are the business of whoever starts the process, before torch is imported: OMP_NUM_THREADS, and always
-GOMP_SPINCOUNT=1000, without which two threads beside one busy process are ten times slower.
+The process that imports torch must set the threads before: OMP_NUM_THREADS, and always GOMP_SPINCOUNT=1000, without
+which two threads beside one busy process are ten times slower.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Other slots get the keys and values of the first `num_tokens` of a slot, bit by bit."""
+        """Copy the keys and values of the first `num_tokens` of a slot to other slots, bit by bit."""
         self.kv.copy(slot, to_slots, num_tokens)
 
     def release(self, slot: int) -> None:
-        """The slot is free: its memory goes back to the system where that is possible."""
+        """Free the slot. Its memory goes back to the system where that is possible."""
         self.kv.release(slot)
 
     def _prepare(self, plan: Plan) -> Step:
@@ -137,7 +138,7 @@ class ModelRunner:
 
 
 class _Views(dict[int | None, View]):
-    """What each window sees in one step, worked out when a layer first asks."""
+    """What each window sees in one step, computed when a layer first needs it."""
 
     def __init__(self, attention: Attention, plan: Plan, num_tokens: int) -> None:
         super().__init__()
@@ -149,7 +150,7 @@ class _Views(dict[int | None, View]):
 
 
 def _pair(*columns: list[int]) -> None:
-    """Repeat a lone row: one row alone may round differently from the same row in a batch."""
+    """Repeat the only row of each column: a single row may round differently than in a batch."""
     for column in columns:
         if len(column) == 1:
             column.append(column[0])
@@ -169,7 +170,7 @@ def _find_grid(facts: ModelFacts, placement: Placement, config: EngineConfig) ->
 
 def _new_cache(facts: ModelFacts, placement: Placement, grid: Grid, num_slots: int, max_length: int) -> KvSlots:
     return KvSlots(
-        num_slots=num_slots + 1,  # a lone slot asks together with its neighbour
+        num_slots=num_slots + 1,  # a single decode is computed together with the neighbouring slot
         num_layers=facts.num_layers,
         num_heads=facts.num_kv_heads,
         max_length=grid.length(max_length),

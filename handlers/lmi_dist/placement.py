@@ -1,4 +1,4 @@
-"""Where a model runs and in which dtype, chosen once at load."""
+"""Where a model runs and in which dtype: chosen once, at load."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Sampler:
         top_ks = torch.tensor([[min(config.top_k or width, width)] for config in configs], device=self.device)
         has_top_k = torch.tensor([[_has_top_k(config, probs.shape[1])] for config in configs], device=self.device)
         top_ps = self._column([_off_at_one(config.top_p) for config in configs])
-        # top_p is a share of what top_k left; of everything, whose sum is 1, where there is no top_k.
+        # top_p is a share of what top_k left. Without top_k that is everything, and its sum is 1.
         mass = top_ps * torch.where(has_top_k, sums.gather(1, top_ks - 1), 1.0)
         num_kept = (sums - ranked < mass).sum(dim=-1, keepdim=True).clamp(min=1)
         cuts = ranked.gather(1, torch.minimum(num_kept, top_ks) - 1)  # (num_rows, 1)
@@ -170,7 +170,7 @@ def _wider(width: int, vocab_size: int) -> int:
 
 
 def _off_at_one(share: float | None) -> float:
-    """A share of 1 keeps all; compared with a rounded sum it would not."""
+    """inf for a share of 1, which keeps all tokens: compared with a rounded sum it might not."""
     return math.inf if share is None or share >= 1 else share
 
 

@@ -57,7 +57,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended, wherever it stands; its blocks and its slot are free at once."""
+        """Forget a sequence that ended, waiting or running. Its blocks and its slot are free at once."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
             return
@@ -147,19 +147,19 @@ def _rank(sequence: Sequence) -> tuple[float, int, int]:
 
 
 def _follows(sequence: Sequence) -> bool:
-    """Whether the bare prompt is all that it needs and one before it in the request is at it."""
+    """Whether it needs only the prompt, and a sequence before it in the request computes that prompt."""
     return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.group.sequences[: sequence.index]))
 
 
 def _followers(sequence: Sequence) -> list[Sequence]:
-    """Those that took a slot to copy this one's prompt."""
+    """The sequences that took a slot and wait for a copy of this one's prompt."""
     if not _is_at_prompt(sequence):
         return []
     return [sibling for sibling in sequence.group.sequences[sequence.index + 1 :] if _is_at_prompt(sibling)]
 
 
 def _is_at_prompt(sequence: Sequence) -> bool:
-    """Whether it runs without a token yet: its prompt is being computed, by itself or by its leader."""
+    """Whether it runs and has no token yet: it or its leader computes the prompt."""
     return sequence.slot is not None and sequence.num_generated == 0
 
 

@@ -1,8 +1,8 @@
 """A model folder on disk: its configuration and its tensors, one at a time.
 
 The format is that of Hugging Face: config.json, model.safetensors (or shards with an index).
-Whatever is wrong with a folder becomes one line that names the file, the tensor and the cause. Pickled weights can
-run code when they are read, so they are refused unless the caller allows them. Knows nothing of layers or devices.
+A fault of a folder becomes one line that names the file, the tensor and the cause. Pickled weights can run code when
+they are read, so they are refused unless the caller allows them. Knows nothing of layers or devices.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _read_config(path: str) -> PretrainedConfig:
         raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers raises a type of its own choice for each way a file can be wrong
+    except Exception as error:  # transformers raises a different type for each way a file can be wrong
         raise ModelUnusable(f"{file}: {one_line(error)}") from error
     if not _class_name(config).endswith(("ForCausalLM", "LMHeadModel")):
         raise ModelUnusable(f"{file}: {_class_name(config)} is not a decoder of text")
@@ -200,7 +200,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error of a library says, whose cause may stand on its last line: never longer than 300 characters."""
+    """The text of a library's error in one line of at most 300 characters; its cause may be on the last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " ".join(lines or [type(error).__name__])
     return said if len(said) <= 300 else f"{said[:148]} … {said[-148:]}"
