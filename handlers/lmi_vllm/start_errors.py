@@ -47,7 +47,7 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
     if isinstance(error, StartError):
         return error
     is_refusal = isinstance(error, ValidationError)
-    text = str(refused(error, config)) if is_refusal else cause or str(error).strip()
+    text = str(refused(error, config)) if isinstance(error, ValidationError) else cause or str(error).strip()
     advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
     if is_refusal and not OF_THE_MODEL.search(text):
         return BadConfiguration(text + (f"; {advice}" if advice else ""))

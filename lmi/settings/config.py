@@ -81,7 +81,6 @@ class ModelConfig:
     chat_template: str | None = None
     tool_call_parser: str | None = None  # hermes, json; text: calls stay text; None: a chat with free calls is refused
     reasoning_parser: str | None = None  # think
-    is_demo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -584,7 +583,6 @@ class _Resolution:
             server=ServerConfig(**values["server"]),
             model=ModelConfig(
                 path=str(self.model_path),
-                is_demo=self.model_path == choices.demo_folder(),
                 dynamic_batch=self.has_dynamic_batch,
                 **values["model"],
             ),

@@ -54,7 +54,6 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -64,7 +63,7 @@ class ChatTemplate:
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
-        known: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
+        known: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
         known["add_generation_prompt"] = add_generation_prompt
         try:
             return self._environment.render_bounded(template, self._special_tokens | dict(variables or {}) | known)

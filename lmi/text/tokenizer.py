@@ -39,20 +39,16 @@ CONVERSION_TIMEOUT_S = 120.0
 _NAMED_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.txt")
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """What the model folder says about its special tokens and its size. `named`: "bos_token" → "<s>" and so on."""
+    """What the model folder says about its special tokens. `named`: "bos_token" → "<s>" and so on."""
 
     named: Mapping[str, str] = field(default_factory=dict)
     ids: frozenset[int] = frozenset()
     eos_ids: tuple[int, ...] = ()
-    bos_id: int | None = None
-    pad_id: int | None = None
-    context_length: int | None = None
 
 
 class Pieces(dict[int, str | bytes]):
@@ -78,8 +74,7 @@ class Tokenizer:
         self._is_byte_level = b'"ByteLevel"' in _decoder_state(backend)
         self.special_tokens = special.named
         self.special_ids = special.ids | _special_ids(backend)
-        self.eos_ids, self.bos_id, self.pad_id = special.eos_ids, special.bos_id, special.pad_id
-        self.context_length = special.context_length
+        self.eos_ids = special.eos_ids
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
         self._anchor = self._find_anchor()
@@ -340,23 +335,17 @@ def _special_tokens(folder: Path, backend: tokenizers.Tokenizer, named: dict[str
     text_config = config.get("text_config")
     layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
     ids = {name: backend.token_to_id(content) for name, content in named.items()}
-    eos_ids = _ids(_first(layers, ("eos_token_id",))) + _ids(ids.get("eos_token"))
-    bos_ids = _ids(ids.get("bos_token")) + _ids(_first(layers, ("bos_token_id",)))
-    pad_ids = _ids(ids.get("pad_token")) + _ids(_first(layers, ("pad_token_id",)))
-    context_length = _first(layers[1:], _CONTEXT_KEYS)
+    eos_ids = _ids(_first(layers, "eos_token_id")) + _ids(ids.get("eos_token"))
     return SpecialTokens(
         named=named,
         ids=frozenset(token_id for token_id in ids.values() if token_id is not None),
         eos_ids=tuple(dict.fromkeys(eos_ids)),
-        bos_id=next(iter(bos_ids), None),
-        pad_id=next(iter(pad_ids), None),
-        context_length=context_length if isinstance(context_length, int) else None,
     )
 
 
-def _first(layers: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Any:
-    """The first value that is set, by layer and then by key."""
-    return next((layer[key] for layer in layers for key in keys if layer.get(key) is not None), None)
+def _first(layers: Sequence[Mapping[str, Any]], key: str) -> Any:
+    """The value of the first layer that has one."""
+    return next((layer[key] for layer in layers if layer.get(key) is not None), None)
 
 
 def _ids(value: Any) -> list[int]:

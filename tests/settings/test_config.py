@@ -953,12 +953,12 @@ def test_the_demo_is_found_without_importing_an_engine(tmp_path: Path) -> None:
     assert demo.parts[-3:] == ("handlers", "lmi_dist", "demo")
     for flags in ({}, {"option.model_id": "demo"}):
         resolved = resolve_folder(None, {}, flags, tmp_path)
-        assert resolved.config.model.is_demo
+        assert resolved.config.model.path == str(demo)
         assert resolved.config.model.name == "demo"
 
 
 def test_demo_as_the_folder_is_the_demo_where_no_folder_has_that_name(tmp_path: Path) -> None:
-    assert resolve_folder("demo", {}, {}, tmp_path).config.model.is_demo
+    assert resolve_folder("demo", {}, {}, tmp_path).config.model.path == str(choices.demo_folder())
     (tmp_path / "demo").mkdir()
     with pytest.raises(ModelUnusable, match="is empty"):
         resolve_folder("demo", {}, {}, tmp_path)

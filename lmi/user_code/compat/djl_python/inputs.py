@@ -42,10 +42,10 @@ class Input:
         return self.content
 
     def contains_key(self, key: str) -> bool:
-        return self.content.contains_key(key)
+        return bool(self.content.contains_key(key))
 
     def is_empty(self) -> bool:
-        return self.content.is_empty()
+        return bool(self.content.is_empty())
 
     def is_batch(self) -> bool:
         return False

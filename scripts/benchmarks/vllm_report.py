@@ -15,12 +15,12 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-import bench_plot
-import bench_server
-import bench_vllm
-from bench_load import Round
-from bench_table import README, Goal, machine, table, write
-from bench_vllm import (
+from scripts.benchmarks import vllm_model, vllm_servers
+from scripts.benchmarks.drawing import Panel, draw
+from scripts.benchmarks.load import Round, realtime
+from scripts.benchmarks.servers import percentile
+from scripts.benchmarks.table import README, Goal, machine, table, write
+from scripts.benchmarks.vllm_servers import (
     ASKS,
     BARE,
     CORE,
@@ -74,7 +74,7 @@ def gap_ms(share: float) -> Callable[[Round], float]:
 
 
 def percentile_ms(values_s: tuple[float, ...], share: float) -> float:
-    return bench_server.percentile(list(values_s), share) * 1000 if values_s else 0.0  # whole answers have no gaps
+    return percentile(list(values_s), share) * 1000 if values_s else 0.0  # whole answers have no gaps
 
 
 def us_per_token(role: str) -> Callable[[Round], float]:
@@ -159,7 +159,7 @@ def stream_cells(record: Record, case: tuple[str, int], *, has_times: bool) -> l
 def servers_table(records: dict[str, Record]) -> str:
     lines = [
         "| server | ready after, s: first start / later | memory, MB: front end / engine core / worker / rest "
-        f"| front-end CPU µs a token, 64 streams with {bench_vllm.NUM_LOG_PROBS} log-probs | tokens/s with them |",
+        f"| front-end CPU µs a token, 64 streams with {vllm_servers.NUM_LOG_PROBS} log-probs | tokens/s with them |",
         "|---|---|---|---|---|",
     ]
     for record in records.values():
@@ -186,13 +186,13 @@ def conditions(records: dict[str, Record], has_realtime: bool) -> str:
     rust = "" if RUST in records else " vLLM's Rust front end is not in this build of vLLM, so it was not measured."
     return (
         f"On {machine()}. A random Llama of 5 million parameters in bfloat16, prompts of "
-        f"{bench_vllm.bench_vllm_model.WORDS_EACH} words, {bench_vllm.NUM_TOKENS} new tokens, greedy, the same "
+        f"{vllm_model.WORDS_EACH} words, {vllm_servers.NUM_TOKENS} new tokens, greedy, the same "
         "requests to `/v1/completions` of each server. Every server as it is by default; only the KV cache of vLLM's "
         "own has a size (VLLM_CPU_KVCACHE_SPACE), since by default it takes nine tenths of memory. The row of "
         "`/invocations` is lmi at its own door, where each line of a stream carries a log-prob. The bare engine has "
         "the one thread that lmi's engine chooses here for a small model. One server at a time, in turns. "
         f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because others used more than "
-        f"{bench_vllm.MAX_FOREIGN:g} of a core meanwhile.{rust}"
+        f"{vllm_servers.MAX_FOREIGN:g} of a core meanwhile.{rust}"
     )
 
 
@@ -204,12 +204,12 @@ def plot(records: dict[str, Record]) -> None:
             record.name: {n: value for n in ASKS if (value := record.median((STREAMED, n), figure)) is not None}
             for record in shown.values()
         }
-        panels.append(bench_plot.Panel(title, lines))
+        panels.append(Panel(title, lines))
     bare = records[BARE].median((STREAMED, MOST), tokens_per_s)
     if bare is not None:
         panels[0].points["bare engine"] = (MOST, bare)
     PLOT.parent.mkdir(exist_ok=True)
-    bench_plot.draw(panels, "streams at once", PLOT)
+    draw(panels, "streams at once", PLOT)
 
 
 def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[str, object]:
@@ -238,9 +238,9 @@ def main() -> None:
     parser.add_argument("--engine", default="vllm", help="another engine of lmi, to look at the front end alone")
     arguments = parser.parse_args()
     turns, repeats, limit_s = (1, 1, 60.0) if arguments.quick else (4, 2, 660.0)
-    records = bench_vllm.measure(arguments.engine, turns, repeats, limit_s)
+    records = vllm_servers.measure(arguments.engine, turns, repeats, limit_s)
     own_ratios = ratios(records)
-    with bench_vllm.bench_load.realtime() as has_realtime:
+    with realtime() as has_realtime:
         told = conditions(records, has_realtime)
     tables = [table(own_ratios, GOALS, "not measured"), streams_table(records), servers_table(records), told]
     text = "\n\n".join(tables)

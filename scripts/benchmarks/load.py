@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import bench_server
 import uvloop
+
+from scripts.benchmarks import servers
 
 WHOLE = b"\r\n0\r\n\r\n"  # what ends a chunked body
 ROUND_TIMEOUT_S = 60.0
@@ -122,7 +123,7 @@ class Meter:
         self._before = self._now()
 
     def _now(self) -> tuple[float, float, dict[int, float]]:
-        cpu_s = {pid: bench_server.cpu_s(pid) for pid in {*self._roles, os.getpid()}}
+        cpu_s = {pid: servers.cpu_s(pid) for pid in {*self._roles, os.getpid()}}
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         idle_s = (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")  # idle and waiting for disks
         return time.perf_counter(), idle_s, cpu_s

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from image_build import Docker
+from image.build import Docker
 
 PACKAGES = {"dockerd": "docker.io", "debootstrap": "debootstrap"}  # package by command
 CLIENT = "/usr/bin/docker"  # of docker.io; another one on PATH may lack BuildKit

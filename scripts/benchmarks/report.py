@@ -10,17 +10,15 @@ import json
 import sys
 from collections.abc import Callable
 
-import bench_engine
-import bench_frontend
-import bench_model
-from bench_table import Goal, machine, table, write
+from scripts.benchmarks import engine, frontend, model
+from scripts.benchmarks.table import Goal, machine, table, write
 
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
-    "frontend": bench_frontend.measure,
-    "model": bench_model.measure,
-    "engine": bench_engine.measure,
+    "frontend": frontend.measure,
+    "model": model.measure,
+    "engine": engine.measure,
 }
 
 GOALS: list[Goal] = [
@@ -44,7 +42,7 @@ GOALS: list[Goal] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser("scripts/bench", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     arguments = parser.parse_args()

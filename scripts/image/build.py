@@ -22,7 +22,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("cpu", "vllm", "trtllm")
 MARK = "lmi-build-secret"  # a comment in each secret, by which a test finds one that was shipped
 CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")

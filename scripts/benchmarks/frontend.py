@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
-from pathlib import Path
 
-import bench_server
+from scripts.benchmarks import servers
 
 NUM_STREAMS = 64
 NUM_TOKENS = 200
@@ -21,25 +20,25 @@ def body(num_tokens: int = NUM_TOKENS) -> dict[str, object]:
 
 
 def us_per_token(port: int, pid: int) -> float:
-    before_s = bench_server.cpu_s(pid)
-    load = asyncio.run(bench_server.run_load(port, [body()] * NUM_STREAMS))
-    return (bench_server.cpu_s(pid) - before_s) / load.num_tokens * 1e6
+    before_s = servers.cpu_s(pid)
+    load = asyncio.run(servers.run_load(port, [body()] * NUM_STREAMS))
+    return (servers.cpu_s(pid) - before_s) / load.num_tokens * 1e6
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, float]:
     """Alternates between the two servers; the ratio is the median over the rounds."""
-    port = bench_server.free_port()
-    bare = [sys.executable, "-m", "uvicorn", "bench_bare:app", "--app-dir", str(Path(__file__).parent)]
+    port = servers.free_port()
+    bare = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.bare:app"]
     bare += ["--port", str(port), "--http", "httptools", "--loop", "uvloop", "--no-access-log", "--lifespan", "off"]
     environ = {"BENCH_STEP_S": str(STEP_S), "BENCH_NUM_TOKENS": str(NUM_TOKENS)}
     properties = {"option.rolling_batch": "echo", "option.echo_step_ms": STEP_S * 1000, "frontend_workers": 1}
     ours_us, bare_us = [], []
     with (
-        bench_server.process([*bare, "--log-level", "warning"], port, environ) as floor,
-        bench_server.lmi(properties) as lmi,
+        servers.process([*bare, "--log-level", "warning"], port, environ) as floor,
+        servers.lmi(properties) as lmi,
     ):
         front = lmi.pid("lmi-front-0")
-        idle_mb = bench_server.rss_mb(front)
+        idle_mb = servers.rss_mb(front)
         us_per_token(lmi.port, front), us_per_token(port, floor.process.pid)  # warm-up
         for _ in range(rounds):
             ours_us.append(us_per_token(lmi.port, front))

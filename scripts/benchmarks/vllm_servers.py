@@ -1,4 +1,4 @@
-"""`lmi serve` with vLLM as its engine against vLLM's own servers, measured; `bench_vllm_report.py` tells of it.
+"""`lmi serve` with vLLM as its engine against vLLM's own servers, measured; `vllm_report.py` reports it.
 
 One model, one load, the same requests; every server as it is by default; one at a time, in turns, each turn the other
 way round. A round beside which others used more than a quarter of a core does not count and is done again. Tokens are
@@ -22,11 +22,9 @@ from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
-import bench_load
-import bench_server
-import bench_vllm_model
-from bench_load import Records, Round
-from bench_server import Server
+from scripts.benchmarks import servers, vllm_model
+from scripts.benchmarks.load import Records, Round, request, run_round
+from scripts.benchmarks.servers import Server
 
 NUM_TOKENS = 64
 ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> how often each asks in a round
@@ -73,7 +71,7 @@ class Asking:
     records: Records
 
     def request(self, prompt: str) -> bytes:
-        return bench_load.request(self.path, json.dumps(self.body(prompt)).encode())
+        return request(self.path, json.dumps(self.body(prompt)).encode())
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,8 @@ class Peer:
 
     def roles(self, root: int) -> dict[int, str]:
         roles = {}
-        for pid in bench_server.descendants(root):
-            found = [role for title, role in TITLES.items() if bench_server.has_title(pid, title)]
+        for pid in servers.descendants(root):
+            found = [role for title, role in TITLES.items() if servers.has_title(pid, title)]
             roles[pid] = found[0] if found else self.root_role if pid == root else REST
         return roles
 
@@ -130,7 +128,7 @@ def lmi_peer(engine: str) -> Peer:
     line = Records(mark=re.compile(rb'\{"token": \{"id": \d'))
     return Peer(
         name="lmi" if engine == "vllm" else f"lmi ({engine})",
-        start=lambda model, caches: bench_server.lmi(properties, model, ENVIRON | kept_in(caches)),
+        start=lambda model, caches: servers.lmi(properties, model, ENVIRON | kept_in(caches)),
         askings=completions() | {OWN_DOOR: Asking("/invocations", own_door, line)},
         counter="lmi_generated_tokens_total",
     )
@@ -143,10 +141,10 @@ def vllm_peer(rust_binary: str | None = None) -> Peer:
 
     @contextmanager
     def start(model: str, caches: Path) -> Iterator[Server]:
-        port = bench_server.free_port()
-        command = [sys.executable, str(Path(__file__).with_name("bench_vllm_serve.py")), "serve", model]
+        port = servers.free_port()
+        command = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "bench"]
-        with bench_server.process(command, port, environ | kept_in(caches), "/health") as server:
+        with servers.process(command, port, environ | kept_in(caches), "/health") as server:
             yield server
 
     return Peer(
@@ -215,7 +213,7 @@ def turn(peer: Peer, record: Record, model: str, repeats: int, seed: str, deadli
                         break
         memory_mb: dict[str, float] = {}
         for pid, role in roles.items():
-            memory_mb[role] = memory_mb.get(role, 0.0) + bench_server.rss_mb(pid)
+            memory_mb[role] = memory_mb.get(role, 0.0) + servers.rss_mb(pid)
         record.memory_mb.append(memory_mb)
 
 
@@ -225,11 +223,11 @@ def one_round(
     """Raises RuntimeError where an answer is short or the server has counted other tokens than we."""
     kind, num_streams = case
     num_asks = num_asks or ASKS[num_streams]
-    prompts = iter(bench_vllm_model.prompts(num_streams * num_asks, f"{seed} {case}"))
+    prompts = iter(vllm_model.prompts(num_streams * num_asks, f"{seed} {case}"))
     asking = peer.askings[kind]
     requests = [[asking.request(next(prompts)) for _ in range(num_asks)] for _ in range(num_streams)]
     num_before = num_counted(server.port, peer.counter)
-    done = bench_load.run_round(server.port, requests, asking.records, roles)
+    done = run_round(server.port, requests, asking.records, roles)
     if done.num_tokens != num_streams * num_asks * NUM_TOKENS:
         raise RuntimeError(f"{peer.name}: {done.num_tokens} tokens in {num_streams * num_asks} answers of {NUM_TOKENS}")
     give_up_s = time.monotonic() + 10  # counters may follow a moment later
@@ -249,11 +247,11 @@ def num_counted(port: int, counter: str) -> int:
 def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
     """The engine without a server, in a process of its own, under the load of the most streams."""
     num_prompts = MOST * ASKS[MOST]
-    rounds = [bench_vllm_model.prompts(num_prompts, f"{seed} {number}") for number in range(repeats + MAX_AGAIN + 1)]
+    rounds = [vllm_model.prompts(num_prompts, f"{seed} {number}") for number in range(repeats + MAX_AGAIN + 1)]
     settings = {"model": model, "num_users": MOST, "num_tokens": NUM_TOKENS, "rounds": rounds}
     environ = {**os.environ, **ENVIRON, **BARE_ENVIRON}
     output = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("bench_vllm_bare.py"))],
+        [sys.executable, "-m", "scripts.benchmarks.vllm_bare"],
         input=json.dumps(settings).encode(),
         env={name: value for name, value in environ.items() if value is not None},
         cwd=tempfile.gettempdir(),
@@ -275,7 +273,7 @@ def measure(engine: str, turns: int, repeats: int, limit_s: float) -> dict[str, 
         peers[RUST] = vllm_peer(binary)
     records = {key: Record(peer.name) for key, peer in peers.items()} | {BARE: Record("bare engine, no server")}
     with tempfile.TemporaryDirectory(prefix="lmi-bench-") as model:
-        subprocess.run([sys.executable, str(Path(__file__).with_name("bench_vllm_model.py")), model], check=True)
+        subprocess.run([sys.executable, "-m", "scripts.benchmarks.vllm_model", model], check=True)
         for number in range(turns):
             turn_began_s = time.monotonic()
             for key in list(records) if number % 2 == 0 else reversed(records):

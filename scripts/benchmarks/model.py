@@ -6,7 +6,7 @@ both meet the same noise of the machine, and the first step of a block, which fi
 processor's cache, is not counted. Sampling and scheduling are not part of a step. The table has medians and, in
 brackets, minima; the last line is one JSON object of ratios.
 
-    python scripts/bench_model.py [demo] [135m] [--batches 1,8,32,64] [--threads N]
+    python -m scripts.benchmarks.model [demo] [135m] [--batches 1,8,32,64] [--threads N]
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import gc
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: threads that spin beside another process cost tenfold
 
 import torch  # noqa: E402
@@ -30,7 +27,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaF
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
 from handlers.lmi_dist.model_runner import ModelRunner  # noqa: E402
-from handlers.lmi_dist.plan import Piece, Plan  # noqa: E402
+from handlers.lmi_dist.placement import choose_placement  # noqa: E402
+from handlers.lmi_dist.plan import Chunk, Plan  # noqa: E402
+from handlers.lmi_dist.weights import read_facts  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
 
 CONTEXT, VOCABULARY = 128, 1000
@@ -79,8 +78,7 @@ def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str,
         make_model(shape, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         runners = {
-            name: ModelRunner(folder, EngineConfig(**settings), num_rows=max(batches), max_length=1024)
-            for name, settings in VARIANTS.items()
+            name: load_runner(folder, EngineConfig(**settings), max(batches)) for name, settings in VARIANTS.items()
         }
         for batch in batches:
             steps = {"Hugging Face": reference_step(model, batch)}
@@ -102,6 +100,11 @@ def make_model(shape: str, folder: str) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
+def load_runner(folder: str, config: EngineConfig, num_slots: int) -> ModelRunner:
+    facts = read_facts(folder)
+    return ModelRunner(facts, choose_placement(config, facts.dtype), config, num_slots=num_slots, max_length=1024)
+
+
 def reference_step(model: torch.nn.Module, batch: int) -> Step:
     cache = DynamicCache()
     token = torch.ones(batch, 1, dtype=torch.int64)
@@ -117,12 +120,12 @@ def reference_step(model: torch.nn.Module, batch: int) -> Step:
 
 def own_step(runner: ModelRunner, batch: int) -> Step:
     position = CONTEXT
-    for row in range(batch):
-        runner.forward(Plan([], [Piece(row, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
+    for slot in range(batch):
+        runner.forward(Plan([], [Chunk(slot, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
 
     def step() -> None:
         nonlocal position
-        runner.forward(Plan([Piece(row, position, [1]) for row in range(batch)], []))
+        runner.forward(Plan([Chunk(slot, position, [1]) for slot in range(batch)], []))
         position += 1
 
     return step

@@ -3,7 +3,7 @@
 So small that the servers around it are measured, not its kernels. Its tokenizer learned 4096 pieces of made-up words,
 so that every token is text.
 
-    python scripts/bench_vllm_model.py FOLDER
+    python -m scripts.benchmarks.vllm_model FOLDER
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-import bench_server
+from scripts.benchmarks import servers
 
 NUM_TOKENS = 128
 BATCHES = (1, 8, 64)
@@ -45,6 +45,8 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     """
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.placement import choose_placement
+    from handlers.lmi_dist.weights import read_facts
     from lmi.engine.messages import Output, encode
     from lmi.executor import OutputConfig, Request, SamplingConfig
     from lmi.ipc.frames import frame
@@ -52,7 +54,9 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
 
     ours, theirs = socket.socketpair()
     threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
-    runner = TimedRunner(ModelRunner(model, EngineConfig(dtype="fp32"), num_rows=64, max_length=1024), batch)
+    facts, config = read_facts(model), EngineConfig(dtype="fp32")
+    placement = choose_placement(config, facts.dtype)
+    runner = TimedRunner(ModelRunner(facts, placement, config, num_slots=64, max_length=1024), batch)
     request = Request(
         input_token_ids=tuple(range(5, 25)),
         max_tokens=NUM_TOKENS,
@@ -80,10 +84,10 @@ def body(stream: bool = True) -> dict[str, object]:
 
 def throughput(port: int) -> dict[str, float]:
     """Tokens a second of 64 streams at once over that of one after another."""
-    crowd = asyncio.run(bench_server.run_load(port, [body()] * 64))
-    alone = bench_server.Load()
+    crowd = asyncio.run(servers.run_load(port, [body()] * 64))
+    alone = servers.Load()
     for _ in range(NUM_SEQUENTIAL):
-        load = asyncio.run(bench_server.run_load(port, [body()]))
+        load = asyncio.run(servers.run_load(port, [body()]))
         alone.num_tokens += load.num_tokens
         alone.seconds += load.seconds
     return {
@@ -95,7 +99,7 @@ def throughput(port: int) -> dict[str, float]:
 
 async def ping_under_load(port: int) -> list[float]:
     """Seconds of each `/ping`, on a connection of its own, while 64 streams run."""
-    load = asyncio.create_task(bench_server.run_load(port, [body()] * 64))
+    load = asyncio.create_task(servers.run_load(port, [body()] * 64))
     times_s: list[float] = []
     while not load.done():
         start_s = time.perf_counter()
@@ -116,11 +120,11 @@ def measure(model: str | None = None) -> dict[str, float]:
     from lmi.settings.choices import demo_folder
 
     figures: dict[str, float] = {}
-    with bench_server.lmi({}, model) as server:
-        asyncio.run(bench_server.run_load(server.port, [body()] * 4))  # warm-up
+    with servers.lmi({}, model) as server:
+        asyncio.run(servers.run_load(server.port, [body()] * 4))  # warm-up
         figures |= throughput(server.port)
         pings_s = asyncio.run(ping_under_load(server.port)) + asyncio.run(ping_under_load(server.port))
-        figures["ping_p99_ms"] = bench_server.percentile(pings_s, 0.99) * 1000
+        figures["ping_p99_ms"] = servers.percentile(pings_s, 0.99) * 1000
         figures["num_pings"] = len(pings_s)
     for batch in BATCHES:
         rest_ms, model_ms = overhead(model or str(demo_folder()), batch)

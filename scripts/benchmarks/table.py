@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 Goal = tuple[str, str, str, float]  # figure, what it is, relation, bound
 
 

@@ -18,10 +18,11 @@ from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 
 def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens: int) -> Any:
     """As the load does: each user asks again as soon as it has its answer."""
-    from bench_load import Meter, Round
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
+
+    from scripts.benchmarks.load import Meter, Round
 
     waiting = [(str(number), tokens_input(prompt)) for number, prompt in enumerate(prompts)]
     params = SamplingParams(
