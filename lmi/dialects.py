@@ -1,17 +1,10 @@
-"""The doors of the server: what each reads, how it answers, and which status each error has there.
+"""The APIs of the server: what each reads, how it answers, and which status each error has there.
 
-A row is a handful of functions. `read` gives the body and the form of its answer, `parse` the request, `formatter` the
-writer of its answer; `render_error` answers an error of ours, `render_status` one of HTTP alone (404, 405, 408, 413,
-415, 431). Later doors add a row. Pure: nothing here sends.
+A row is a handful of functions. `read` decodes the body and says in which format it is answered, `parse` checks its
+requests, `formatter` writes their answer; `render_error` answers an error of ours, `render_status` one of HTTP only
+(404, 405, 408, 413, 415, 431). Pure: nothing here sends.
 
-    frame = dialect.default_frame(model)
-    try:
-        message = dialect.read(body, content_type, model)
-        frame = message.frame
-        parsed = dialect.parse(message)
-        ...
-    except LmiError as error:
-        rendered = dialect.render_error(error, frame, accepted=...)
+    bytes --read--> Message[Format] --parse--> Parsed[Format] --formatter--> Formatter[Format] --> bytes
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from lmi.errors import (
     DeadlineExceeded,
@@ -38,6 +31,7 @@ from lmi.formatters.base import ErrorFields, Formatter, plain_error
 from lmi.formatters.dynamic_batch import TextLines, TextList
 from lmi.formatters.json_object import JsonObject
 from lmi.formatters.jsonlines import Jsonlines
+from lmi.formatters.lmi import LmiFormatter
 from lmi.formatters.openai import Completion, CompletionLines, CompletionStream, OpenAIFormatter, error_object
 from lmi.formatters.openai_chat import Chat, ChatLines, ChatStream
 from lmi.formatters.sse import ServerSentEvents
@@ -45,8 +39,12 @@ from lmi.formatters.tgi import TgiEvents, TgiObject
 from lmi.formatters.triton import Events, Generate, OneEvent
 from lmi.schemas import dynamic_batch, lmi, openai, openai_chat, tgi, triton
 from lmi.schemas.common import Message, Parsed
+from lmi.schemas.lmi import LmiFormat
+from lmi.schemas.openai import OpenAIFormat
+from lmi.schemas.tgi import TgiFormat
+from lmi.schemas.triton import TritonFormat
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, OutputFormat
+from lmi.types import AnswerFormat, Format, OutputFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +57,55 @@ class Rendered:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class RenderError(Protocol):
-    def __call__(self, error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+AnyFormat = TypeVar("AnyFormat", bound=AnswerFormat, contravariant=True)
+
+
+class RenderError(Protocol[AnyFormat]):
+    def __call__(self, error: LmiError, format: AnyFormat, *, accepted: bool) -> Rendered:
         """`accepted`: the answer has begun, and the error is the last record of a stream; else it is the answer."""
 
 
-class RenderStatus(Protocol):
-    def __call__(self, status: int, message: str, frame: Frame) -> Rendered: ...
+class RenderStatus(Protocol[AnyFormat]):
+    def __call__(self, status: int, message: str, format: AnyFormat) -> Rendered: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """One door."""
+class Dialect(Generic[Format]):
+    """One API.
+
+    `default_format` is the format of the answer to a body that `read` refuses. `read_for_events` reads the body of a
+    client whose Accept asks for server-sent events. At /invocations Custom-Attributes may name the API by `route`, or a
+    body chooses it by having `body_field`.
+    """
 
     name: str
-    prefixes: tuple[str, ...]  # of the paths whose 404, 405 and the like are told in its way
-    default_frame: Callable[[ModelConfig], Frame]
-    read: Callable[[bytes, str | None, ModelConfig], Message]
-    parse: Callable[[Message], Parsed]
-    formatter: Callable[[Parsed], Formatter]
-    render_error: RenderError
-    render_status: RenderStatus
-    is_customisable: bool = False  # formatters of the model's own take part
-    json_end: bytes = b""  # stands behind an answer that is one JSON value
+    prefixes: tuple[str, ...]  # of the paths whose 404, 405 and the like are answered as this API does
+    default_format: Callable[[ModelConfig], Format]
+    read: Callable[[bytes, str | None, ModelConfig], Message[Format]]
+    parse: Callable[[Message[Format]], Parsed[Format]]
+    formatter: Callable[[Parsed[Format]], Formatter[Format]]
+    render_error: RenderError[Format]
+    render_status: RenderStatus[Format]
+    read_for_events: Callable[[bytes, str | None, ModelConfig], Message[Format]] | None = None
+    route: str = ""
+    body_field: str = ""
+    is_customisable: bool = False  # the model's own formatters take part
+    json_end: bytes = b""  # ends an answer that is one JSON value
 
     def whole(self, media_type: str, body: bytes) -> bytes:
         """A body that goes out in one piece."""
         return body + self.json_end if media_type == JsonObject.media_type else body
 
+    def for_accept(self, accept: str) -> Dialect[Format]:
+        """This API as it reads the body of a client with this Accept header."""
+        if self.read_for_events is None or "text/event-stream" not in accept.lower():
+            return self
+        return replace(self, read=self.read_for_events)
 
-FORMATTERS: dict[OutputFormat, type[Formatter]] = {
+
+AnyDialect = Dialect[Any]
+
+FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
     OutputFormat.JSON: JsonObject,
     OutputFormat.JSONLINES: Jsonlines,
     OutputFormat.SSE: ServerSentEvents,
@@ -100,27 +117,27 @@ OWN_FAULTS = (InvalidRequest, GenerationFailed, DeadlineExceeded, OutOfMemory)
 """Errors of a request itself. One that was understood is answered in its own form even before an engine has it."""
 
 
-def _lmi_formatter(parsed: Parsed) -> Formatter:
-    return FORMATTERS[parsed.request.output_format](parsed.request)
+def _lmi_formatter(parsed: Parsed[LmiFormat]) -> LmiFormatter:
+    return FORMATTERS[parsed.format.output_format](parsed)
 
 
-def _render_lmi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+def _render_lmi_error(error: LmiError, format: LmiFormat, *, accepted: bool) -> Rendered:
     accepted = accepted or isinstance(error, EngineLost)  # the engine had it, so it has the form of an answer
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
     fields = ErrorFields(
-        _wire_message(error, {**lmi.WIRE_NAMES, **frame.field_names}),
+        _wire_message(error, {**lmi.WIRE_NAMES, **format.field_names}),
         status,
-        _tgi_type(error, accepted) if frame.tgi_compat else None,
+        _tgi_type(error, accepted) if format.tgi_compat else None,
     )
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
     if accepted or (isinstance(error, OWN_FAULTS) and not isinstance(error, MalformedRequest)):
-        formatter = FORMATTERS[frame.output_format]
+        formatter = FORMATTERS[format.output_format]
         return Rendered(status, formatter.media_type, formatter.error(fields), headers)
     return Rendered(status, JsonObject.media_type, plain_error(fields), headers)
 
 
-def _render_lmi_status(status: int, message: str, frame: Frame) -> Rendered:
-    tgi_type = None if not frame.tgi_compat else "validation" if status < 500 else "overloaded"
+def _render_lmi_status(status: int, message: str, format: LmiFormat) -> Rendered:
+    tgi_type = None if not format.tgi_compat else "validation" if status < 500 else "overloaded"
     return Rendered(status, JsonObject.media_type, plain_error(ErrorFields(message, status, tgi_type)))
 
 
@@ -139,13 +156,13 @@ def _tgi_type(error: LmiError, accepted: bool) -> str:
     return "overloaded" if isinstance(error, Overloaded | Unavailable) and not accepted else "generation"
 
 
-def _triton_formatter(parsed: Parsed) -> Formatter:
-    request, echo = parsed.request, parsed.echo
-    kind = Generate if request.output_format is OutputFormat.JSON else Events if request.is_streaming else OneEvent
-    return kind(request, echo.head, echo.outputs, echo.num_answers)
+def _triton_formatter(parsed: Parsed[TritonFormat]) -> Formatter[TritonFormat]:
+    if parsed.format.output_format is OutputFormat.JSON:
+        return Generate(parsed)
+    return Events(parsed) if parsed.request.is_streaming else OneEvent(parsed)
 
 
-def _render_triton_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+def _render_triton_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
     status = 500 if isinstance(error, GenerationFailed) else error.status
     fields = ErrorFields(_wire_message(error, triton.WIRE_NAMES), status)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
@@ -153,23 +170,25 @@ def _render_triton_error(error: LmiError, frame: Frame, *, accepted: bool) -> Re
     return Rendered(status, formatter.media_type, formatter.error(fields), headers)
 
 
-def _render_triton_status(status: int, message: str, frame: Frame) -> Rendered:
+def _render_triton_status(status: int, message: str, format: AnswerFormat) -> Rendered:
     return Rendered(status, Generate.media_type, Generate.error(ErrorFields(message, status)))
 
 
-def _dynamic_batch_formatter(parsed: Parsed) -> Formatter:
-    return (TextLines if parsed.requests[0].is_streaming else TextList)(parsed.requests)
+def _dynamic_batch_formatter(parsed: Parsed[AnswerFormat]) -> Formatter[AnswerFormat]:
+    return TextList(parsed) if parsed.format.output_format is OutputFormat.JSON else TextLines(parsed)
 
 
-def _render_dynamic_batch_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+def _render_dynamic_batch_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
     formatter = TextLines if accepted else TextList
-    body = formatter.error(ErrorFields(_wire_message(error, {**dynamic_batch.WIRE_NAMES, **frame.field_names}), status))
+    body = formatter.error(
+        ErrorFields(_wire_message(error, {**dynamic_batch.WIRE_NAMES, **format.field_names}), status)
+    )
     return Rendered(status, formatter.media_type, body, headers)
 
 
-def _render_dynamic_batch_status(status: int, message: str, frame: Frame) -> Rendered:
+def _render_dynamic_batch_status(status: int, message: str, format: AnswerFormat) -> Rendered:
     return Rendered(status, TextList.media_type, TextList.error(ErrorFields(message, status)))
 
 
@@ -183,13 +202,11 @@ TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
 """Status and error_type of TGI; the first row that fits counts."""
 
 
-def _tgi_formatter(parsed: Parsed) -> Formatter:
-    if parsed.request.is_streaming:
-        return TgiEvents(parsed.request)
-    return TgiObject(parsed.request, is_list=parsed.echo.is_list)
+def _tgi_formatter(parsed: Parsed[TgiFormat]) -> Formatter[TgiFormat]:
+    return TgiObject(parsed) if parsed.format.output_format is OutputFormat.JSON else TgiEvents(parsed)
 
 
-def _render_tgi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+def _render_tgi_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
     rows = ((status, kind) for cause, status, kind in TGI_ERRORS if isinstance(error, cause))
     status, kind = next(rows, (error.status, _tgi_status_type(error.status)))
     formatter = TgiEvents if accepted else TgiObject
@@ -198,7 +215,7 @@ def _render_tgi_error(error: LmiError, frame: Frame, *, accepted: bool) -> Rende
     return Rendered(status, formatter.media_type, body, headers)
 
 
-def _render_tgi_status(status: int, message: str, frame: Frame) -> Rendered:
+def _render_tgi_status(status: int, message: str, format: AnswerFormat) -> Rendered:
     body = TgiObject.error(ErrorFields(message, status, _tgi_status_type(status)))
     return Rendered(status, TgiObject.media_type, body)
 
@@ -223,10 +240,10 @@ COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
 }
 
 
-def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError:
-    def render(error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError[AnswerFormat]:
+    def render(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
         status = OPENAI_STATUS.get(type(error), error.status)
-        names = {**wire_names, **frame.field_names}
+        names = {**wire_names, **format.field_names}
         message, name = _wire_message(error, names), getattr(error, "name", None)
         body = error_object(
             message,
@@ -236,7 +253,7 @@ def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError:
         )
         headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
         if accepted:  # a record that the client raises, and the end that it waits for
-            stream = ChatLines if frame.output_format is OutputFormat.JSONLINES else ChatStream
+            stream = ChatLines if format.output_format is OutputFormat.JSONLINES else ChatStream
             return Rendered(status, stream.media_type, stream.record(body) + stream.done, headers)
         return Rendered(status, Chat.media_type, body, headers)
 
@@ -252,38 +269,36 @@ def _openai_code(error: LmiError) -> str:
     return "context_length_exceeded" if isinstance(error, PromptTooLong) else error.label
 
 
-def _render_openai_status(status: int, message: str, frame: Frame) -> Rendered:
+def _render_openai_status(status: int, message: str, format: AnswerFormat) -> Rendered:
     return Rendered(status, Chat.media_type, error_object(message, status))
 
 
-def _chat_formatter(parsed: Parsed) -> Formatter:
-    return CHATS[parsed.requests[0].output_format](parsed)
+def _chat_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:
+    return CHATS[parsed.format.output_format](parsed)
 
 
-def _completion_formatter(parsed: Parsed) -> Formatter:
-    return COMPLETIONS[parsed.requests[0].output_format](parsed)
+def _completion_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:
+    return COMPLETIONS[parsed.format.output_format](parsed)
 
 
-LMI = Dialect(
+LMI: Dialect[LmiFormat] = Dialect(
     name="lmi",
     prefixes=("/",),
-    default_frame=lmi.default_frame,
+    default_format=lmi.default_format,
     read=lmi.read,
     parse=lmi.parse,
     formatter=_lmi_formatter,
     render_error=_render_lmi_error,
     render_status=_render_lmi_status,
+    read_for_events=partial(lmi.read, accepts_events=True),
     is_customisable=True,
     json_end=b"\n",
 )
 
-LMI_EVENTS = replace(LMI, prefixes=(), read=partial(lmi.read, accepts_events=True))
-"""The LMI door to a client whose Accept asks for server-sent events."""
-
-DYNAMIC_BATCH = Dialect(
+DYNAMIC_BATCH: Dialect[AnswerFormat] = Dialect(
     name="dynamic_batch",
     prefixes=(),
-    default_frame=dynamic_batch.default_frame,
+    default_format=dynamic_batch.default_format,
     read=dynamic_batch.read,
     parse=dynamic_batch.parse,
     formatter=_dynamic_batch_formatter,
@@ -293,10 +308,10 @@ DYNAMIC_BATCH = Dialect(
     json_end=b"\n",
 )
 
-TRITON = Dialect(
+TRITON: Dialect[TritonFormat] = Dialect(
     name="triton",
     prefixes=("/v2",),
-    default_frame=triton.default_frame,
+    default_format=triton.default_format,
     read=triton.reader(OutputFormat.JSON),
     parse=triton.parse,
     formatter=_triton_formatter,
@@ -305,15 +320,16 @@ TRITON = Dialect(
 )
 TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=triton.reader(OutputFormat.SSE))
 
-OPENAI_CHAT = Dialect(
+OPENAI_CHAT: Dialect[OpenAIFormat] = Dialect(
     name="openai_chat",
     prefixes=("/v1/",),
-    default_frame=openai.default_frame,
+    default_format=openai.default_format,
     read=openai_chat.read,
     parse=openai_chat.parse,
     formatter=_chat_formatter,
     render_error=_render_openai_error(openai_chat.WIRE_NAMES),
     render_status=_render_openai_status,
+    route="/v1/chat/completions",
 )
 OPENAI_COMPLETIONS = replace(
     OPENAI_CHAT,
@@ -323,53 +339,72 @@ OPENAI_COMPLETIONS = replace(
     parse=openai.parse,
     formatter=_completion_formatter,
     render_error=_render_openai_error(openai.WIRE_NAMES),
+    route="/v1/completions",
 )
 
 
-# The same doors at /invocations: a stream is lines or events, unless body or settings name the other.
+# OpenAI's APIs at /invocations: a stream is lines or events, unless body or settings name the other.
 OPENAI_CHAT_LINES = replace(
     OPENAI_CHAT,
     name="openai_chat_lines",
     prefixes=(),
     read=partial(openai_chat.read, stream_format=OutputFormat.JSONLINES),
+    read_for_events=partial(openai_chat.read, stream_format=OutputFormat.SSE),
+    route="",
+    body_field="messages",
     json_end=b"\n",
 )
-OPENAI_CHAT_EVENTS = replace(OPENAI_CHAT_LINES, read=partial(openai_chat.read, stream_format=OutputFormat.SSE))
 OPENAI_TEXT_LINES = replace(
     OPENAI_COMPLETIONS,
     name="openai_completions_lines",
     prefixes=(),
     read=partial(openai.read, stream_format=OutputFormat.JSONLINES),
+    read_for_events=partial(openai.read, stream_format=OutputFormat.SSE),
+    route="",
+    body_field="prompt",
     json_end=b"\n",
 )
-OPENAI_TEXT_EVENTS = replace(OPENAI_TEXT_LINES, read=partial(openai.read, stream_format=OutputFormat.SSE))
 
-TGI = Dialect(
+TGI: Dialect[TgiFormat] = Dialect(
     name="tgi",  # at "/", whose 404 and 405 are the LMI door's
     prefixes=("/info", "/health"),
-    default_frame=tgi.default_frame,
+    default_format=tgi.default_format,
     read=tgi.read,
     parse=tgi.parse,
     formatter=_tgi_formatter,
     render_error=_render_tgi_error,
     render_status=_render_tgi_status,
 )
-TGI_GENERATE = replace(TGI, name="tgi_generate", prefixes=("/generate",), read=partial(tgi.read, stream=False))
+TGI_GENERATE = replace(
+    TGI,
+    name="tgi_generate",
+    prefixes=("/generate",),
+    read=partial(tgi.read, stream=False),
+    route="/generate",
+)
 TGI_STREAM = replace(
-    TGI, name="tgi_generate_stream", prefixes=("/generate_stream",), read=partial(tgi.read, stream=True)
+    TGI,
+    name="tgi_generate_stream",
+    prefixes=("/generate_stream",),
+    read=partial(tgi.read, stream=True),
+    route="/generate_stream",
 )
 
-ROWS = (
-    *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM, TGI, TGI_GENERATE, TGI_STREAM),
+ROWS: tuple[AnyDialect, ...] = (
+    *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM),
     *(OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES),
+    *(TGI, TGI_GENERATE, TGI_STREAM),
 )
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in ROWS}
+DIALECTS = {dialect.name: dialect for dialect in ROWS}
+BY_ROUTE = {dialect.route: replace(dialect, json_end=b"\n") for dialect in ROWS if dialect.route}
+BY_FIELD = {dialect.body_field: dialect for dialect in ROWS if dialect.body_field}
+"""The APIs that /invocations serves beside its own; the newline is what clients read that path by."""
 
 
-def dialect_at(path: str, model: ModelConfig) -> Dialect:
-    """The door that a path belongs to, also where nothing is: the one with the longest prefix.
+def dialect_at(path: str, model: ModelConfig) -> AnyDialect:
+    """The API that a path belongs to, also where nothing is served: the one with the longest prefix.
 
-    Under the dynamic-batch schema what else is the LMI door's is answered in its way.
+    With dynamic batches that API takes the place of the LMI API.
     """
     places = [(prefix, dialect) for dialect in DIALECTS.values() for prefix in dialect.prefixes]
     dialect = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lmi.executor import GuidedDecodingParams, SamplingConfig
 
@@ -32,15 +32,20 @@ class OutputFormat(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """The form of an answer: all that must be known to answer a request at all, if only with an error.
+class AnswerFormat:
+    """How the answer to a request looks. Known before the parameters are checked, so that errors can use it.
 
-    `field_names`: the request's own names for words of the engines' contract, beside those that its door always has.
+    An API that has more to say has a subclass beside its schema. What only the parameters say is filled in when they
+    are checked. `details`: the answer holds more than its text. `field_names` are the request's own names for fields of
+    the engines' contract, beside those that its API always has.
     """
 
     output_format: OutputFormat = OutputFormat.JSON
-    tgi_compat: bool = False
+    details: bool = False
     field_names: Mapping[str, str] = field(default_factory=dict)
+
+
+Format = TypeVar("Format", bound=AnswerFormat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,6 @@ class GenerationRequest:
     max_new_tokens: int | None
     sampling: SamplingConfig
     is_streaming: bool = False
-    output_format: OutputFormat = OutputFormat.JSON
     stop_sequences: tuple[str, ...] = ()
     bad_sequences: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -83,7 +87,6 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     return_full_text: bool = False
-    details: bool = False
     prefill_details: bool = False
     num_top_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
@@ -91,7 +94,6 @@ class GenerationRequest:
     guided_decoding: GuidedDecodingParams | None = None
     token_biases: tuple[tuple[int, float], ...] = ()
     adapter: str | None = None
-    tgi_compat: bool = False
 
     @property
     def num_sequences(self) -> int:

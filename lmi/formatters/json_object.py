@@ -3,7 +3,7 @@
     {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
 Of several sequences the most probable is the answer, the others stand in its details. The newline that ends the body
-is the door's (`dialects.py`).
+is added by `Api.whole`.
 Source: LMI handlers' inference API schema, key order and separators as the reference writes them.
 """
 
@@ -11,27 +11,30 @@ from __future__ import annotations
 
 from orjson import dumps
 
-from lmi.formatters.base import ErrorFields, Formatter, error_fields
-from lmi.types import Answer, Answers, Delta, GenerationRequest
+from lmi.formatters.base import ErrorFields, error_fields
+from lmi.formatters.lmi import LmiFormatter
+from lmi.schemas.common import Parsed
+from lmi.schemas.lmi import LmiFormat
+from lmi.types import Answer, Answers, Delta
 
 
-class JsonObject(Formatter):
+class JsonObject(LmiFormatter):
     media_type = "application/json"
     is_streaming = False
 
-    def __init__(self, request: GenerationRequest) -> None:
-        super().__init__(request)
-        self._answers = Answers(request.num_sequences)
+    def __init__(self, parsed: Parsed[LmiFormat]) -> None:
+        super().__init__(parsed)
+        self._answers = Answers(self._request.num_sequences)
 
     def feed(self, delta: Delta) -> list[bytes]:
         return [self._whole(*self._answers.ranked())] if self._answers.add(delta) else []
 
     def _whole(self, best: Answer, *others: Answer) -> bytes:
         body = b'{"generated_text": %b' % dumps(self._full_text(best.text))
-        if self._request.details:
+        if self._format.details:
             tokens, prefill = best.tokens, self._answers.all[0].prefill
             body += b', "details": %b' % self._details(best.finish_reason, len(tokens), tokens, prefill, others)
-        return b"[%b}]" % body if self._request.tgi_compat else b"%b}" % body
+        return b"[%b}]" % body if self._format.tgi_compat else b"%b}" % body
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:

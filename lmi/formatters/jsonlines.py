@@ -15,21 +15,24 @@ from typing import ClassVar
 
 from orjson import dumps
 
-from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, error_fields
-from lmi.types import Delta, FinishReason, GenerationRequest, Token
+from lmi.formatters.base import NO_TOKEN, ErrorFields, error_fields
+from lmi.formatters.lmi import LmiFormatter
+from lmi.schemas.common import Parsed
+from lmi.schemas.lmi import LmiFormat
+from lmi.types import Delta, FinishReason, Token
 
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
-class Jsonlines(Formatter):
+class Jsonlines(LmiFormatter):
     media_type = "application/jsonlines"
     is_streaming = True
     opening: ClassVar[bytes] = b"{"
     closing: ClassVar[bytes] = b"}\n"
 
-    def __init__(self, request: GenerationRequest) -> None:
-        super().__init__(request)
-        self._has_top = bool(request.num_top_log_probs)
+    def __init__(self, parsed: Parsed[LmiFormat]) -> None:
+        super().__init__(parsed)
+        self._has_top = bool(self._request.num_top_log_probs)
         self._texts: list[str] = []
         self._prefill: list[Token] | None = None
 
@@ -51,7 +54,7 @@ class Jsonlines(Formatter):
 
     def _end_fields(self, finish_reason: FinishReason) -> bytes:
         fields = b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))
-        if not self._request.details:
+        if not self._format.details:
             return fields
         return b'%b, "details": %b' % (fields, self._details(finish_reason, len(self._texts), None, self._prefill))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from lmi.formatters.openai import REASONS, Lines, Stream, Whole, log_prob, shown_tokens
 from lmi.schemas.common import Parsed
-from lmi.schemas.openai import Echo
+from lmi.schemas.openai import OpenAIFormat
 from lmi.text.reasoning import Reasoning
 from lmi.text.tool_calls import PARSERS, Arguments, Call, Named, Part, Text, ToolCalls
 from lmi.types import Answer, Delta, FinishReason, Token
@@ -25,13 +25,13 @@ from lmi.types import Answer, Delta, FinishReason, Token
 class Voice:
     """One sequence's text, parted into what is thought, said and called."""
 
-    def __init__(self, echo: Echo, prompt: str) -> None:
-        self._reasoning = Reasoning(prompt) if echo.reasoning else None
+    def __init__(self, format: OpenAIFormat, prompt: str) -> None:
+        self._reasoning = Reasoning(prompt) if format.reasoning else None
         self._calls: ToolCalls | None = None
-        if echo.function is not None:
-            self._calls = Named(echo.function)
-        elif echo.tool_calls is not None:
-            self._calls = PARSERS[echo.tool_calls]()
+        if format.function is not None:
+            self._calls = Named(format.function)
+        elif format.tool_calls is not None:
+            self._calls = PARSERS[format.tool_calls]()
         self._num_calls = 0
 
     def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
@@ -71,13 +71,14 @@ def call_fields(index: int, call: Call) -> dict[str, Any]:
 
 class Chat(Whole):
     kind = "chat.completion"
+    id_prefix = "chatcmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        voice = Voice(self._echo, self._prompts[index])
+        voice = Voice(self._format, self._prompts[index])
         message = whole_message(voice.feed(answer.text, is_last=True))
         assert answer.finish_reason is not None
         log_probs = None
-        if self._echo.has_log_probs:
+        if self._format.has_log_probs:
             log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason))
         return {
             "index": number,
@@ -89,19 +90,20 @@ class Chat(Whole):
 
 class ChatStream(Stream):
     kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
 
-    def __init__(self, parsed: Parsed) -> None:
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._voices: dict[int, Voice] = {}
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
         if delta.index not in self._voices:
-            self._voices[delta.index] = Voice(self._echo, delta.prompt)
+            self._voices[delta.index] = Voice(self._format, delta.prompt)
             deltas.append({"role": "assistant", "content": ""})
         voice, num_opening = self._voices[delta.index], len(deltas)
         deltas += voice.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
-        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._echo.has_log_probs else []
+        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
         if tokens and len(deltas) == num_opening:
             deltas.append({"content": ""})  # text held back: its log-probs are not
         choices = [choice(delta.index, fields) for fields in deltas]

@@ -18,7 +18,9 @@ from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
 from lmi.formatters.base import ErrorFields, Formatter
 from lmi.formatters.jsonlines import one_line
-from lmi.types import Answer, Answers, Delta, FinishReason, GenerationRequest, Token
+from lmi.schemas.common import Parsed
+from lmi.schemas.triton import TritonFormat
+from lmi.types import Answer, Answers, Delta, FinishReason, Token
 
 REASONS = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop", FinishReason.LENGTH: "length"}
 OUTPUTS = {  # beside text_output, as a model's metadata names them
@@ -32,33 +34,33 @@ OUTPUTS = {  # beside text_output, as a model's metadata names them
 }
 
 
-class Generate(Formatter):
-    """One object, the whole body. `head` stands in every object; `outputs` are names of OUTPUTS."""
+class Generate(Formatter[TritonFormat]):
+    """One object, the whole body."""
 
     media_type = "application/json"
     is_streaming = False
     opening: ClassVar[bytes] = b""
     closing: ClassVar[bytes] = b""
 
-    def __init__(
-        self, request: GenerationRequest, head: Mapping[str, str], outputs: Sequence[str], num_answers: int
-    ) -> None:
-        super().__init__(request)
-        self._head, self._outputs, self._num_answers = head, outputs, num_answers
-        self._answers = Answers(request.num_sequences)
+    def __init__(self, parsed: Parsed[TritonFormat]) -> None:
+        super().__init__(parsed)
+        self._answers = Answers(self._request.num_sequences)
 
     def feed(self, delta: Delta) -> list[bytes]:
         if not self._answers.add(delta):
             return []
         answers, num_input_tokens = self._answers.all, self._answers.all[0].num_prompt_tokens
-        if self._num_answers < len(answers):
-            answers = self._answers.ranked()[: self._num_answers]
+        if self._format.num_answers < len(answers):
+            answers = self._answers.ranked()[: self._format.num_answers]
         return [self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])]
 
     def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
         """`cum_log_probs`: of each sequence up to here, which in a stream is more than this piece of it."""
-        fields: dict[str, Any] = {**self._head, "text_output": _tensor([self._full_text(a.text) for a in answers])}
-        for name in self._outputs:
+        fields: dict[str, Any] = {
+            **self._format.head,
+            "text_output": _tensor([self._full_text(a.text) for a in answers]),
+        }
+        for name in self._format.outputs:
             if name == "num_input_tokens":
                 fields[name] = num_input_tokens
             elif name in ("cum_log_probs", "cumulative_logprob"):
@@ -90,10 +92,8 @@ class Events(OneEvent):
 
     is_streaming = True
 
-    def __init__(
-        self, request: GenerationRequest, head: Mapping[str, str], outputs: Sequence[str], num_answers: int
-    ) -> None:
-        super().__init__(request, head, outputs, num_answers)
+    def __init__(self, parsed: Parsed[TritonFormat]) -> None:
+        super().__init__(parsed)
         self._num_input_tokens, self._cum_log_prob = 0, 0.0
 
     def feed(self, delta: Delta) -> list[bytes]:

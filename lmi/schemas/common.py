@@ -8,15 +8,15 @@ A body is never quoted in an error, only a shortened value of it. Of duplicate k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import msgspec
 import orjson
 
 from lmi.errors import InvalidParameter, MalformedRequest
-from lmi.types import Frame, GenerationRequest
+from lmi.types import Format, GenerationRequest
 
 MAX_INT = 2**63 - 1
 MAX_STOP_SEQUENCES = 16
@@ -42,28 +42,32 @@ def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A body that could be read: its fields, and the form that its answer will have, were it only an error."""
+class Message(Generic[Format]):
+    """A decoded body: its fields and the format of its answer."""
 
     fields: dict[str, Any]
-    frame: Frame
+    format: Format
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """What a body asks for: one request, or several that are answered together; and a line for the log on each name in
-    it that had no effect. `echo` is what the door's formatter must know beside them (an id, a name), of its own type.
-    `field_names`: the names that this body has for words of the engines' contract which its door knows by several.
+class Parsed(Generic[Format]):
+    """What a body asks for: one request, or several that are answered together, and the format of their answer.
+
+    `tolerated` has a line for the log on each name in the body that has no effect.
     """
 
     requests: tuple[GenerationRequest, ...]
+    format: Format
     tolerated: tuple[str, ...] = ()
-    echo: Any = None
-    field_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are generated for all requests."""
+        return sum(request.num_sequences for request in self.requests)
 
     @property
     def request(self) -> GenerationRequest:
-        """The one there is."""
+        """The only request."""
         [request] = self.requests
         return request
 

@@ -21,18 +21,18 @@ from lmi.schemas.common import (
     read_text,
 )
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, OutputFormat
+from lmi.types import AnswerFormat, OutputFormat
 
 MAX_INPUTS = 1000
 WITHOUT_EFFECT = ("details", "output_formatter")
 WIRE_NAMES = lmi.WIRE_NAMES
 
 
-def default_frame(model: ModelConfig) -> Frame:
-    return Frame(output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON)
+def default_format(model: ModelConfig) -> AnswerFormat:
+    return AnswerFormat(output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON)
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
     """The body as a whole. Raises MalformedRequest."""
     is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
     if not is_text:
@@ -49,12 +49,13 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
             raise MalformedRequest(f"inputs must be non-empty strings, given {shorten(text)}")
     if not isinstance(parameters, dict | None):
         raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
-    return Message(fields, default_frame(model))
+    details = (parameters or {}).get("details") is True
+    return Message(fields, replace(default_format(model), details=details))
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     """One request for each input. Raises InvalidParameter or Unsupported."""
-    fields, frame = message.fields, message.frame
+    fields, format = message.fields, message.format
     parameters, tolerated = dict(fields.get("parameters") or {}), []
     for name in WITHOUT_EFFECT:
         if parameters.get(name) is not None:
@@ -64,10 +65,11 @@ def parse(message: Message) -> Parsed:
         boolean("stream", fields["stream"])
         tolerated.append("stream: no effect, option.enable_streaming says it for all requests")
     first, *rest = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
-    alone = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, Frame()))
-    request = replace(alone.request, is_streaming=frame.output_format is not OutputFormat.JSON)
+    alone = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, lmi.LmiFormat()))
+    request = replace(alone.request, is_streaming=format.output_format is not OutputFormat.JSON)
     if request.is_streaming and request.num_sequences > 1:
         name = "n" if parameters.get("n", 1) != 1 else "best_of"
         raise Unsupported(f"parameters.{name}", "several sequences come only in an answer that is not streamed")
     requests = (request, *(replace(request, prompt=text) for text in rest))
-    return Parsed(requests, (*tolerated, *alone.tolerated)[: lmi.MAX_TOLERATED], field_names=alone.field_names)
+    format = replace(format, field_names=alone.format.field_names)
+    return Parsed(requests, format, (*tolerated, *alone.tolerated)[: lmi.MAX_TOLERATED])

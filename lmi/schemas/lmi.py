@@ -12,7 +12,7 @@ list).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
@@ -44,7 +44,7 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import GUIDED, asked_guide
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_TOLERATED = 32  # lines for the log of one request
@@ -53,6 +53,13 @@ MAX_TOP_N_TOKENS = 20  # what engines offer; more, where one does, goes by the n
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
 SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p")
 FORMATS = tuple(format.value for format in OutputFormat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmiFormat(AnswerFormat):
+    """`tgi_compat`: keys have TGI's names, and a whole answer is a list of one."""
+
+    tgi_compat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +132,14 @@ WIRE_NAMES = {
 """The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
 
 
-def default_frame(model: ModelConfig) -> Frame:
-    """The form of an answer to a body that cannot be read."""
-    return Frame(tgi_compat=model.tgi_compat)
+def default_format(model: ModelConfig) -> LmiFormat:
+    """The format of the answer to a body that cannot be read."""
+    return LmiFormat(tgi_compat=model.tgi_compat)
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig, *, accepts_events: bool = False) -> Message:
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, accepts_events: bool = False
+) -> Message[LmiFormat]:
     """The body as a whole. Raises MalformedRequest.
 
     `accepts_events`: the client asks for server-sent events, if nothing else says in which form it is answered.
@@ -142,7 +151,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig, *, accepts_e
         check_values(body)
     fields: dict[str, Any] = {"inputs": read_text(body)} if is_text else read_object(body)
     _check_fields(fields)
-    return Message(fields, _frame(fields, model, accepts_events))
+    return Message(fields, _format(fields, model, accepts_events))
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
@@ -159,9 +168,10 @@ def _check_fields(fields: dict[str, Any]) -> None:
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
-def _frame(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> Frame:
+def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> LmiFormat:
     """The request's own `output_formatter` beats the configured one, which beats `stream`, which beats Accept."""
-    wanted = (fields.get("parameters") or {}).get("output_formatter")
+    parameters = fields.get("parameters") or {}
+    wanted, details = parameters.get("output_formatter"), parameters.get("details")
     name = wanted if wanted in FORMATS else model.output_formatter
     if name is not None:
         output_format = OutputFormat(name)
@@ -169,28 +179,30 @@ def _frame(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> 
         output_format = OutputFormat.JSON
     else:
         output_format = OutputFormat.SSE if model.tgi_compat or accepts_events else OutputFormat.JSONLINES
-    return Frame(output_format=output_format, tgi_compat=model.tgi_compat)
+    details = model.tgi_compat if details is None else details is True
+    return LmiFormat(output_format=output_format, details=details, tgi_compat=model.tgi_compat)
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
-    fields, frame = message.fields, message.frame
+    fields, format = message.fields, message.format
     tolerated = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
     if fields.get("adapters") is not None:
         raise Unsupported("adapters", "no adapter is loaded")
     _check_together(given)
     for name in ("n", "best_of"):
-        if name in given and frame.output_format is not OutputFormat.JSON:
+        if name in given and format.output_format is not OutputFormat.JSON:
             raise Unsupported(f"parameters.{name}", "several sequences come only in an answer that is not streamed")
-    given.setdefault("details", frame.tgi_compat)
+    given.setdefault("details", format.tgi_compat)
     is_greedy = "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
-    for name, reason in _without_effect(given, frame, is_greedy):
+    for name, reason in _without_effect(given, format, is_greedy):
         del given[name]
         tolerated.append(f"parameters.{name}: no effect {reason}")
     guide, field_names = asked_guide(given, "parameters.")
-    request = _request(fields["inputs"], given, guide, frame, is_greedy)
-    return Parsed((request,), tuple(tolerated[:MAX_TOLERATED]), field_names=field_names)
+    request = _request(fields["inputs"], given, guide, format, is_greedy)
+    format = replace(format, details=given["details"], field_names=field_names)
+    return Parsed((request,), format, tuple(tolerated[:MAX_TOLERATED]))
 
 
 def unknown(fields: dict[str, Any], known: Collection[str]) -> list[str]:
@@ -225,14 +237,14 @@ def _check_together(given: dict[str, Any]) -> None:
         raise InvalidParameter("parameters.stop", f"at most {MAX_STOP_SEQUENCES} with stop_sequences", given["stop"])
 
 
-def _without_effect(given: dict[str, Any], frame: Frame, is_greedy: bool) -> list[tuple[str, str]]:
+def _without_effect(given: dict[str, Any], format: LmiFormat, is_greedy: bool) -> list[tuple[str, str]]:
     """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
     reasons = dict.fromkeys(("length_penalty", "early_stopping"), "without beams")
     if is_greedy:
         reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")
     if not given["details"]:
         reasons |= dict.fromkeys(("decoder_input_details", "prompt_logprobs"), "without details")
-    if not given["details"] and frame.output_format is OutputFormat.JSON:
+    if not given["details"] and format.output_format is OutputFormat.JSON:
         reasons |= dict.fromkeys(("logprobs", "top_n_tokens"), "without details or a stream")
     elif "logprobs" in given:
         reasons["top_n_tokens"] = "beside logprobs"
@@ -256,9 +268,9 @@ def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
 
 
 def _request(
-    prompt: str, given: dict[str, Any], guide: GuidedDecodingParams | None, frame: Frame, is_greedy: bool
+    prompt: str, given: dict[str, Any], guide: GuidedDecodingParams | None, format: LmiFormat, is_greedy: bool
 ) -> GenerationRequest:
-    sampling, is_streaming = _sampling(given, is_greedy), frame.output_format is not OutputFormat.JSON
+    sampling, is_streaming = _sampling(given, is_greedy), format.output_format is not OutputFormat.JSON
     num_prompt_log_probs = given.get("prompt_logprobs", 0 if "decoder_input_details" in given else None)
     return GenerationRequest(
         prompt=prompt,
@@ -266,7 +278,6 @@ def _request(
         max_new_tokens=given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
         sampling=sampling,
         is_streaming=is_streaming,
-        output_format=frame.output_format,
         stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
         bad_sequences=given.get("bad_sequences", ()),
         stop_token_ids=given.get("stop_token_ids", ()),
@@ -276,10 +287,8 @@ def _request(
         skip_special_tokens=given.get("skip_special_tokens", True),
         spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
         return_full_text=given.get("return_full_text", False),
-        details=given["details"],
         prefill_details=num_prompt_log_probs is not None,
         num_top_log_probs=given.get("logprobs", given.get("top_n_tokens")),
         num_prompt_log_probs=num_prompt_log_probs,
         guided_decoding=guide,
-        tgi_compat=frame.tgi_compat,
     )

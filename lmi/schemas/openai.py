@@ -8,8 +8,6 @@ done is refused.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,7 +38,7 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_TOKENS = 16  # of completions
 MAX_SEQUENCES = 16  # of one prompt
@@ -56,26 +54,15 @@ GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIFrame(Frame):
-    """What the server's settings have to say of an answer."""
+class OpenAIFormat(AnswerFormat):
+    """`num_choices` of each prompt's sequences are the answer.
 
-    model: str
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Echo:
-    """What an answer's writer must know beside the requests.
-
-    `num_choices` of each prompt's sequences are the answer. `function`: the one that a forced call calls, whose
-    arguments the whole text is; `tool_calls`: the form of other calls in the text, `reasoning` the form of thoughts.
+    `function` is the one that a forced call names: the whole text is its arguments. `tool_calls` is the form of other
+    calls in the text, `reasoning` the form of thoughts: the server's settings until the parameters are checked.
     """
 
-    id: str
-    created: int  # seconds since 1970
     model: str
-    has_usage: bool = False  # a stream's last chunk tells it
+    has_usage: bool = False  # a stream's last chunk reports it
     has_log_probs: bool = False
     num_top_log_probs: int = 0
     num_choices: int = 1
@@ -179,15 +166,13 @@ WIRE_NAMES = {
 """The contract's words for what a client of these doors calls otherwise."""
 
 
-def default_frame(model: ModelConfig) -> OpenAIFrame:
-    return OpenAIFrame(
-        model=model.name, tool_call_parser=model.tool_call_parser, reasoning_parser=model.reasoning_parser
-    )
+def default_format(model: ModelConfig) -> OpenAIFormat:
+    return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
 
 
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
-) -> Message:
+) -> Message[OpenAIFormat]:
     """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's.
 
     `stream_format` None: a stream is server-sent events; else it is what `output_formatter` or the server's settings
@@ -197,8 +182,8 @@ def read(
     return message(body, model, stream_format)
 
 
-def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message:
-    fields, frame = read_object(body), default_frame(model)
+def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
+    fields, format = read_object(body), default_format(model)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
@@ -207,8 +192,8 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:
-        frame = replace(frame, output_format=_stream_format(fields.get("output_formatter"), model, stream_format))
-    return Message(fields, frame)
+        format = replace(format, output_format=_stream_format(fields.get("output_formatter"), model, stream_format))
+    return Message(fields, format)
 
 
 def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | None) -> OutputFormat:
@@ -219,7 +204,7 @@ def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | Non
     return next(named, usual)
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """The requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
     given, tolerated = read_fields(message.fields, COMPLETION, CANNOT)
     if given.get("suffix"):
@@ -233,7 +218,7 @@ def parse(message: Message) -> Parsed:
     max_tokens, num_log_probs = given.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("logprobs")
     if max_tokens == 0 and not given.get("echo"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
-    shared = shared_fields(given, message.frame, num_sequences=best_of)
+    shared = shared_fields(given, message.format, num_sequences=best_of)
     guide, field_names = asked_guide(given)
     shared |= {
         "max_new_tokens": max(1, max_tokens),
@@ -244,10 +229,9 @@ def parse(message: Message) -> Parsed:
     }
     if given.get("echo") and num_log_probs is not None:
         shared |= {"prefill_details": True, "num_prompt_log_probs": num_log_probs}
-    echo = Echo(
-        id=f"cmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=message.frame.model,  # type: ignore[attr-defined]
+    format = replace(
+        message.format,
+        field_names=field_names,
         has_usage=wants_usage(given),
         has_log_probs=num_log_probs is not None,
         num_top_log_probs=num_log_probs or 0,
@@ -256,7 +240,7 @@ def parse(message: Message) -> Parsed:
         is_answer_wanted=max_tokens > 0,
     )
     requests = tuple(GenerationRequest(**prompt, **shared) for prompt in prompts)
-    return Parsed(requests, tolerated, echo, field_names)
+    return Parsed(requests, format, tolerated)
 
 
 def _prompts(value: object) -> list[dict[str, Any]]:
@@ -313,15 +297,14 @@ def wants_usage(given: Mapping[str, Any]) -> bool:
     return wanted
 
 
-def shared_fields(given: Mapping[str, Any], frame: Frame, *, num_sequences: int) -> dict[str, Any]:
+def shared_fields(given: Mapping[str, Any], format: AnswerFormat, *, num_sequences: int) -> dict[str, Any]:
     """The fields of a request that both schemas make in the same way."""
     max_tokens = given.get("max_tokens")
     if max_tokens is not None and given.get("min_tokens", 0) > max_tokens:
         raise InvalidParameter("min_tokens", f"at most max_tokens ({max_tokens})", given["min_tokens"])
     return {
         "sampling": _sampling(given, num_sequences),
-        "is_streaming": frame.output_format is not OutputFormat.JSON,
-        "output_format": frame.output_format,
+        "is_streaming": format.output_format is not OutputFormat.JSON,
         "stop_sequences": given.get("stop", ()),
         "bad_sequences": given.get("bad_words", ()),
         "stop_token_ids": given.get("stop_token_ids", ()),

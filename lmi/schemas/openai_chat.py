@@ -7,9 +7,8 @@ found in the text later. What both schemas share, and where it comes from: `sche
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,8 +22,7 @@ from lmi.schemas.openai import (
     CANNOT,
     MAX_LOG_PROBS,
     SHARED,
-    Echo,
-    OpenAIFrame,
+    OpenAIFormat,
     message,
     read_fields,
     shared_fields,
@@ -86,7 +84,7 @@ class _Outline(msgspec.Struct):
 
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
-) -> Message:
+) -> Message[OpenAIFormat]:
     """The body as a whole, as `schemas/openai.py: read`."""
     if len(body) > MAX_VALUES_BYTES:
         _check_values(body)
@@ -114,10 +112,8 @@ def _num_text_bytes(content: bytes) -> int:
     return sum(len(bytes(part.text)) for part in parts if bytes(part.text)[:1] == b'"')
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """The request of a chat. Raises InvalidParameter or Unsupported."""
-    frame = message.frame
-    assert isinstance(frame, OpenAIFrame)
     given, tolerated = read_fields(message.fields, CHAT, CANNOT_CHAT)
     if given.get("modalities", ["text"]) != ["text"]:
         raise Unsupported("modalities", "models here write text alone")
@@ -128,34 +124,32 @@ def parse(message: Message) -> Parsed:
     choice = _tool_choice(given.get("tool_choice"), tools)
     is_forced = choice in tools or choice == "required"
     num_choices, num_top = given.get("n", 1), given.get("top_logprobs", 0)
-    shared = shared_fields(given | {"max_tokens": max_tokens}, frame, num_sequences=num_choices)
-    echo = Echo(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=frame.model,
+    shared = shared_fields(given | {"max_tokens": max_tokens}, message.format, num_sequences=num_choices)
+    format = replace(
+        message.format,
         has_usage=wants_usage(given),
         has_log_probs=given.get("logprobs", False),
         num_top_log_probs=num_top,
         num_choices=num_choices,
         function=choice if choice in tools else None,
-        tool_calls=_tool_call_form(choice, tools, frame),
-        reasoning=None if is_forced else frame.reasoning_parser,
+        tool_calls=_tool_call_form(choice, tools, message.format.tool_calls),
+        reasoning=None if is_forced else message.format.reasoning,
     )
     guide, field_names = asked_guide(given)
     if is_forced:
         guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
         field_names = {CONTRACT_NAME: "tool_choice"}
-    elif "skip_special_tokens" not in given and (echo.tool_calls or echo.reasoning):
+    elif "skip_special_tokens" not in given and (format.tool_calls or format.reasoning):
         shared["skip_special_tokens"] = False  # some models have the marks as special tokens
     request = GenerationRequest(
         chat=_chat(given, list(tools.values()) if choice != "none" else []),
         max_new_tokens=max_tokens,
-        needs_log_probs=echo.has_log_probs,
+        needs_log_probs=format.has_log_probs,
         num_top_log_probs=num_top or None,
         guided_decoding=guide,
         **shared,
     )
-    return Parsed((request,), tolerated, echo, field_names)
+    return Parsed((request,), replace(format, field_names=field_names), tolerated)
 
 
 def _chat(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Chat:
@@ -274,14 +268,15 @@ def _tool_choice(value: object, tools: Mapping[str, Any]) -> str:
     return str(name)
 
 
-def _tool_call_form(choice: str, tools: Mapping[str, Any], frame: OpenAIFrame) -> str | None:
+def _tool_call_form(choice: str, tools: Mapping[str, Any], parser: str | None) -> str | None:
+    """The form of calls in the text, None where there are none. `parser` is the server's."""
     if choice == "none" or choice in tools:
         return None
     if choice == "required":
         return "json"
-    if frame.tool_call_parser is None:
+    if parser is None:
         raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
-    return None if frame.tool_call_parser == "text" else frame.tool_call_parser
+    return None if parser == "text" else parser
 
 
 def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:

@@ -8,7 +8,7 @@ refuses it, and requests without `parameters` are greedy too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
@@ -38,7 +38,7 @@ from lmi.schemas.common import (
 from lmi.schemas.guides import json_schema
 from lmi.schemas.lmi import MAX_SEQUENCES, MAX_TOLERATED, MAX_TOP_N_TOKENS, Parameter, read_parameters, unknown
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as TGI's own API description says; shortened to what the context has room for
 KNOWN_FIELDS = ("inputs", "parameters", "stream")
@@ -47,7 +47,7 @@ GRAMMARS = ("json", "json_object", "json_schema", "regex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TgiFrame(Frame):
+class TgiFormat(AnswerFormat):
     """`is_list`: a whole answer is a list of one, as at `/`."""
 
     is_list: bool = False
@@ -105,12 +105,14 @@ WIRE_NAMES = {
 """The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
 
 
-def default_frame(model: ModelConfig) -> TgiFrame:
-    """The form of an answer to a body that cannot be read."""
-    return TgiFrame()
+def default_format(model: ModelConfig) -> TgiFormat:
+    """The format of the answer to a body that cannot be read."""
+    return TgiFormat()
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None) -> Message:
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None
+) -> Message[TgiFormat]:
     """The body as a whole, of any content type. Raises MalformedRequest.
 
     `stream` None: the body says whether it wants a stream, and a whole answer is a list.
@@ -120,7 +122,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig, *, stream: b
     _check_fields(fields, has_stream=stream is None)
     is_streaming = fields.get("stream") if stream is None else stream
     output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
-    return Message(fields, TgiFrame(output_format=output_format, is_list=stream is None))
+    return Message(fields, TgiFormat(output_format=output_format, is_list=stream is None))
 
 
 def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
@@ -134,10 +136,10 @@ def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
-    fields, frame = message.fields, message.frame
-    is_streaming = frame.output_format is OutputFormat.SSE
+    fields, format = message.fields, message.format
+    is_streaming = format.output_format is OutputFormat.SSE
     tolerated = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
     is_greedy = _is_greedy(fields.get("parameters") or {}, given)
@@ -145,8 +147,9 @@ def parse(message: Message) -> Parsed:
     for name, reason in _without_effect(given, is_streaming=is_streaming, is_greedy=is_greedy):
         del given[name]
         tolerated.append(f"parameters.{name}: no effect {reason}")
-    request = _request(fields["inputs"], given, frame.output_format, is_greedy=is_greedy)
-    return Parsed((request,), tuple(tolerated[:MAX_TOLERATED]), frame)
+    has_details = bool(given.keys() & {"details", "decoder_input_details"})
+    request = _request(fields["inputs"], given, is_streaming, has_details, is_greedy)
+    return Parsed((request,), replace(format, details=has_details), tuple(tolerated[:MAX_TOLERATED]))
 
 
 def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
@@ -177,9 +180,10 @@ def _without_effect(given: dict[str, Any], *, is_streaming: bool, is_greedy: boo
     return [(name, reason) for name, reason in reasons.items() if name in given]
 
 
-def _request(prompt: str, given: dict[str, Any], output_format: OutputFormat, *, is_greedy: bool) -> GenerationRequest:
-    is_streaming = output_format is OutputFormat.SSE
-    has_details, has_prefill = "details" in given or "decoder_input_details" in given, "decoder_input_details" in given
+def _request(
+    prompt: str, given: dict[str, Any], is_streaming: bool, has_details: bool, is_greedy: bool
+) -> GenerationRequest:
+    has_prefill = "decoder_input_details" in given
     num_sequences = given.get("best_of", 1)
     return GenerationRequest(
         prompt=prompt,
@@ -195,12 +199,10 @@ def _request(prompt: str, given: dict[str, Any], output_format: OutputFormat, *,
             frequency_penalty=given.get("frequency_penalty"),
         ),
         is_streaming=is_streaming,
-        output_format=output_format,
         stop_sequences=given.get("stop", ()),
         include_stop_str_in_output=True,
         truncate=given.get("truncate"),
         return_full_text="return_full_text" in given,
-        details=has_details,
         prefill_details=has_prefill,
         num_prompt_log_probs=0 if has_prefill else None,
         num_top_log_probs=given.get("top_n_tokens"),

@@ -10,9 +10,9 @@ TensorRT-LLM's ensemble, BLS and LLM-API models; refusals in the words of Triton
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -46,7 +46,7 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import json_schema
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_SEQUENCES = 16  # of one request
@@ -74,13 +74,16 @@ class Input:
     is_list: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """What the answer repeats or was asked to add."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonFormat(AnswerFormat):
+    """`head` begins every object: the id if there is one, model_name, model_version.
 
-    head: dict[str, str]  # id if there is one, model_name, model_version
-    outputs: tuple[str, ...]
-    num_answers: int
+    `outputs` are the further keys that were asked for; `num_answers` is how many sequences the answer shows.
+    """
+
+    head: Mapping[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    num_answers: int = 1
 
 
 def _prompt(name: str, value: object) -> str:
@@ -214,14 +217,14 @@ WIRE_NAMES = {
 }
 
 
-def default_frame(model: ModelConfig) -> Frame:
-    return Frame()
+def default_format(model: ModelConfig) -> TritonFormat:
+    return TritonFormat()
 
 
-def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message]:
+def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message[TritonFormat]]:
     """`read` of one of the two URLs: JSON for generate, SSE for generate_stream."""
 
-    def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+    def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[TritonFormat]:
         """The body as a whole; its content type is not looked at. Raises MalformedRequest."""
         body = body.removeprefix(BOM)
         check_values(body)
@@ -231,7 +234,7 @@ def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelCon
             raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
         head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
         head |= {"model_name": model.name, "model_version": model.version}
-        return Message({"head": head, "inputs": fields}, Frame(output_format=output_format))
+        return Message(fields, TritonFormat(output_format=output_format, head=head))
 
     return read
 
@@ -245,12 +248,12 @@ def _id(fields: dict[str, Any]) -> str:
     return given
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     """The request that the message asks for. Raises InvalidRequest."""
     reading = Reading()
-    for where, name, value in _members(message.fields["inputs"]):
+    for where, name, value in _members(message.fields):
         reading.add(where, name, value)
-    given, is_stream_url = reading.given, message.frame.output_format is OutputFormat.SSE
+    given, is_stream_url = reading.given, message.format.output_format is OutputFormat.SSE
     if "text_input" not in given:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
     is_streaming = is_stream_url and given.get("stream", True)
@@ -260,9 +263,9 @@ def parse(message: Message) -> Parsed:
         del given[name]
         reading.tolerated.append(f"{name}: no effect {reason}")
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
-    request = _request(given, outputs, message.frame.output_format, is_streaming, is_greedy)
-    echo = Echo(message.fields["head"], outputs, given.get("n", 1))
-    return Parsed((request,), tuple(reading.tolerated[:MAX_TOLERATED]), echo)
+    request = _request(given, outputs, is_streaming, is_greedy)
+    format = replace(message.format, outputs=outputs, num_answers=given.get("n", 1))
+    return Parsed((request,), format, tuple(reading.tolerated[:MAX_TOLERATED]))
 
 
 def _members(fields: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
@@ -400,15 +403,12 @@ def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
     )
 
 
-def _request(
-    given: dict[str, Any], outputs: tuple[str, ...], output_format: OutputFormat, is_streaming: bool, is_greedy: bool
-) -> GenerationRequest:
+def _request(given: dict[str, Any], outputs: tuple[str, ...], is_streaming: bool, is_greedy: bool) -> GenerationRequest:
     return GenerationRequest(
         prompt=given["text_input"],
         max_new_tokens=given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS),
         sampling=_sampling(given, is_greedy),
         is_streaming=is_streaming,
-        output_format=output_format,
         stop_sequences=given.get("stop_words", ()) + given.get("stop", ()),
         bad_sequences=given.get("bad_words", ()),
         stop_token_ids=given.get("stop_token_ids", ()),

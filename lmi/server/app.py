@@ -158,7 +158,7 @@ class Edge:
 async def refuse(exchange: Exchange, service: Service, status: int, message: str, allow: str | None = None) -> None:
     model = service.config.model
     dialect = dialect_at(exchange.path, model)
-    rendered = dialect.render_status(status, message, dialect.default_frame(model))
+    rendered = dialect.render_status(status, message, dialect.default_format(model))
     body = dialect.whole(rendered.media_type, rendered.body)
     headers = [("allow", allow)] if allow else []
     await exchange.answer(rendered.status, rendered.media_type, body, headers)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
 
-from lmi.dialects import Dialect
+from lmi.dialects import AnyDialect
 from lmi.errors import MalformedRequest, Unsupported
 from lmi.formatters.base import Formatter
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
@@ -51,12 +52,12 @@ class OwnFormatters:
         self._call: Call | None = None
         self._is_any_form_ours = False  # the path has no form of its own, so that formatters meet OpenAI's bodies too
 
-    def reads(self, dialect: Dialect) -> bool:
+    def reads(self, dialect: AnyDialect) -> bool:
         """Whether the input formatter gets the bodies of this door."""
         code = self._service.config.code
         return code is not None and code.has_input_formatter and dialect.is_customisable
 
-    async def read(self, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
+    async def read(self, dialect: AnyDialect, body: bytes) -> tuple[bytes, str | None]:
         """The body and its content type, as the input formatter makes them if there is one.
 
         Raises MalformedRequest with what the formatter raised.
@@ -76,7 +77,7 @@ class OwnFormatters:
         assert isinstance(piece, Piece)
         return piece.data, JSON
 
-    def asked(self, dialect: Dialect, message: Message) -> Message:
+    def asked(self, dialect: AnyDialect, message: Message[Any]) -> Message[Any]:
         """The message as it is to be parsed: an output formatter sees the details whether the client asks or not."""
         if self._service.config.model.dynamic_batch or not self._writes(dialect, message):
             return message
@@ -85,7 +86,9 @@ class OwnFormatters:
             return message
         return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
 
-    def choose(self, dialect: Dialect, message: Message, parsed: Parsed) -> tuple[Formatter | OwnWriter, Parsed]:
+    def choose(
+        self, dialect: AnyDialect, message: Message[Any], parsed: Parsed[Any]
+    ) -> tuple[Formatter[Any] | OwnWriter, Parsed[Any]]:
         """The writer of the answer, and the request as that needs it. `message`: as the client sent it."""
         if not self._is_any_form_ours or not has_output_formatter(self._service.config, message):
             self.close()
@@ -101,11 +104,11 @@ class OwnFormatters:
         if self._call is not None:
             self._call.close()
 
-    def _writes(self, dialect: Dialect, message: Message) -> bool:
+    def _writes(self, dialect: AnyDialect, message: Message[Any]) -> bool:
         return dialect.is_customisable and has_output_formatter(self._service.config, message)
 
 
-def has_output_formatter(config: Config, message: Message) -> bool:
+def has_output_formatter(config: Config, message: Message[Any]) -> bool:
     """Whether the model's own formatter writes the answer: a request that names a form gets that."""
     if config.code is None or not config.code.has_output_formatter or config.model.output_formatter is not None:
         return False
@@ -123,7 +126,7 @@ class CustomFormatter:
 
     media_type = ""
 
-    def __init__(self, workers: CodeWorkers, call: Call | None, message: Message, parsed: Parsed) -> None:
+    def __init__(self, workers: CodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
         request = parsed.requests[0]
         parameters = message.fields.get("parameters") or {}
         if request.num_sequences > 1:
@@ -132,13 +135,12 @@ class CustomFormatter:
         self.is_streaming = request.is_streaming
         self._is_list = isinstance(message.fields["inputs"], list)
         self._workers, self._call = workers, call
-        details = parameters.get("details")
         self._open: Callable[[int], Open] = lambda call_id: Open(
             call_id,
             [each.prompt for each in parsed.requests],
             {name: value for name, value in message.fields.items() if name != "inputs"},
             request.is_streaming,
-            details=message.frame.tgi_compat if details is None else details,
+            details=message.format.details,
             return_full_text=request.return_full_text,
         )
         self._written = [b""] * len(parsed.requests)  # and not sent yet, for each input
@@ -182,7 +184,7 @@ class CustomFormatter:
 class ResponseFormatter:
     """The model's own output formatter behind one of OpenAI's: it is given each object that would be sent."""
 
-    def __init__(self, workers: CodeWorkers, call: Call | None, dialect: Dialect, parsed: Parsed) -> None:
+    def __init__(self, workers: CodeWorkers, call: Call | None, dialect: AnyDialect, parsed: Parsed[Any]) -> None:
         self._formatter = dialect.formatter(parsed)
         self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
         self._workers, self._call, self._dialect = workers, call, dialect

@@ -1,7 +1,7 @@
 """From a parsed request to the bytes of its answer.
 
 The response's head is held back until the first Delta or error exists, so that an early failure has a real status.
-After the first byte an error is written in the answer's own form and the body ends.
+After the first byte an error is written in the format of the answer and the body ends.
 """
 
 from __future__ import annotations
@@ -9,74 +9,98 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from lmi.dialects import Dialect
+from lmi.dialects import AnyDialect
 from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import Formatter
 from lmi.http.exchange import Exchange
-from lmi.schemas.common import Parsed
+from lmi.schemas.common import Message, Parsed
 from lmi.server.custom import OwnFormatters, OwnWriter
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 from lmi.shared.state import FrontEndRecord
-from lmi.types import Delta, Frame
+from lmi.types import AnswerFormat, Delta
 
 
 async def answer(
     exchange: Exchange,
     service: Service,
-    dialect: Dialect,
+    dialect: AnyDialect,
     model: ModelConfig | None = None,
-    choose: Callable[[bytes], Dialect] | None = None,
+    choose: Callable[[bytes], AnyDialect] | None = None,
 ) -> None:
-    """Read one inference request and answer it, by whatever end it comes to.
+    """Read one inference request and answer it, whatever ends it.
 
-    `model`: as the path names it. `choose`: the door by what its body holds, where a path belongs to several; until
-    that is read it is `dialect`.
+    `model`: as the path names it. `choose` finds the API in the body, where a path serves several; until the body is
+    read it is `dialect`.
     """
-    model = model or service.config.model
-    frame = dialect.default_frame(model)
-    own = OwnFormatters(exchange, service)
-    try:
+    await Inference(exchange, service, dialect, model or service.config.model).answer(choose)
+
+
+class Inference:
+    """One inference request on the way to its answer.
+
+    The API is that of the path until the body has chosen one; the format of the answer is None until the body is read.
+    """
+
+    def __init__(self, exchange: Exchange, service: Service, dialect: AnyDialect, model: ModelConfig) -> None:
+        self._exchange, self._service = exchange, service
+        self._dialect, self._model = dialect, model
+        self._format: AnswerFormat | None = None
+        self._own = OwnFormatters(exchange, service)
+
+    async def answer(self, choose: Callable[[bytes], AnyDialect] | None) -> None:
+        try:
+            message = await self._read(choose)
+            parsed = self._parse(message)
+            with self._service.admitted(parsed.num_sequences):
+                formatter, parsed = self._own.choose(self._dialect, message, parsed)
+                await self._exchange.run_while_there(
+                    respond(self._exchange, self._service, self._dialect, parsed, formatter)
+                )
+        except ClientGone:
+            raise
+        except LmiError as error:
+            await self._refuse(error)
+        finally:
+            self._own.close()
+
+    async def _read(self, choose: Callable[[bytes], AnyDialect] | None) -> Message[Any]:
+        exchange, service = self._exchange, self._service
         service.check_room()  # before the body: a full server reads nothing
-        if not own.reads(dialect):
+        if not self._own.reads(self._dialect):
             exchange.check_is_whole()
         body = await exchange.body(service.config.server.max_request_size, service.body_memory)
-        body, content_type = await own.read(dialect, body)
+        body, content_type = await self._own.read(self._dialect, body)
         if choose is not None:
-            dialect = choose(body)
-            frame = dialect.default_frame(model)
-        message = dialect.read(body, content_type, model)
-        frame = message.frame
-        parsed = dialect.parse(own.asked(dialect, message))
-        del body
-        frame = replace(frame, field_names=parsed.field_names)
-        service.report_tolerated(parsed.tolerated, exchange.request_id)
-        service.check_sequences(parsed.requests)
-        with service.admitted(sum(request.num_sequences for request in parsed.requests)):
-            formatter, parsed = own.choose(dialect, message, parsed)
-            await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
-    except ClientGone:
-        raise
-    except LmiError as error:
-        rendered = dialect.render_error(error, frame, accepted=False)
+            self._dialect = choose(body)
+        message = self._dialect.read(body, content_type, self._model)
+        self._format = message.format
+        return message
+
+    def _parse(self, message: Message[Any]) -> Parsed[Any]:
+        parsed = self._dialect.parse(self._own.asked(self._dialect, message))
+        self._format = parsed.format
+        self._service.report_tolerated(parsed.tolerated, self._exchange.request_id)
+        self._service.check_sequences(parsed.requests)
+        return parsed
+
+    async def _refuse(self, error: LmiError) -> None:
+        dialect, exchange = self._dialect, self._exchange
+        rendered = dialect.render_error(error, self._format or dialect.default_format(self._model), accepted=False)
         exchange.error_label = error.label
         body = dialect.whole(rendered.media_type, rendered.body)
         await exchange.answer(rendered.status, rendered.media_type, body, rendered.headers.items())
-    finally:
-        own.close()
 
 
 async def respond(
     exchange: Exchange,
     service: Service,
-    dialect: Dialect,
-    parsed: Parsed,
-    frame: Frame,
-    formatter: Formatter | OwnWriter,
+    dialect: AnyDialect,
+    parsed: Parsed[Any],
+    formatter: Formatter[Any] | OwnWriter,
 ) -> None:
     """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
@@ -94,14 +118,14 @@ async def respond(
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.write(dialect.render_error(error, frame, accepted=True).body)
+        await exchange.write(dialect.render_error(error, parsed.format, accepted=True).body)
     if exchange.status:
         await exchange.end()
     else:
         await exchange.answer(200, formatter.media_type, body)
 
 
-async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
+async def write(exchange: Exchange, formatter: Formatter[Any], deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
     """Send a streaming formatter's records as they come; return the last one, of any other formatter the body."""
     record = b""
     async for delta in deltas:

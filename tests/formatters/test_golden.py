@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lmi import errors
-from lmi.dialects import DIALECTS, Dialect
+from lmi.dialects import DIALECTS, AnyDialect
 from lmi.errors import LmiError
 from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, Token
@@ -47,14 +47,14 @@ def _settled(body: bytes) -> bytes:
     return re.sub(rb'"created":[0-9]{10}', b'"created":0', body)
 
 
-def _answer(door: Dialect, case: dict[str, Any]) -> tuple[int, str, bytes]:
+def _answer(door: AnyDialect, case: dict[str, Any]) -> tuple[int, str, bytes]:
     """Status, content type and body, put together as a route would."""
     model = ModelConfig(path="demo", name="demo", **case.get("model", {}))
     body = case["body"] if isinstance(case["body"], str) else json.dumps(case["body"])
-    frame, accepted, records = door.default_frame(model), False, list[bytes]()
+    format, accepted, records = door.default_format(model), False, list[bytes]()
     try:
         message = door.read(body.encode(), case["content_type"], model)
-        frame = message.frame
+        format = message.format
         formatter = door.formatter(door.parse(message))
         for delta in case.get("deltas", []):
             records += formatter.feed(_delta(delta))
@@ -63,7 +63,7 @@ def _answer(door: Dialect, case: dict[str, Any]) -> tuple[int, str, bytes]:
             raise getattr(errors, case["error"]["class"])(case["error"]["message"])
         return 200, formatter.media_type, door.whole(formatter.media_type, b"".join(records))
     except LmiError as error:
-        rendered = door.render_error(error, frame, accepted=accepted)
+        rendered = door.render_error(error, format, accepted=accepted)
         status = 200 if records else rendered.status
         body = b"".join([*records, rendered.body])
         return status, rendered.media_type, body if records else door.whole(rendered.media_type, body)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lmi.dialects import DIALECTS, LMI_EVENTS, OPENAI_CHAT_EVENTS, Dialect
+from lmi.dialects import DIALECTS, AnyDialect
 from lmi.errors import GenerationFailed
 from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, Token
@@ -24,13 +24,15 @@ TEXT = 'He said: "Zoë" {\u2028data: 1}\n\nand left. '
 MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)
 LMI = DIALECTS["lmi"]
+LMI_EVENTS = LMI.for_accept("text/event-stream")
 CHAT_LINES, CHAT = DIALECTS["openai_chat_lines"], DIALECTS["openai_chat"]
+CHAT_EVENTS = CHAT_LINES.for_accept("text/event-stream")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 Reader = Callable[[Iterable[bytes]], Iterator[str]]
 
 
-def written(door: Dialect, body: dict[str, Any], model: ModelConfig = MODEL, *, fails: bool = False) -> list[bytes]:
+def written(door: AnyDialect, body: dict[str, Any], model: ModelConfig = MODEL, *, fails: bool = False) -> list[bytes]:
     """What a route writes, piece by piece, for an answer of TEXT, or one that fails after it."""
     message = door.read(json.dumps(body).encode(), None, model)
     formatter = door.formatter(door.parse(message))
@@ -40,7 +42,7 @@ def written(door: Dialect, body: dict[str, Any], model: ModelConfig = MODEL, *, 
         deltas.append(Delta([Token(2, "", -0.5, is_special=True)], FinishReason.EOS_TOKEN, prompt="Hi"))
     records = [record for delta in deltas for record in formatter.feed(delta)]
     if fails:
-        records.append(door.render_error(GenerationFailed("no"), message.frame, accepted=True).body)
+        records.append(door.render_error(GenerationFailed("no"), message.format, accepted=True).body)
     return records if formatter.is_streaming else [door.whole(formatter.media_type, b"".join(records))]
 
 
@@ -149,10 +151,10 @@ DETAILED = {**STREAM, "parameters": {"details": True}}
 TALK = {"messages": MESSAGES, "stream": True}
 LINES, EVENTS = (LMI, STREAM, MODEL), (LMI_EVENTS, STREAM, MODEL)
 LINES_DETAILED, EVENTS_TGI = (LMI, DETAILED, MODEL), (LMI, STREAM, TGI)
-CHATS = [(CHAT_LINES, TALK, MODEL), (OPENAI_CHAT_EVENTS, TALK, MODEL), (CHAT, TALK, MODEL)]
+CHATS = [(CHAT_LINES, TALK, MODEL), (CHAT_EVENTS, TALK, MODEL), (CHAT, TALK, MODEL)]
 WHOLE, WHOLE_TGI = (LMI, {"inputs": "Hi"}, MODEL), (LMI, {"inputs": "Hi"}, TGI)
 WHOLE_CHAT = (CHAT_LINES, {"messages": MESSAGES}, MODEL)
-Asked = tuple[Dialect, dict[str, Any], ModelConfig]
+Asked = tuple[AnyDialect, dict[str, Any], ModelConfig]
 
 BUFFERED: list[tuple[Reader, list[Asked]]] = [
     (lmi_from_the_brace_on, [LINES, LINES_DETAILED, EVENTS, EVENTS_TGI]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -20,12 +21,17 @@ MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)
 
 
-def _parse(body: dict[str, Any], model: ModelConfig = MODEL) -> Parsed:
+def _parse(body: dict[str, Any], model: ModelConfig = MODEL) -> Parsed[lmi.LmiFormat]:
     return lmi.parse(lmi.read(json.dumps(body).encode(), "application/json", model))
 
 
-def _request(parameters: dict[str, Any], **fields: Any) -> GenerationRequest:
-    return _parse({"inputs": "hi", "parameters": parameters} | fields).request
+def _request(parameters: dict[str, Any], **others: Any) -> GenerationRequest:
+    return _parse({"inputs": "hi", "parameters": parameters} | others).request
+
+
+def _fields(parsed: Parsed[lmi.LmiFormat]) -> dict[str, Any]:
+    """The fields of the request and of the format of its answer."""
+    return {field.name: getattr(each, field.name) for each in (parsed.request, parsed.format) for field in fields(each)}
 
 
 # The documented defaults, the lists of all backends together; None where the page says None or random.
@@ -169,10 +175,12 @@ def test_the_tables_of_this_file_hold_every_parameter() -> None:
 def test_a_parameter_changes_what_it_names_and_nothing_else(name: str) -> None:
     value, changes = EFFECT[name]
     base = {} if name == "details" else {"details": True}
-    before, after = _request(base), _request(base | {name: value})
-    assert {field: getattr(after, field) for field in changes} == changes
-    unchanged = set(GenerationRequest.__slots__) - set(changes)
-    assert {field: getattr(after, field) for field in unchanged} == {f: getattr(before, f) for f in unchanged}
+    before, after = (
+        _fields(_parse({"inputs": "hi", "parameters": parameters})) for parameters in (base, base | {name: value})
+    )
+    assert {field: after[field] for field in changes} == changes
+    unchanged = set(after) - {*changes, "field_names"}
+    assert {field: after[field] for field in unchanged} == {field: before[field] for field in unchanged}
 
 
 @pytest.mark.parametrize("name", SAMPLING_EFFECT)
@@ -352,27 +360,27 @@ def test_the_request_s_formatter_beats_the_configured_one_which_beats_stream(
 ) -> None:
     model = ModelConfig(path="demo", name="demo", output_formatter=configured, tgi_compat=tgi)
     body = {"inputs": "hi", "parameters": {"output_formatter": own}, "stream": stream}
-    request = _parse(body, model).request
-    assert (request.output_format, request.tgi_compat) == (result, tgi)
-    assert request.is_streaming is (result is not J)
+    parsed = _parse(body, model)
+    assert (parsed.format.output_format, parsed.format.tgi_compat) == (result, tgi)
+    assert parsed.request.is_streaming is (result is not J)
 
 
 def test_stream_counts_at_the_top_level_only() -> None:
     parsed = _parse({"inputs": "hi", "parameters": {"stream": True}})
-    assert parsed.request.output_format is J
+    assert parsed.format.output_format is J
     assert parsed.tolerated == ("parameters.'stream': unknown",)
 
 
 def test_tgi_compat_gives_details_unless_they_are_refused() -> None:
-    assert _parse({"inputs": "hi"}, TGI).request.details
-    assert _parse({"inputs": "hi", "parameters": {"details": None}}, TGI).request.details
-    assert not _parse({"inputs": "hi", "parameters": {"details": False}}, TGI).request.details
+    assert _parse({"inputs": "hi"}, TGI).format.details
+    assert _parse({"inputs": "hi", "parameters": {"details": None}}, TGI).format.details
+    assert not _parse({"inputs": "hi", "parameters": {"details": False}}, TGI).format.details
 
 
 def test_the_form_of_the_answer_is_known_before_a_parameter_is_refused() -> None:
     body = b'{"inputs": "hi", "stream": true, "parameters": {"top_p": 7, "output_formatter": "sse"}}'
     message = lmi.read(body, None, MODEL)
-    assert message.frame.output_format is S
+    assert message.format.output_format is S
     with pytest.raises(InvalidParameter):
         lmi.parse(message)
 

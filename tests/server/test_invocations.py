@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lmi.dialects import DIALECTS, DYNAMIC_BATCH, LMI, LMI_EVENTS, Dialect
+from lmi.dialects import DIALECTS, DYNAMIC_BATCH, LMI, AnyDialect
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.routes.invocations import attribute, door_of_body, door_of_inputs
@@ -46,7 +46,7 @@ CHAT, COMPLETIONS = DIALECTS["openai_chat_lines"], DIALECTS["openai_completions_
         (b"", LMI),
     ],
 )
-def test_a_body_goes_to_the_door_whose_field_it_has(body: bytes, door: Dialect) -> None:
+def test_a_body_goes_to_the_door_whose_field_it_has(body: bytes, door: AnyDialect) -> None:
     assert door_of_body(body, usual=LMI, accept="*/*") is door
 
 
@@ -123,7 +123,7 @@ def test_a_configured_formatter_beats_accept(tmp_path: Path) -> None:
     with host(tmp_path, model={"output_formatter": "json"}) as served:
         response, _ = served.post({"inputs": "say hi"}, headers={"accept": "text/event-stream"})
         assert response.headers["content-type"] == "application/json"
-        assert door_of_inputs(served.config.model, "text/event-stream") is LMI_EVENTS
+        assert door_of_inputs(served.config.model) is LMI
 
 
 def test_under_tgi_compat_the_same_path_answers_with_tgis_list(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_without_a_rolling_batch_inputs_are_of_the_dynamic_batch_schema_and_othe
     tmp_path: Path,
 ) -> None:
     with host(tmp_path, model={"dynamic_batch": True}) as served:
-        assert door_of_inputs(served.config.model, "text/event-stream") is DYNAMIC_BATCH
+        assert door_of_inputs(served.config.model).for_accept("text/event-stream") is DYNAMIC_BATCH
         _, body = served.post({"inputs": "say hi"}, "/models/model/invoke")
         assert json.loads(body) == [{"generated_text": "hi"}]
         _, body = served.post({"prompt": "say hi"})

@@ -5,7 +5,7 @@ Which of them is described is up to the server's settings.
 
 from __future__ import annotations
 
-from lmi.dialects import LMI_INVALID_STATUS
+from lmi.dialects import BY_ROUTE, LMI_INVALID_STATUS
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.schemas.lmi import PARAMETERS
 from lmi.server.openapi.parts import (
@@ -31,7 +31,6 @@ from lmi.server.openapi.parts import (
     struct,
     taken,
 )
-from lmi.server.routes.invocations import BY_ROUTE
 from lmi.settings.config import Config
 
 NAME = "LMI"

@@ -76,7 +76,7 @@ async def copy(exchange: Exchange, call: Call) -> None:
 
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
     """The statuses and headers of the LMI door, and one shape for whatever went wrong."""
-    rendered = LMI.render_error(error, LMI.default_frame(service.config.model), accepted=False)
+    rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
     await exchange.answer(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 
