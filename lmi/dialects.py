@@ -157,7 +157,7 @@ def _tgi_type(error: LmiError, accepted: bool) -> str:
 
 
 def _triton_formatter(parsed: Parsed[TritonFormat]) -> Formatter[TritonFormat]:
-    if parsed.format.output_format is OutputFormat.JSON:
+    if not parsed.format.is_streamed:
         return Generate(parsed)
     return Events(parsed) if parsed.request.is_streaming else OneEvent(parsed)
 
@@ -175,7 +175,7 @@ def _render_triton_status(status: int, message: str, format: AnswerFormat) -> Re
 
 
 def _dynamic_batch_formatter(parsed: Parsed[AnswerFormat]) -> Formatter[AnswerFormat]:
-    return TextList(parsed) if parsed.format.output_format is OutputFormat.JSON else TextLines(parsed)
+    return TextLines(parsed) if parsed.format.is_streamed else TextList(parsed)
 
 
 def _render_dynamic_batch_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
@@ -203,7 +203,7 @@ TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
 
 
 def _tgi_formatter(parsed: Parsed[TgiFormat]) -> Formatter[TgiFormat]:
-    return TgiObject(parsed) if parsed.format.output_format is OutputFormat.JSON else TgiEvents(parsed)
+    return TgiEvents(parsed) if parsed.format.is_streamed else TgiObject(parsed)
 
 
 def _render_tgi_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:

@@ -44,6 +44,11 @@ class AnswerFormat:
     details: bool = False
     field_names: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the body is a sequence of records."""
+        return self.output_format is not OutputFormat.JSON
+
 
 Format = TypeVar("Format", bound=AnswerFormat)
 

@@ -20,6 +20,7 @@ from lmi.schemas.common import (
     read_object,
     read_text,
 )
+from lmi.schemas.parameters import MAX_TOLERATED, ONE_SEQUENCE_STREAMED
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, OutputFormat
 
@@ -66,10 +67,10 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
         tolerated.append("stream: no effect, option.enable_streaming says it for all requests")
     first, *rest = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
     alone = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, lmi.LmiFormat()))
-    request = replace(alone.request, is_streaming=format.output_format is not OutputFormat.JSON)
+    request = replace(alone.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         name = "n" if parameters.get("n", 1) != 1 else "best_of"
-        raise Unsupported(f"parameters.{name}", "several sequences come only in an answer that is not streamed")
+        raise Unsupported(f"parameters.{name}", ONE_SEQUENCE_STREAMED)
     requests = (request, *(replace(request, prompt=text) for text in rest))
     format = replace(format, field_names=alone.format.field_names)
-    return Parsed(requests, format, (*tolerated, *alone.tolerated)[: lmi.MAX_TOLERATED])
+    return Parsed(requests, format, (*tolerated, *alone.tolerated)[:MAX_TOLERATED])

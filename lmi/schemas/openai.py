@@ -17,7 +17,6 @@ from lmi.executor import (
     MAX_PENALTY,
     MAX_SEED,
     REPETITION_PENALTIES,
-    SamplingConfig,
 )
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
@@ -37,20 +36,37 @@ from lmi.schemas.common import (
     token_ids,
 )
 from lmi.schemas.guides import GUIDED, an_object, asked_guide, structured_outputs
+from lmi.schemas.parameters import (
+    MAX_SEQUENCES,
+    MAX_TOLERATED,
+    Given,
+    check_best_of,
+    check_least_tokens,
+    shared_request,
+)
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_TOKENS = 16  # of completions
-MAX_SEQUENCES = 16  # of one prompt
 MAX_PROMPTS = 128
 MAX_PROMPT_IDS = 1 << 20
 MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
-MAX_TOLERATED = 32  # lines for the log of one request
 UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where the URL alone names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
+OFF: dict[str, tuple[float, ...]] = {
+    "temperature": (1,),
+    "top_k": (-1, 0),
+    "top_p": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+"""The values that mean the same as leaving a field out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,37 +226,44 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
     prompts = _prompts(given.get("prompt"))
-    num_choices, best_of = given.get("n", 1), given.get("best_of", given.get("n", 1))
-    if best_of < num_choices:
-        raise InvalidParameter("best_of", f"at least n ({num_choices})", best_of)
-    if best_of > num_choices and given.get("stream"):
-        raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
-    max_tokens, num_log_probs = given.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("logprobs")
-    if max_tokens == 0 and not given.get("echo"):
-        raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
-    shared = shared_fields(given, message.format, num_sequences=best_of)
+    _check_together(given)
     guide, field_names = asked_guide(given)
-    shared |= {
-        "max_new_tokens": max(1, max_tokens),
-        "needs_log_probs": num_log_probs is not None or best_of > num_choices,
-        "num_top_log_probs": num_log_probs or None,
-        "return_full_text": given.get("echo", False),
-        "guided_decoding": guide,
-    }
-    if given.get("echo") and num_log_probs is not None:
-        shared |= {"prefill_details": True, "num_prompt_log_probs": num_log_probs}
-    format = replace(
-        message.format,
-        field_names=field_names,
+    format = replace(_completion_format(given, message.format), field_names=field_names)
+    request = replace(_completion_request(given, format), guided_decoding=guide)
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tolerated)
+
+
+def _check_together(given: Given) -> None:
+    check_best_of(given)
+    if given.get("best_of", 1) > given.get("n", 1) and given.get("stream"):
+        raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
+    if given.get("max_tokens") == 0 and not given.get("echo"):
+        raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
+    check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens"))
+
+
+def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
+    return replace(
+        format,
         has_usage=wants_usage(given),
-        has_log_probs=num_log_probs is not None,
-        num_top_log_probs=num_log_probs or 0,
-        num_choices=num_choices,
+        has_log_probs="logprobs" in given,
+        num_top_log_probs=given.get("logprobs", 0),
+        num_choices=given.get("n", 1),
         echoes_prompt=given.get("echo", False),
-        is_answer_wanted=max_tokens > 0,
+        is_answer_wanted=given.get("max_tokens", DEFAULT_MAX_TOKENS) > 0,
     )
-    requests = tuple(GenerationRequest(**prompt, **shared) for prompt in prompts)
-    return Parsed(requests, format, tolerated)
+
+
+def _completion_request(given: Given, format: OpenAIFormat) -> GenerationRequest:
+    request = openai_request(given, format, max(1, given.get("max_tokens", DEFAULT_MAX_TOKENS)))
+    has_prefill = format.echoes_prompt and format.has_log_probs
+    return replace(
+        request,
+        needs_log_probs=format.has_log_probs or request.num_sequences > format.num_choices,
+        return_full_text=format.echoes_prompt,
+        prefill_details=has_prefill,
+        num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
+    )
 
 
 def _prompts(value: object) -> list[dict[str, Any]]:
@@ -297,45 +320,20 @@ def wants_usage(given: Mapping[str, Any]) -> bool:
     return wanted
 
 
-def shared_fields(given: Mapping[str, Any], format: AnswerFormat, *, num_sequences: int) -> dict[str, Any]:
-    """The fields of a request that both schemas make in the same way."""
-    max_tokens = given.get("max_tokens")
-    if max_tokens is not None and given.get("min_tokens", 0) > max_tokens:
-        raise InvalidParameter("min_tokens", f"at most max_tokens ({max_tokens})", given["min_tokens"])
-    return {
-        "sampling": _sampling(given, num_sequences),
-        "is_streaming": format.output_format is not OutputFormat.JSON,
-        "stop_sequences": given.get("stop", ()),
-        "bad_sequences": given.get("bad_words", ()),
-        "stop_token_ids": given.get("stop_token_ids", ()),
-        "ignore_eos": given.get("ignore_eos", False),
-        "truncate": given.get("truncate_prompt_tokens"),
-        "include_stop_str_in_output": given.get("include_stop_str_in_output", False),
-        "skip_special_tokens": given.get("skip_special_tokens", True),
-        "spaces_between_special_tokens": given.get("spaces_between_special_tokens", True),
-        "token_biases": given.get("logit_bias", ()),
-    }
-
-
-def _sampling(given: Mapping[str, Any], num_sequences: int) -> SamplingConfig:
-    """What is off becomes None; what greedy decoding cannot use is forgotten, so that no engine refuses it."""
+def openai_request(given: Given, format: OpenAIFormat, max_tokens: int | None) -> GenerationRequest:
+    """A request with the fields that both schemas fill in the same way."""
     is_greedy = given.get("temperature") == 0 or given.get("top_p") == 0
-    used = {name: value for name, value in given.items() if not (is_greedy and name in GREEDY_HAS_NO)}
-    top_k, top_p = used.get("top_k", 0), used.get("top_p", 1)
-    repetition_penalty = used.get("repetition_penalty", 1)
-    return SamplingConfig(
-        num_return_sequences=num_sequences,
-        temperature=0.0 if is_greedy else _unless(used.get("temperature"), 1),
-        top_k=top_k if top_k > 0 else None,
-        top_p=None if top_p == 1 else top_p,
-        min_p=used.get("min_p") or None,
-        seed=used.get("seed"),
-        min_tokens=used.get("min_tokens") or None,
-        repetition_penalty=None if repetition_penalty == 1 else repetition_penalty,
-        presence_penalty=used.get("presence_penalty") or None,
-        frequency_penalty=used.get("frequency_penalty") or None,
+    used = {name: value for name, value in given.items() if not _is_unused(name, value, is_greedy)}
+    return replace(
+        shared_request(used, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed),
+        num_top_log_probs=format.num_top_log_probs or None,
+        stop_sequences=given.get("stop", ()),
+        bad_sequences=given.get("bad_words", ()),
+        truncate=given.get("truncate_prompt_tokens"),
+        token_biases=given.get("logit_bias", ()),
     )
 
 
-def _unless(value: float | None, off: float) -> float | None:
-    return None if value == off else value
+def _is_unused(name: str, value: object, is_greedy: bool) -> bool:
+    """Whether the field is off, or greedy decoding cannot use it and an engine might refuse it."""
+    return value in OFF.get(name, ()) or (is_greedy and name in GREEDY_HAS_NO)

@@ -24,13 +24,14 @@ from lmi.schemas.openai import (
     SHARED,
     OpenAIFormat,
     message,
+    openai_request,
     read_fields,
-    shared_fields,
     wants_usage,
 )
 from lmi.schemas.openai import WIRE_NAMES as SHARED_NAMES
+from lmi.schemas.parameters import Given, check_least_tokens
 from lmi.settings.config import ModelConfig
-from lmi.types import Chat, GenerationRequest, OutputFormat
+from lmi.types import Chat, OutputFormat
 
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -115,41 +116,49 @@ def _num_text_bytes(content: bytes) -> int:
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """The request of a chat. Raises InvalidParameter or Unsupported."""
     given, tolerated = read_fields(message.fields, CHAT, CANNOT_CHAT)
+    _check_together(given)
+    max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
+    tools = _tools(given.get("tools") or [])
+    choice = _tool_choice(given.get("tool_choice"), tools)
+    check_least_tokens(given, ["min_tokens"], "max_tokens", max_tokens)
+    format = _chat_format(given, message.format, choice, tools)
+    guide, field_names = asked_guide(given)
+    if _is_forced(choice, tools):
+        guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
+        field_names = {CONTRACT_NAME: "tool_choice"}
+    elif format.tool_calls or format.reasoning:
+        given.setdefault("skip_special_tokens", False)  # some models have the marks as special tokens
+    request = replace(
+        openai_request(given, format, max_tokens),
+        chat=_chat(given, list(tools.values()) if choice != "none" else []),
+        needs_log_probs=format.has_log_probs,
+        guided_decoding=guide,
+    )
+    return Parsed((request,), replace(format, field_names=field_names), tolerated)
+
+
+def _check_together(given: Given) -> None:
     if given.get("modalities", ["text"]) != ["text"]:
         raise Unsupported("modalities", "models here write text alone")
     if given.get("top_logprobs") and not given.get("logprobs"):
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
-    max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
-    tools = _tools(given.get("tools") or [])
-    choice = _tool_choice(given.get("tool_choice"), tools)
-    is_forced = choice in tools or choice == "required"
-    num_choices, num_top = given.get("n", 1), given.get("top_logprobs", 0)
-    shared = shared_fields(given | {"max_tokens": max_tokens}, message.format, num_sequences=num_choices)
-    format = replace(
-        message.format,
+
+
+def _is_forced(choice: str, tools: Mapping[str, Any]) -> bool:
+    return choice in tools or choice == "required"
+
+
+def _chat_format(given: Given, format: OpenAIFormat, choice: str, tools: Mapping[str, Any]) -> OpenAIFormat:
+    return replace(
+        format,
         has_usage=wants_usage(given),
         has_log_probs=given.get("logprobs", False),
-        num_top_log_probs=num_top,
-        num_choices=num_choices,
+        num_top_log_probs=given.get("top_logprobs", 0),
+        num_choices=given.get("n", 1),
         function=choice if choice in tools else None,
-        tool_calls=_tool_call_form(choice, tools, message.format.tool_calls),
-        reasoning=None if is_forced else message.format.reasoning,
+        tool_calls=_tool_call_form(choice, tools, format.tool_calls),
+        reasoning=None if _is_forced(choice, tools) else format.reasoning,
     )
-    guide, field_names = asked_guide(given)
-    if is_forced:
-        guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
-        field_names = {CONTRACT_NAME: "tool_choice"}
-    elif "skip_special_tokens" not in given and (format.tool_calls or format.reasoning):
-        shared["skip_special_tokens"] = False  # some models have the marks as special tokens
-    request = GenerationRequest(
-        chat=_chat(given, list(tools.values()) if choice != "none" else []),
-        max_new_tokens=max_tokens,
-        needs_log_probs=format.has_log_probs,
-        num_top_log_probs=num_top or None,
-        guided_decoding=guide,
-        **shared,
-    )
-    return Parsed((request,), replace(format, field_names=field_names), tolerated)
 
 
 def _chat(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Chat:

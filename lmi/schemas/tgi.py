@@ -19,7 +19,6 @@ from lmi.executor import (
     REPETITION_PENALTIES,
     GuidedDecodingParams,
     GuideType,
-    SamplingConfig,
 )
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
@@ -36,7 +35,19 @@ from lmi.schemas.common import (
     text,
 )
 from lmi.schemas.guides import json_schema
-from lmi.schemas.lmi import MAX_SEQUENCES, MAX_TOLERATED, MAX_TOP_N_TOKENS, Parameter, read_parameters, unknown
+from lmi.schemas.parameters import (
+    MAX_SEQUENCES,
+    MAX_TOLERATED,
+    MAX_TOP_N_TOKENS,
+    ONE_SEQUENCE_STREAMED,
+    Given,
+    Parameter,
+    drop,
+    in_parameters,
+    read_parameters,
+    shared_request,
+    unknown,
+)
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
@@ -89,7 +100,7 @@ PARAMETERS: dict[str, Parameter] = {
 }
 NOT_HERE = {"watermark": "no engine here marks its text", "adapter_id": "no adapter is loaded"}
 NOT_STREAMED = {
-    "best_of": "several sequences come only in an answer that is not streamed",
+    "best_of": ONE_SEQUENCE_STREAMED,
     "decoder_input_details": "the prompt's tokens come only in an answer that is not streamed",
 }
 
@@ -139,17 +150,14 @@ def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
-    is_streaming = format.output_format is OutputFormat.SSE
     tolerated = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
     is_greedy = _is_greedy(fields.get("parameters") or {}, given)
-    _check_together(given, is_streaming=is_streaming, is_greedy=is_greedy)
-    for name, reason in _without_effect(given, is_streaming=is_streaming, is_greedy=is_greedy):
-        del given[name]
-        tolerated.append(f"parameters.{name}: no effect {reason}")
-    has_details = bool(given.keys() & {"details", "decoder_input_details"})
-    request = _request(fields["inputs"], given, is_streaming, has_details, is_greedy)
-    return Parsed((request,), replace(format, details=has_details), tuple(tolerated[:MAX_TOLERATED]))
+    format = replace(format, details="details" in given or "decoder_input_details" in given)
+    _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
+    drop(given, _without_effect(format, is_greedy), tolerated, in_parameters)
+    request = replace(_request(given, format, is_greedy), prompt=fields["inputs"])
+    return Parsed((request,), format, tuple(tolerated[:MAX_TOLERATED]))
 
 
 def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
@@ -160,52 +168,36 @@ def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
     return given.get("temperature") == 0 or not is_sampling
 
 
-def _check_together(given: dict[str, Any], *, is_streaming: bool, is_greedy: bool) -> None:
-    for name, reason in (NOT_HERE | (NOT_STREAMED if is_streaming else {})).items():
+def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None:
+    for name, reason in (NOT_HERE | (NOT_STREAMED if is_streamed else {})).items():
         if name in given:
-            raise Unsupported(f"parameters.{name}", reason)
+            raise Unsupported(in_parameters(name), reason)
     if "best_of" in given and is_greedy:
-        raise InvalidParameter("parameters.best_of", "1 without sampling", given["best_of"])
+        raise InvalidParameter(in_parameters("best_of"), "1 without sampling", given["best_of"])
     if "best_of" in given and "seed" in given:
-        raise InvalidParameter("parameters.seed", "left out with best_of", given["seed"])
+        raise InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
 
 
-def _without_effect(given: dict[str, Any], *, is_streaming: bool, is_greedy: bool) -> list[tuple[str, str]]:
-    """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
-    reasons: dict[str, str] = {}
-    if is_greedy:
-        reasons |= dict.fromkeys(("seed", *SAMPLING), "in greedy decoding")
-    if not is_streaming and not given.keys() & {"details", "decoder_input_details"}:
+def _without_effect(format: TgiFormat, is_greedy: bool) -> dict[str, str]:
+    """The parameters that this request cannot use, and why."""
+    reasons = dict.fromkeys(("seed", *SAMPLING), "in greedy decoding") if is_greedy else {}
+    if not format.is_streamed and not format.details:
         reasons["top_n_tokens"] = "without details or a stream"
-    return [(name, reason) for name, reason in reasons.items() if name in given]
+    return reasons
 
 
-def _request(
-    prompt: str, given: dict[str, Any], is_streaming: bool, has_details: bool, is_greedy: bool
-) -> GenerationRequest:
+def _request(given: Given, format: TgiFormat, is_greedy: bool) -> GenerationRequest:
+    max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+    request = shared_request(given, max_new_tokens=max_new_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed)
     has_prefill = "decoder_input_details" in given
-    num_sequences = given.get("best_of", 1)
-    return GenerationRequest(
-        prompt=prompt,
-        max_new_tokens=given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-        sampling=SamplingConfig(
-            num_return_sequences=num_sequences,
-            temperature=0.0 if is_greedy else given.get("temperature"),
-            top_k=given.get("top_k"),
-            top_p=given.get("top_p"),
-            typical_p=given.get("typical_p"),
-            seed=given.get("seed"),
-            repetition_penalty=given.get("repetition_penalty"),
-            frequency_penalty=given.get("frequency_penalty"),
-        ),
-        is_streaming=is_streaming,
+    return replace(
+        request,
         stop_sequences=given.get("stop", ()),
         include_stop_str_in_output=True,
-        truncate=given.get("truncate"),
         return_full_text="return_full_text" in given,
         prefill_details=has_prefill,
         num_prompt_log_probs=0 if has_prefill else None,
         num_top_log_probs=given.get("top_n_tokens"),
-        needs_log_probs=has_details or is_streaming or num_sequences > 1,
+        needs_log_probs=format.details or format.is_streamed or request.num_sequences > 1,
         guided_decoding=given.get("grammar"),
     )

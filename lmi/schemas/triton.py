@@ -25,7 +25,6 @@ from lmi.executor import (
     REPETITION_PENALTIES,
     GuidedDecodingParams,
     GuideType,
-    SamplingConfig,
 )
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
@@ -45,12 +44,21 @@ from lmi.schemas.common import (
     token_ids,
 )
 from lmi.schemas.guides import json_schema
+from lmi.schemas.parameters import (
+    MAX_SEQUENCES,
+    MAX_TOLERATED,
+    Given,
+    check_best_of,
+    check_least_tokens,
+    check_one_sequence,
+    check_stop,
+    drop,
+    shared_request,
+)
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
-MAX_SEQUENCES = 16  # of one request
-MAX_TOLERATED = 32  # lines for the log of one request
 MAX_ID_BYTES = 1024  # it stands in every event
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
 BOM = b"\xef\xbb\xbf"
@@ -253,17 +261,15 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     reading = Reading()
     for where, name, value in _members(message.fields):
         reading.add(where, name, value)
-    given, is_stream_url = reading.given, message.format.output_format is OutputFormat.SSE
+    given = reading.given
     if "text_input" not in given:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
-    is_streaming = is_stream_url and given.get("stream", True)
+    is_streaming = message.format.is_streamed and given.get("stream", True)
     _check_together(given, is_streaming)
     is_greedy = "temperature" not in given or given.get("top_p") == 0
-    for name, reason in _without_effect(given, is_greedy, is_streaming):
-        del given[name]
-        reading.tolerated.append(f"{name}: no effect {reason}")
+    drop(given, _without_effect(given, is_greedy, is_streaming), reading.tolerated)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
-    request = _request(given, outputs, is_streaming, is_greedy)
+    request = _request(given, is_greedy, is_streaming, needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs))
     format = replace(message.format, outputs=outputs, num_answers=given.get("n", 1))
     return Parsed((request,), format, tuple(reading.tolerated[:MAX_TOLERATED]))
 
@@ -348,33 +354,27 @@ def _unpack(value: object) -> dict[str, Any]:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
 
 
-def _check_together(given: dict[str, Any], is_streaming: bool) -> None:
+def _check_together(given: Given, is_streaming: bool) -> None:
     if "beam_width" in given:
         raise Unsupported(said("beam_width"), "no engine here searches with beams")
-    num_words = len(given.get("stop_words", ())) + len(given.get("stop", ()))
-    if num_words > MAX_STOP_SEQUENCES:
-        raise InvalidParameter(said("stop"), f"at most {MAX_STOP_SEQUENCES} with stop_words", given["stop"])
-    max_tokens = given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS)
-    if given.get("min_tokens", 0) > max_tokens:
-        raise InvalidParameter(said("min_tokens"), f"at most max_tokens ({max_tokens})", given["min_tokens"])
-    if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
-        raise InvalidParameter(said("best_of"), f"at least n ({given['n']})", given["best_of"])
-    for name in ("n", "best_of"):
-        if name in given and is_streaming:
-            raise Unsupported(said(name), "several sequences come only in an answer that is not streamed")
+    check_stop(given, "stop_words", said)
+    check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS), said)
+    check_best_of(given, said)
+    if is_streaming:
+        check_one_sequence(given, said)
 
 
-def _without_effect(given: dict[str, Any], is_greedy: bool, is_streaming: bool) -> list[tuple[str, str]]:
-    """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
+def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:
+    """The inputs that this request cannot use, and why."""
     reasons = dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {}
     if is_streaming:
         reasons["exclude_input_in_output"] = "in a stream"
     if "return_logprobs" not in given:
         reasons["logprobs"] = "without return_logprobs"
-    return [(name, reason) for name, reason in reasons.items() if name in given]
+    return reasons
 
 
-def _guide(given: dict[str, Any]) -> GuidedDecodingParams | None:
+def _guide(given: Given) -> GuidedDecodingParams | None:
     kind, guide = given.get("guided_decoding_guide_type"), given.get("guided_decoding_guide")
     if kind is None and guide is None:
         return None
@@ -388,36 +388,15 @@ def _guide(given: dict[str, Any]) -> GuidedDecodingParams | None:
     return GuidedDecodingParams(GUIDE_TYPES[kind], guide)
 
 
-def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
-    return SamplingConfig(
-        num_return_sequences=max(given.get("n", 1), given.get("best_of", 1)),
-        temperature=0.0 if is_greedy else given["temperature"],
-        top_k=given.get("top_k"),
-        top_p=given.get("top_p"),
-        min_p=given.get("min_p"),
-        seed=given.get("seed"),
-        min_tokens=given.get("min_tokens"),
-        repetition_penalty=given.get("repetition_penalty"),
-        presence_penalty=given.get("presence_penalty"),
-        frequency_penalty=given.get("frequency_penalty"),
-    )
-
-
-def _request(given: dict[str, Any], outputs: tuple[str, ...], is_streaming: bool, is_greedy: bool) -> GenerationRequest:
-    return GenerationRequest(
+def _request(given: Given, is_greedy: bool, is_streaming: bool, needs_log_probs: bool) -> GenerationRequest:
+    max_tokens = given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS)
+    return replace(
+        shared_request(given, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=is_streaming),
         prompt=given["text_input"],
-        max_new_tokens=given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS),
-        sampling=_sampling(given, is_greedy),
-        is_streaming=is_streaming,
         stop_sequences=given.get("stop_words", ()) + given.get("stop", ()),
         bad_sequences=given.get("bad_words", ()),
-        stop_token_ids=given.get("stop_token_ids", ()),
-        ignore_eos=given.get("ignore_eos", False),
-        include_stop_str_in_output=given.get("include_stop_str_in_output", False),
-        skip_special_tokens=given.get("skip_special_tokens", True),
-        spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
         return_full_text="exclude_input_in_output" in given,
         num_top_log_probs=given.get("logprobs"),
-        needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs) or "best_of" in given,
+        needs_log_probs=needs_log_probs or "best_of" in given,
         guided_decoding=_guide(given),
     )

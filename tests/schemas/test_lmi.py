@@ -14,6 +14,7 @@ from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequ
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.schemas import lmi
 from lmi.schemas.common import Parsed
+from lmi.schemas.parameters import MAX_TOLERATED
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
 
@@ -270,7 +271,7 @@ def test_unknown_names_are_tolerated_and_told_in_few_short_lines() -> None:
     unknown = {"x" * 500 + str(i): i for i in range(500)} | {"line\nbreak": 1}
     parsed = _parse({"inputs": "hi", "parameters": unknown, "sagemaker_base_url": "u", "aws_region_name": None})
     assert parsed.request == _request({})
-    assert len(parsed.tolerated) == lmi.MAX_TOLERATED
+    assert len(parsed.tolerated) == MAX_TOLERATED
     assert all(len(line) < 120 and line.isprintable() for line in parsed.tolerated)
 
 

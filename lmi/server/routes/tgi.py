@@ -8,7 +8,7 @@ from lmi import __version__
 from lmi.dialects import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import MAX_STOP_SEQUENCES
-from lmi.schemas.lmi import MAX_SEQUENCES
+from lmi.schemas.parameters import MAX_SEQUENCES
 from lmi.server.respond import answer
 from lmi.server.routes import health
 from lmi.server.service import Service
