@@ -111,7 +111,7 @@ FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
     OutputFormat.SSE: ServerSentEvents,
 }
 
-LMI_INVALID_STATUS = 424  # every InvalidRequest; other doors say 400
+LMI_INVALID_STATUS = 424  # every InvalidRequest; other APIs say 400
 CLIENTS_FAULTS = (404, 413, 415)  # of errors that are no InvalidRequest
 OWN_FAULTS = (InvalidRequest, GenerationFailed, DeadlineExceeded, OutOfMemory)
 """Errors of a request itself. One that was understood is answered in its own form even before an engine has it."""
@@ -366,7 +366,7 @@ OPENAI_TEXT_LINES = replace(
 )
 
 TGI: Dialect[TgiFormat] = Dialect(
-    name="tgi",  # at "/", whose 404 and 405 are the LMI door's
+    name="tgi",  # at "/", whose 404 and 405 are the LMI API's
     prefixes=("/info", "/health"),
     default_format=tgi.default_format,
     read=tgi.read,

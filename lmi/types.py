@@ -1,4 +1,4 @@
-"""The front end's own words, between the wire's and the engine's.
+"""The types of the front end, between the wire's and the engine's.
 
 A schema turns bytes into a GenerationRequest, the pipeline turns engine Responses into Deltas, a formatter turns
 Deltas into bytes. No wire format's names and no I/O here.
@@ -15,7 +15,7 @@ from lmi.executor import GuidedDecodingParams, SamplingConfig
 
 
 class FinishReason(enum.StrEnum):
-    """Why an answer ended, in the words of the LMI wire; other doors translate."""
+    """Why an answer ended, in the words of the LMI wire; other APIs translate."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
@@ -24,7 +24,7 @@ class FinishReason(enum.StrEnum):
 
 
 class OutputFormat(enum.StrEnum):
-    """How an answer is framed."""
+    """What separates the records of an answer."""
 
     JSON = "json"
     JSONLINES = "jsonlines"
@@ -68,7 +68,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked request: what to generate and how, in one vocabulary for every door.
+    """A checked request: what to generate and how, in one vocabulary for every API.
 
     The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values that mean
     something ("off" values are None by now); its `num_return_sequences` is how many sequences are generated.
@@ -111,8 +111,8 @@ class Token:
     """One token of prompt or answer.
 
     `text` is the piece of text that this token released: the pieces of an answer concatenate exactly to the whole
-    text, so it is "" while half a character or a possible stop string is held back. `piece` is what it was before a
-    stop string was looked for, None where none is. `log_prob` None: unknown (first prompt token).
+    text, so it is "" while half a character or a possible stop string is held back. `piece` is the text before the
+    search for stop strings, None where there is no search. `log_prob` None: unknown (first prompt token).
     """
 
     id: int
@@ -133,7 +133,7 @@ class Delta:
     """What one engine Response brought of one sequence: new tokens, and on its last Delta the reason of the end.
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
-    of the second. `prefill` (prompt tokens), `num_prompt_tokens` and `prompt_token_ids` stand on the first Delta of
+    of the second. `prefill` (prompt tokens), `num_prompt_tokens` and `prompt_token_ids` are on the first Delta of
     each request, prefill when it was asked for. `prompt` is the text that the answer continues, on every Delta: as
     given, as rendered from a chat, or, where `return_full_text` asks for it, as decoded from token ids. `stop_reason`:
     the stop string or the stop token's id that ended the sequence. An error inside a stream is raised by the

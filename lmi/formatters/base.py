@@ -15,7 +15,7 @@ from lmi.schemas.common import Parsed
 from lmi.types import Delta, Format, Token
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
-"""Stands where an answer ends without a token of its own, as the reference writes an empty step."""
+"""Takes the place of a token where an answer ends without one, as the reference writes an empty step."""
 
 
 class ErrorFields(NamedTuple):
@@ -43,7 +43,7 @@ class Formatter(ABC, Generic[Format]):
     @staticmethod
     @abstractmethod
     def error(error: ErrorFields) -> bytes:
-        """The one record that says why there is no answer, or no more of it."""
+        """The one record that reports why there is no answer, or no more of it."""
 
     def _full_text(self, text: str) -> str:
         return self._request.prompt + text if self._request.return_full_text else text
@@ -58,5 +58,5 @@ def error_fields(error: ErrorFields) -> bytes:
 
 
 def plain_error(error: ErrorFields) -> bytes:
-    """An error body of its own, for a request that never became one."""
+    """The body of an error, for a request that could not be read."""
     return b"{%b}" % error_fields(error)

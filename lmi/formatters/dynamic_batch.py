@@ -1,4 +1,4 @@
-"""The answers to several inputs at once, as a list or as lines with what is new of each.
+"""The answers to several inputs at once, as a list or as lines that hold what each input has gained.
 
     [
       {
@@ -7,7 +7,7 @@
     ]
     {"outputs": ["This", ""]}
 
-Indents, separators and escapes as the reference writes them. Of several sequences of an input the most probable is its
+Indents, separators and escapes are those of the reference. The most probable of an input's sequences is its
 answer. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
 

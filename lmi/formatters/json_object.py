@@ -2,7 +2,7 @@
 
     {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
-Of several sequences the most probable is the answer, the others stand in its details. The newline that ends the body
+The most probable of several sequences is the answer, its details hold the others. The newline that ends the body
 is added by `Api.whole`.
 Source: LMI handlers' inference API schema, key order and separators as the reference writes them.
 """

@@ -4,7 +4,7 @@
     {"token": {}, "generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
 
 Every line ends in a newline, the last too: client libraries loop for ever on an unterminated one. Every line carries a
-token; where the end brings none of its own, the last line has the token -1. U+0085, U+2028 and U+2029 are escaped,
+token; where the end brings none, the last line has the token -1. U+0085, U+2028 and U+2029 are escaped,
 since clients that split text into lines (httpx does) would cut a record there.
 Source: LMI handlers' inference API schema, key order and separators as the reference writes them.
 """

@@ -1,10 +1,10 @@
-"""What the answers of OpenAI's two doors share, and those of completions.
+"""What the answers of OpenAI's two APIs share, and those of completions.
 
     {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
      "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
 
-A stream has such objects as server-sent events, each with what is new of one choice, and ends with `data: [DONE]`;
-or as lines, whose end is the body's.
+A stream sends such objects as server-sent events, each with new text of one choice, and ends with `data: [DONE]`; or
+as lines, which end with the body.
 JSON without spaces, keys in a fixed order. Source: OpenAI's API reference; what its client reads.
 """
 
@@ -138,7 +138,7 @@ class Stream(OpenAIFormatter):
 
     @abstractmethod
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
-        """What is new, one record each."""
+        """The new choices, one record each."""
 
 
 class Lines(Stream):
@@ -157,7 +157,7 @@ class Completion(Whole):
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
         text, log_probs = answer.text, LogProbs(self._format)
         if self._format.has_log_probs and self._format.echoes_prompt:
-            first = index - index % self._request.num_sequences  # where the request's prompt was told
+            first = index - index % self._request.num_sequences  # whose Delta brought the request's prompt
             log_probs.add(self._answers.all[first].prefill or [])
         if self._format.is_answer_wanted:
             log_probs.add(shown_tokens(answer.tokens, answer.finish_reason))
@@ -204,7 +204,7 @@ class CompletionStream(Stream):
         ]
 
     def _prefill(self, delta: Delta) -> list[Token]:
-        """Of the delta's request; they come with its first sequence, which others may overtake."""
+        """The prompt tokens of the delta's request. They come with its first sequence, which others may overtake."""
         request = delta.index // self._request.num_sequences
         if delta.prefill:
             self._prefills[request] = delta.prefill
@@ -251,7 +251,7 @@ class LogProbs:
 
 
 def shown_tokens(tokens: list[Token], finish_reason: FinishReason | None) -> list[Token]:
-    """The tokens that log-probs are told of: not the end token, which has no text."""
+    """The tokens whose log-probs the answer shows: not the end token, which has no text."""
     is_end = finish_reason is FinishReason.EOS_TOKEN and tokens and not tokens[-1].spelling
     return tokens[:-1] if is_end else tokens
 

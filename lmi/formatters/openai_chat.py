@@ -3,9 +3,9 @@
     {"id": "chatcmpl-…", "object": "chat.completion", …, "choices": [{"index": 0, "message": {"role": "assistant",
      "content": "Hi", "refusal": null}, "logprobs": null, "finish_reason": "stop"}], "usage": {…}}
 
-A stream tells the role first, then what is new, then the reason of the end in a delta of its own, whose content is
-empty as vLLM's: clients read it from every delta. Calls of tools and
-thoughts are found in the text (`text/tool_calls.py`, `text/reasoning.py`). Source: OpenAI's API reference;
+A stream sends the role first, then the text, then the reason of the end in a separate delta, whose content is empty as
+vLLM's: clients read it from every delta. Calls of tools and thoughts are found in the text (`text/tool_calls.py`,
+`text/reasoning.py`). Source: OpenAI's API reference;
 `reasoning_content` is DeepSeek's and vLLM's.
 """
 
@@ -23,7 +23,7 @@ from lmi.types import Answer, Delta, FinishReason, Token
 
 
 class Voice:
-    """One sequence's text, parted into what is thought, said and called."""
+    """Splits one sequence's text into thoughts, content and calls."""
 
     def __init__(self, format: OpenAIFormat, prompt: str) -> None:
         self._reasoning = Reasoning(prompt) if format.reasoning else None
@@ -35,7 +35,7 @@ class Voice:
         self._num_calls = 0
 
     def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
-        """What is new, as the fields of deltas: neighbours of one kind are one."""
+        """The fields of the next deltas; neighbours of one kind are joined."""
         thought, said = self._reasoning.feed(text) if self._reasoning else ("", text)
         if is_last and self._reasoning:
             more_thought, more_said = self._reasoning.flush()
@@ -123,7 +123,7 @@ def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None)
 
 
 def whole_message(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stream's deltas put together; content is null where there are calls or thoughts alone."""
+    """A stream's deltas put together; content is null where there are only calls or thoughts."""
     texts: dict[str, str] = {}
     calls: list[dict[str, Any]] = []
     for fields in deltas:

@@ -4,8 +4,8 @@
     data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
 
 Keys, their order and the separators as Text Generation Inference 3.3 writes them: no space after the colon of `data:`,
-no `[DONE]`, events counted from 1, what was not asked for left out or null. `seed` is the client's own. Of several
-sequences the most probable is the answer, the others stand in its details.
+no `[DONE]`, events counted from 1, what was not asked for left out or null. `seed` is the client's. The most
+probable of several sequences is the answer, its details hold the others.
 """
 
 from __future__ import annotations

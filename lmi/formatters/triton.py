@@ -2,11 +2,11 @@
 
     {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
 
-The same object comes once, or as server-sent events that each hold what one Delta brought; the end of the body is the
-only end mark, since clients read every line that is not empty as such an object. Bytes as Triton writes them: keys
-sorted, no spaces, UTF-8 as it is (but for what clients take for the end of a line). Outputs that were asked for
-are further keys; like a tensor, one of one element is a scalar, and those of several sequences stand one after the
-other. Sources: Triton's extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
+The object comes once, or as server-sent events that each hold one Delta; only the end of the body ends the answer,
+since clients read every line that is not empty as such an object. Bytes are Triton's: keys sorted, no spaces, UTF-8 not
+escaped (except what clients take for the end of a line). Outputs that were asked for are further keys; like a tensor,
+one of one element is a scalar, and those of several sequences follow one another.
+Sources: Triton's extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Generate(Formatter[TritonFormat]):
         return [self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])]
 
     def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
-        """`cum_log_probs`: of each sequence up to here, which in a stream is more than this piece of it."""
+        """`cum_log_probs`: the sum for each sequence up to here, which in a stream covers earlier events too."""
         fields: dict[str, Any] = {
             **self._format.head,
             "text_output": _tensor([self._full_text(a.text) for a in answers]),
@@ -108,7 +108,7 @@ def _tensor(values: Sequence[Any]) -> Any:
 
 
 def _values(name: str, answer: Answer) -> list[Any]:
-    """What one sequence, or a piece of it, adds to an output."""
+    """The values that one sequence, or a part of it, adds to an output."""
     if name == "finish_reason":
         return ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]]
     if name == "num_output_tokens":

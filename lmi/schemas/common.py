@@ -1,8 +1,8 @@
-"""What every JSON door shares: reading a body, and reading one field of it.
+"""What every JSON API shares: reading a body, and reading one field of it.
 
 Bytes in, plain values out. A reader takes the field's name and its value and returns the checked value, or raises an
-error that names field, rule and value. Types are strict: `true` is no number, "5" is no number, 5 is a fine float.
-A body is never quoted in an error, only a shortened value of it. Of duplicate keys the last counts.
+error that names field, rule and value. Types are strict: `true` and "5" are not numbers, 5 is a float too.
+An error never quotes a body, only a shortened value of it. The last of duplicate keys counts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_VALUES_BYTES = 1 << 20
-"""Of everything but the prompt. A text may fill a whole body, but sixty megabytes of small values take ten seconds to
-make and to free, in which the front end answers nobody."""
+"""The limit for everything but the prompt. A text may fill a whole body, but sixty megabytes of small values take ten
+seconds to make and to free, and the front end answers no other request meanwhile."""
 
 Reader = Callable[[str, object], Any]
 JSON_SCHEMAS: dict[Reader, dict[str, Any]] = {}
-"""What a reader takes, as far as JSON Schema can say it, for /openapi.json; one that is not here takes anything."""
+"""The JSON Schema of what a reader takes, for /openapi.json; a reader that is not here takes anything."""
 
 
 def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
-    """Say of a reader what it takes."""
+    """Record the JSON Schema of what a reader takes."""
 
     def note(reader: Reader) -> Reader:
         JSON_SCHEMAS[reader] = schema
@@ -73,7 +73,7 @@ class Parsed(Generic[Format]):
 
 
 class _Outline(msgspec.Struct):
-    """An object whose values are only looked over; here the names that doors have for the prompt."""
+    """An object whose values stay raw; the fields are the names that APIs have for the prompt."""
 
     inputs: msgspec.Raw = msgspec.Raw()
     text_input: msgspec.Raw = msgspec.Raw()

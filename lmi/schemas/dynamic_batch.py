@@ -1,6 +1,6 @@
 """The LMI schema with `option.rolling_batch=disable`: `{"inputs": ["...", "..."], "parameters": {...}}`.
 
-Each input is a request of its own, all with the same parameters, which mean what they mean in the rolling-batch schema.
+Each input is one request; all have the same parameters, which mean what they mean in the rolling-batch schema.
 What that schema puts into details has no effect here, and no request says whether it is streamed: that is
 `option.enable_streaming`. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
@@ -66,11 +66,11 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
         boolean("stream", fields["stream"])
         tolerated.append("stream: no effect, option.enable_streaming says it for all requests")
     first, *rest = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
-    alone = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, lmi.LmiFormat()))
-    request = replace(alone.request, is_streaming=format.is_streamed)
+    single = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, lmi.LmiFormat()))
+    request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         name = "n" if parameters.get("n", 1) != 1 else "best_of"
         raise Unsupported(f"parameters.{name}", ONE_SEQUENCE_STREAMED)
     requests = (request, *(replace(request, prompt=text) for text in rest))
-    format = replace(format, field_names=alone.format.field_names)
-    return Parsed(requests, format, (*tolerated, *alone.tolerated)[:MAX_TOLERATED])
+    format = replace(format, field_names=single.format.field_names)
+    return Parsed(requests, format, (*tolerated, *single.tolerated)[:MAX_TOLERATED])

@@ -1,7 +1,7 @@
 """The LMI schema with a rolling batch: `{"inputs": "...", "parameters": {...}, "stream": false}`.
 
-Two steps, because a refused parameter is answered in the framing that the client asked for: `read` checks the body as
-a whole and settles the form of the answer, `parse` checks the parameters. A known name is checked even where it has
+Two steps, because a refused parameter is answered in the format that the client asked for: `read` checks the body as
+a whole and chooses the format of the answer, `parse` checks the parameters. A known name is checked even where it has
 no effect; unknown names and names without effect in this request are tolerated and come back for the log, as the
 reference ignores them; null is as if left out. Its documented defaults mean "as if left out". The pages give
 temperature and penalties no bounds; ours are those of the contract with the engines. Names: the LMI handlers' inference
@@ -130,7 +130,7 @@ WIRE_NAMES = {
     "num_return_sequences": "parameters.n",
     "lora_config": "adapters",
 } | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed", "temperature")}
-"""The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
+"""Fields of the engines' contract, by the name that clients of this API have for them; an engine's refusal uses it."""
 
 
 def default_format(model: ModelConfig) -> LmiFormat:
@@ -143,7 +143,7 @@ def read(
 ) -> Message[LmiFormat]:
     """The body as a whole. Raises MalformedRequest.
 
-    `accepts_events`: the client asks for server-sent events, if nothing else says in which form it is answered.
+    `accepts_events`: the client asks for server-sent events, if nothing else says in which format it is answered.
     `text/plain` is a prompt. Every other content type, or none, is read as JSON: a bare `curl -d` says form-encoded,
     boto3 says nothing.
     """

@@ -53,7 +53,7 @@ MAX_PROMPT_IDS = 1 << 20
 MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
-UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where the URL alone names the model
+UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
 OFF: dict[str, tuple[float, ...]] = {
@@ -83,7 +83,7 @@ class OpenAIFormat(AnswerFormat):
     num_top_log_probs: int = 0
     num_choices: int = 1
     echoes_prompt: bool = False
-    is_answer_wanted: bool = True  # False: the prompt alone, for its log-probs
+    is_answer_wanted: bool = True  # False: only the prompt, for its log-probs
     function: str | None = None
     tool_calls: str | None = None
     reasoning: str | None = None
@@ -179,7 +179,7 @@ WIRE_NAMES = {
     "stop_sequences": "stop",
     "lora_config": "model",
 }
-"""The contract's words for what a client of these doors calls otherwise."""
+"""Fields of the engines' contract, by the name that clients of these APIs have for them."""
 
 
 def default_format(model: ModelConfig) -> OpenAIFormat:
@@ -213,7 +213,7 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
 
 
 def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | None) -> OutputFormat:
-    """The request's own form beats the configured one, which beats the usual; one that is no stream's says nothing."""
+    """The request's format beats the configured one, which beats the usual; json does not count here."""
     if usual is None:
         return OutputFormat.SSE
     named = (form for name in (wanted, model.output_formatter) for form in STREAMS if form == name)
@@ -294,7 +294,7 @@ PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
 def read_fields(
     fields: Mapping[str, Any], known: Mapping[str, Reader], cannot: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The given fields, checked, and a line on each that nobody knows. null is as if left out."""
+    """The given fields, checked, and a line on each unknown one. null is as if left out."""
     given: dict[str, Any] = {}
     tolerated: list[str] = []
     for name, value in fields.items():
@@ -310,7 +310,7 @@ def read_fields(
 
 
 def _is_off(value: object) -> bool:
-    """Whether what cannot be done is not asked for either."""
+    """Whether the value asks for nothing."""
     return value is None or value is False or value in ([], {})
 
 

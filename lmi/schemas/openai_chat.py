@@ -289,7 +289,7 @@ def _tool_call_form(choice: str, tools: Mapping[str, Any], parser: str | None) -
 
 
 def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
-    """Of a named function the arguments alone, of any the list of calls, which has one where they are not parallel."""
+    """The arguments of a named function, or else the list of calls, which has one where calls are not parallel."""
     if choice in tools:
         return json_schema("tools", _parameters(tools[choice]) or {"type": "object"})
     definitions: dict[str, Any] = {}

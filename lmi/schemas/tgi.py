@@ -1,8 +1,8 @@
 """TGI's schema: `{"inputs": "...", "parameters": {...}, "stream": false}` at `/`, `/generate` and `/generate_stream`.
 
 Names, rules and defaults are those of Text Generation Inference 3.3 (its router's request types and validation). What
-it ignores is tolerated here and comes back for the log; null always means "left out". Like there, a temperature, top_k,
-top_p or typical_p alone turns sampling on, and stop strings stay in the text. A temperature of 0 is greedy, where TGI
+it ignores is ignored here too and comes back for the log; null always means "left out". As there, each of temperature,
+top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0 is greedy, where TGI
 refuses it, and requests without `parameters` are greedy too.
 """
 
@@ -53,7 +53,7 @@ from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as TGI's own API description says; shortened to what the context has room for
 KNOWN_FIELDS = ("inputs", "parameters", "stream")
-SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them alone asks for sampling
+SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
 GRAMMARS = ("json", "json_object", "json_schema", "regex")
 
 
@@ -113,7 +113,7 @@ WIRE_NAMES = {
     "num_return_sequences": "parameters.best_of",
     "guided_decoding_params": "parameters.grammar",
 } | {name: f"parameters.{name}" for name in ("typical_p", "seed", "temperature")}
-"""The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
+"""Fields of the engines' contract, by the name that clients of this API have for them; an engine's refusal uses it."""
 
 
 def default_format(model: ModelConfig) -> TgiFormat:

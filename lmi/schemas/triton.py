@@ -1,9 +1,9 @@
 """The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters": {...}}`.
 
-What a model behind that extension reads is the model's own affair; here it is the union of the names that Triton's
-vLLM backend and TensorRT-LLM's models have. A name means the same at the top level, in `parameters`, and in the JSON
+Each model behind that extension chooses its inputs; here they are the union of the names that Triton's vLLM backend and
+TensorRT-LLM's models have. A name means the same at the top level, in `parameters`, and in the JSON
 text of `sampling_parameters`; the same name twice is refused. A scalar may come as a list of one, a number or flag as
-text. A name that nobody knows is a parameter for no one if it is a scalar, and refused if it is anything else. Greedy
+text. An unknown name is ignored if it is a scalar, and refused if it is anything else. Greedy
 unless a temperature over 0 is given. Sources: Triton's extension_generate.md; the inputs of vllm_backend, and of
 TensorRT-LLM's ensemble, BLS and LLM-API models; refusals in the words of Triton's HTTP front end.
 """
@@ -59,7 +59,7 @@ from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
-MAX_ID_BYTES = 1024  # it stands in every event
+MAX_ID_BYTES = 1024  # every event repeats it
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
 BOM = b"\xef\xbb\xbf"
 SAMPLING = ("top_k", "top_p", "min_p", "seed")
@@ -101,7 +101,7 @@ def _prompt(name: str, value: object) -> str:
 
 
 def _words(max_words: int) -> Reader:
-    """A string or a list of strings, where "" is none."""
+    """A string or a list of strings, where "" counts as left out."""
     read_list = strings(max_words)
 
     @takes({"type": ["string", "array"], "items": {"type": "string"}})

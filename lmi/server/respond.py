@@ -102,7 +102,7 @@ async def respond(
     parsed: Parsed[Any],
     formatter: Formatter[Any] | OwnWriter,
 ) -> None:
-    """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
+    """Generate and answer. Raises LmiError only before the first byte."""
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
         with meter:

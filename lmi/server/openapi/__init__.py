@@ -1,4 +1,4 @@
-"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.2; a module for each door.
+"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.2; a module for each API.
 
 The schemas of requests are made from the tables by which requests are read, so that the two cannot differ.
 tests/server/test_openapi.py holds the rest against the server: each route is here and nothing else, each example is
@@ -38,7 +38,7 @@ def document(config: Config) -> dict[str, Any]:
 
 
 def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:
-    """Put a reference where an answer but 200 stands, and return what they lead to: a door has few different ones."""
+    """Replace repeated error responses by references. Returns the shared responses."""
     shared: dict[str, Any] = {}
     for operation in (operation for methods in paths.values() for operation in methods.values()):
         responses = operation["responses"] = dict(operation["responses"])

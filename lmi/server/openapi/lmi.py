@@ -104,7 +104,7 @@ def _any(*schemas: Schema) -> dict[str, Schema]:
 
 
 def _custom(config: Config) -> Door:
-    """A model that is code of its own: what it takes and gives is its own affair."""
+    """A model that is user code, which chooses what it takes and gives."""
     described = answers({"*/*": {}}, content(ref("Error")), {LMI_INVALID_STATUS, *OF_INFERENCE})
     described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
 

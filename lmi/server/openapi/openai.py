@@ -1,4 +1,4 @@
-"""OpenAI's door: chat completions, completions, and the list of models."""
+"""OpenAI's API: chat completions, completions, and the list of models."""
 
 from __future__ import annotations
 

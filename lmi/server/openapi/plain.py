@@ -1,4 +1,4 @@
-"""The routes that belong to no contract of inference: health, metrics, and this description itself."""
+"""The routes outside the inference APIs: health, metrics, and this description itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TGI's door: one prompt in, a list, an object or a stream of tokens out."""
+"""TGI's API: one prompt in, a list, an object or a stream of tokens out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's door: the generate extension, and what KServe v2 clients ask around it."""
+"""Triton's API: the generate extension, and what KServe v2 clients ask around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAI door: `/v1/chat/completions`, `/v1/completions`, and the list of the one model behind them."""
+"""The OpenAI API: `/v1/chat/completions`, `/v1/completions`, and the list of models."""
 
 from __future__ import annotations
 

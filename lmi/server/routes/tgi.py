@@ -1,4 +1,4 @@
-"""The TGI door: `/`, `/generate`, `/generate_stream`, and what its clients ask before, `/info` and `/health`."""
+"""The TGI API: `/`, `/generate`, `/generate_stream`, and what its clients ask before, `/info` and `/health`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def generate_stream(exchange: Exchange, service: Service) -> None:
 
 
 async def info(exchange: Exchange, service: Service) -> None:
-    """The names of TGI's own answer, with what is true here. 503 as long as no engine is ready."""
+    """TGI's names with this server's values. 503 until an engine is ready."""
     engine, config = await service.engines.ready(), service.config
     max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
     fields = {
