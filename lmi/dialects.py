@@ -28,15 +28,15 @@ from lmi.errors import (
     UnknownModel,
 )
 from lmi.formatters.base import ErrorFields, Formatter, plain_error
-from lmi.formatters.dynamic_batch import TextLines, TextList
-from lmi.formatters.json_object import JsonObject
-from lmi.formatters.jsonlines import Jsonlines
+from lmi.formatters.dynamic_batch import BatchStream, BatchWhole
+from lmi.formatters.json_object import LmiWhole
+from lmi.formatters.jsonlines import LmiStream
 from lmi.formatters.lmi import LmiFormatter
-from lmi.formatters.openai import Completion, CompletionLines, CompletionStream, OpenAIFormatter, error_object
-from lmi.formatters.openai_chat import Chat, ChatLines, ChatStream
-from lmi.formatters.sse import ServerSentEvents
-from lmi.formatters.tgi import TgiEvents, TgiObject
-from lmi.formatters.triton import Events, Generate, OneEvent
+from lmi.formatters.openai import CompletionLines, CompletionStream, CompletionWhole, OpenAIFormatter, error_object
+from lmi.formatters.openai_chat import ChatLines, ChatStream, ChatWhole
+from lmi.formatters.sse import LmiEvents
+from lmi.formatters.tgi import TgiStream, TgiWhole
+from lmi.formatters.triton import TritonOneEvent, TritonStream, TritonWhole
 from lmi.schemas import dynamic_batch, lmi, openai, openai_chat, tgi, triton
 from lmi.schemas.common import Message, Parsed
 from lmi.schemas.lmi import LmiFormat
@@ -94,7 +94,7 @@ class Dialect(Generic[Format]):
 
     def whole(self, media_type: str, body: bytes) -> bytes:
         """A body that goes out in one piece."""
-        return body + self.json_end if media_type == JsonObject.media_type else body
+        return body + self.json_end if media_type == LmiWhole.media_type else body
 
     def for_accept(self, accept: str) -> Dialect[Format]:
         """This API as it reads the body of a client with this Accept header."""
@@ -106,9 +106,9 @@ class Dialect(Generic[Format]):
 AnyDialect = Dialect[Any]
 
 FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
-    OutputFormat.JSON: JsonObject,
-    OutputFormat.JSONLINES: Jsonlines,
-    OutputFormat.SSE: ServerSentEvents,
+    OutputFormat.JSON: LmiWhole,
+    OutputFormat.JSONLINES: LmiStream,
+    OutputFormat.SSE: LmiEvents,
 }
 
 LMI_INVALID_STATUS = 424  # every InvalidRequest; other APIs say 400
@@ -133,12 +133,12 @@ def _render_lmi_error(error: LmiError, format: LmiFormat, *, accepted: bool) -> 
     if accepted or (isinstance(error, OWN_FAULTS) and not isinstance(error, MalformedRequest)):
         formatter = FORMATTERS[format.output_format]
         return Rendered(status, formatter.media_type, formatter.error(fields), headers)
-    return Rendered(status, JsonObject.media_type, plain_error(fields), headers)
+    return Rendered(status, LmiWhole.media_type, plain_error(fields), headers)
 
 
 def _render_lmi_status(status: int, message: str, format: LmiFormat) -> Rendered:
     tgi_type = None if not format.tgi_compat else "validation" if status < 500 else "overloaded"
-    return Rendered(status, JsonObject.media_type, plain_error(ErrorFields(message, status, tgi_type)))
+    return Rendered(status, LmiWhole.media_type, plain_error(ErrorFields(message, status, tgi_type)))
 
 
 def _wire_message(error: LmiError, wire_names: Mapping[str, str]) -> str:
@@ -158,30 +158,30 @@ def _tgi_type(error: LmiError, accepted: bool) -> str:
 
 def _triton_formatter(parsed: Parsed[TritonFormat]) -> Formatter[TritonFormat]:
     if not parsed.format.is_streamed:
-        return Generate(parsed)
-    return Events(parsed) if parsed.request.is_streaming else OneEvent(parsed)
+        return TritonWhole(parsed)
+    return TritonStream(parsed) if parsed.request.is_streaming else TritonOneEvent(parsed)
 
 
 def _render_triton_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
     status = 500 if isinstance(error, GenerationFailed) else error.status
     fields = ErrorFields(_wire_message(error, triton.WIRE_NAMES), status)
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-    formatter = Events if accepted else Generate
+    formatter = TritonStream if accepted else TritonWhole
     return Rendered(status, formatter.media_type, formatter.error(fields), headers)
 
 
 def _render_triton_status(status: int, message: str, format: AnswerFormat) -> Rendered:
-    return Rendered(status, Generate.media_type, Generate.error(ErrorFields(message, status)))
+    return Rendered(status, TritonWhole.media_type, TritonWhole.error(ErrorFields(message, status)))
 
 
 def _dynamic_batch_formatter(parsed: Parsed[AnswerFormat]) -> Formatter[AnswerFormat]:
-    return TextLines(parsed) if parsed.format.is_streamed else TextList(parsed)
+    return BatchStream(parsed) if parsed.format.is_streamed else BatchWhole(parsed)
 
 
 def _render_dynamic_batch_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
     status = LMI_INVALID_STATUS if isinstance(error, InvalidRequest) else error.status
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-    formatter = TextLines if accepted else TextList
+    formatter = BatchStream if accepted else BatchWhole
     body = formatter.error(
         ErrorFields(_wire_message(error, {**dynamic_batch.WIRE_NAMES, **format.field_names}), status)
     )
@@ -189,7 +189,7 @@ def _render_dynamic_batch_error(error: LmiError, format: AnswerFormat, *, accept
 
 
 def _render_dynamic_batch_status(status: int, message: str, format: AnswerFormat) -> Rendered:
-    return Rendered(status, TextList.media_type, TextList.error(ErrorFields(message, status)))
+    return Rendered(status, BatchWhole.media_type, BatchWhole.error(ErrorFields(message, status)))
 
 
 TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
@@ -203,21 +203,21 @@ TGI_ERRORS: tuple[tuple[type[LmiError], int, str], ...] = (
 
 
 def _tgi_formatter(parsed: Parsed[TgiFormat]) -> Formatter[TgiFormat]:
-    return TgiEvents(parsed) if parsed.format.is_streamed else TgiObject(parsed)
+    return TgiStream(parsed) if parsed.format.is_streamed else TgiWhole(parsed)
 
 
 def _render_tgi_error(error: LmiError, format: AnswerFormat, *, accepted: bool) -> Rendered:
     rows = ((status, kind) for cause, status, kind in TGI_ERRORS if isinstance(error, cause))
     status, kind = next(rows, (error.status, _tgi_status_type(error.status)))
-    formatter = TgiEvents if accepted else TgiObject
+    formatter = TgiStream if accepted else TgiWhole
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
     body = formatter.error(ErrorFields(_wire_message(error, tgi.WIRE_NAMES), status, kind))
     return Rendered(status, formatter.media_type, body, headers)
 
 
 def _render_tgi_status(status: int, message: str, format: AnswerFormat) -> Rendered:
-    body = TgiObject.error(ErrorFields(message, status, _tgi_status_type(status)))
-    return Rendered(status, TgiObject.media_type, body)
+    body = TgiWhole.error(ErrorFields(message, status, _tgi_status_type(status)))
+    return Rendered(status, TgiWhole.media_type, body)
 
 
 def _tgi_status_type(status: int) -> str:
@@ -229,12 +229,12 @@ OPENAI_STATUS: dict[type[LmiError], int] = {Overloaded: 429, GenerationFailed: 5
 
 
 CHATS: dict[OutputFormat, type[OpenAIFormatter]] = {
-    OutputFormat.JSON: Chat,
+    OutputFormat.JSON: ChatWhole,
     OutputFormat.JSONLINES: ChatLines,
     OutputFormat.SSE: ChatStream,
 }
 COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
-    OutputFormat.JSON: Completion,
+    OutputFormat.JSON: CompletionWhole,
     OutputFormat.JSONLINES: CompletionLines,
     OutputFormat.SSE: CompletionStream,
 }
@@ -255,7 +255,7 @@ def _render_openai_error(wire_names: Mapping[str, str]) -> RenderError[AnswerFor
         if accepted:  # a record that the client raises, and the end that it waits for
             stream = ChatLines if format.output_format is OutputFormat.JSONLINES else ChatStream
             return Rendered(status, stream.media_type, stream.record(body) + stream.done, headers)
-        return Rendered(status, Chat.media_type, body, headers)
+        return Rendered(status, ChatWhole.media_type, body, headers)
 
     return render
 
@@ -270,7 +270,7 @@ def _openai_code(error: LmiError) -> str:
 
 
 def _render_openai_status(status: int, message: str, format: AnswerFormat) -> Rendered:
-    return Rendered(status, Chat.media_type, error_object(message, status))
+    return Rendered(status, ChatWhole.media_type, error_object(message, status))
 
 
 def _chat_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:

@@ -24,7 +24,7 @@ from lmi.types import Answer, AnswerFormat, Answers, Delta, GenerationRequest
 FAILURE = "invoke handler failure"
 
 
-class TextList(Formatter[AnswerFormat]):
+class BatchWhole(Formatter[AnswerFormat]):
     """The whole answer: an object for each input, in the inputs' order."""
 
     media_type = "application/json"
@@ -55,7 +55,7 @@ class TextList(Formatter[AnswerFormat]):
         return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(message))
 
 
-class TextLines(Formatter[AnswerFormat]):
+class BatchStream(Formatter[AnswerFormat]):
     """The answer as it comes: a line for what comes together, as of one step, "" for the inputs it has nothing of."""
 
     media_type = "application/jsonlines"

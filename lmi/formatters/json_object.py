@@ -18,7 +18,7 @@ from lmi.schemas.lmi import LmiFormat
 from lmi.types import Answer, Answers, Delta
 
 
-class JsonObject(LmiFormatter):
+class LmiWhole(LmiFormatter):
     media_type = "application/json"
     is_streaming = False
 

@@ -24,7 +24,7 @@ from lmi.types import Delta, FinishReason, Token
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
-class Jsonlines(LmiFormatter):
+class LmiStream(LmiFormatter):
     media_type = "application/jsonlines"
     is_streaming = True
     opening: ClassVar[bytes] = b"{"

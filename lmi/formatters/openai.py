@@ -75,7 +75,7 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         return error_object(error.message, error.code)
 
 
-class Whole(OpenAIFormatter):
+class OpenAIWhole(OpenAIFormatter):
     """The answer as one object."""
 
     media_type = "application/json"
@@ -110,7 +110,7 @@ class Whole(OpenAIFormatter):
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]: ...
 
 
-class Stream(OpenAIFormatter):
+class OpenAIStream(OpenAIFormatter):
     """The answer as server-sent events."""
 
     media_type = "text/event-stream"
@@ -141,7 +141,7 @@ class Stream(OpenAIFormatter):
         """The new choices, one record each."""
 
 
-class Lines(Stream):
+class OpenAILines(OpenAIStream):
     """The answer as lines."""
 
     media_type = "application/jsonlines"
@@ -150,7 +150,7 @@ class Lines(Stream):
     done = b""
 
 
-class Completion(Whole):
+class CompletionWhole(OpenAIWhole):
     kind = "text_completion"
     id_prefix = "cmpl-"
 
@@ -172,7 +172,7 @@ class Completion(Whole):
         }
 
 
-class CompletionStream(Stream):
+class CompletionStream(OpenAIStream):
     kind = "text_completion"
     id_prefix = "cmpl-"
 
@@ -216,7 +216,7 @@ class CompletionStream(Stream):
         return REASONS[delta.finish_reason] if self._format.is_answer_wanted else "length"
 
 
-class CompletionLines(Lines, CompletionStream):
+class CompletionLines(OpenAILines, CompletionStream):
     pass
 
 

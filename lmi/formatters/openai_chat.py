@@ -14,7 +14,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from lmi.formatters.openai import REASONS, Lines, Stream, Whole, log_prob, shown_tokens
+from lmi.formatters.openai import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
 from lmi.text.reasoning import Reasoning
@@ -22,7 +22,7 @@ from lmi.text.tool_calls import PARSERS, Arguments, Call, Named, Part, Text, Too
 from lmi.types import Answer, Delta, FinishReason, Token
 
 
-class Voice:
+class MessageSplitter:
     """Splits one sequence's text into thoughts, content and calls."""
 
     def __init__(self, format: OpenAIFormat, prompt: str) -> None:
@@ -69,13 +69,13 @@ def call_fields(index: int, call: Call) -> dict[str, Any]:
     return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
-class Chat(Whole):
+class ChatWhole(OpenAIWhole):
     kind = "chat.completion"
     id_prefix = "chatcmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        voice = Voice(self._format, self._prompts[index])
-        message = whole_message(voice.feed(answer.text, is_last=True))
+        splitter = MessageSplitter(self._format, self._prompts[index])
+        message = whole_message(splitter.feed(answer.text, is_last=True))
         assert answer.finish_reason is not None
         log_probs = None
         if self._format.has_log_probs:
@@ -84,25 +84,25 @@ class Chat(Whole):
             "index": number,
             "message": message,
             "logprobs": log_probs,
-            "finish_reason": voice.end(answer.finish_reason),
+            "finish_reason": splitter.end(answer.finish_reason),
         }
 
 
-class ChatStream(Stream):
+class ChatStream(OpenAIStream):
     kind = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._voices: dict[int, Voice] = {}
+        self._splitters: dict[int, MessageSplitter] = {}
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
-        if delta.index not in self._voices:
-            self._voices[delta.index] = Voice(self._format, delta.prompt)
+        if delta.index not in self._splitters:
+            self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
             deltas.append({"role": "assistant", "content": ""})
-        voice, num_opening = self._voices[delta.index], len(deltas)
-        deltas += voice.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
+        splitter, num_opening = self._splitters[delta.index], len(deltas)
+        deltas += splitter.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
         tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
         if tokens and len(deltas) == num_opening:
             deltas.append({"content": ""})  # text held back: its log-probs are not
@@ -110,11 +110,11 @@ class ChatStream(Stream):
         if tokens:
             choices[num_opening]["logprobs"] = log_prob_fields(tokens)
         if delta.finish_reason is not None:
-            choices.append(choice(delta.index, {"content": ""}, voice.end(delta.finish_reason)))
+            choices.append(choice(delta.index, {"content": ""}, splitter.end(delta.finish_reason)))
         return choices
 
 
-class ChatLines(Lines, ChatStream):
+class ChatLines(OpenAILines, ChatStream):
     pass
 
 

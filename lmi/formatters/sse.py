@@ -6,10 +6,10 @@ reference writes it.
 
 from __future__ import annotations
 
-from lmi.formatters.jsonlines import Jsonlines
+from lmi.formatters.jsonlines import LmiStream
 
 
-class ServerSentEvents(Jsonlines):
+class LmiEvents(LmiStream):
     media_type = "text/event-stream"
     opening = b"data: {"
     closing = b"}\n\n"

@@ -21,7 +21,7 @@ from lmi.schemas.tgi import TgiFormat
 from lmi.types import Answer, Answers, Delta, FinishReason, Token
 
 
-class TgiObject(Formatter[TgiFormat]):
+class TgiWhole(Formatter[TgiFormat]):
     """The whole answer."""
 
     media_type = "application/json"
@@ -62,7 +62,7 @@ class TgiObject(Formatter[TgiFormat]):
         return dumps({"error": error.message.encode(errors="replace").decode(), "error_type": error.tgi_type})
 
 
-class TgiEvents(Formatter[TgiFormat]):
+class TgiStream(Formatter[TgiFormat]):
     """The answer token by token."""
 
     media_type = "text/event-stream"
@@ -102,7 +102,7 @@ class TgiEvents(Formatter[TgiFormat]):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        return _data(TgiObject.error(error))
+        return _data(TgiWhole.error(error))
 
 
 def _data(event: bytes) -> bytes:

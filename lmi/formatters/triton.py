@@ -34,7 +34,7 @@ OUTPUTS = {  # beside text_output, as a model's metadata names them
 }
 
 
-class Generate(Formatter[TritonFormat]):
+class TritonWhole(Formatter[TritonFormat]):
     """One object, the whole body."""
 
     media_type = "application/json"
@@ -79,7 +79,7 @@ class Generate(Formatter[TritonFormat]):
         return cls._record({"error": error.message.encode(errors="replace").decode()})
 
 
-class OneEvent(Generate):
+class TritonOneEvent(TritonWhole):
     """The whole answer as the only event of a stream."""
 
     media_type = "text/event-stream; charset=utf-8"
@@ -87,7 +87,7 @@ class OneEvent(Generate):
     closing = b"\n\n"
 
 
-class Events(OneEvent):
+class TritonStream(TritonOneEvent):
     """An event for each Delta of the one sequence."""
 
     is_streaming = True
