@@ -53,12 +53,12 @@ class Message(Generic[Format]):
 class Parsed(Generic[Format]):
     """What a body asks for: one request, or several that are answered together, and the format of their answer.
 
-    `tolerated` has a line for the log on each name in the body that has no effect.
+    `ignored` has a line for the log on each name in the body that has no effect.
     """
 
     requests: tuple[GenerationRequest, ...]
     format: Format
-    tolerated: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def num_sequences(self) -> int:

@@ -20,7 +20,7 @@ from lmi.schemas.common import (
     read_object,
     read_text,
 )
-from lmi.schemas.parameters import MAX_TOLERATED, ONE_SEQUENCE_STREAMED
+from lmi.schemas.parameters import MAX_IGNORED, ONE_SEQUENCE_STREAMED
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, OutputFormat
 
@@ -57,14 +57,14 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     """One request for each input. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
-    parameters, tolerated = dict(fields.get("parameters") or {}), []
+    parameters, ignored = dict(fields.get("parameters") or {}), []
     for name in WITHOUT_EFFECT:
         if parameters.get(name) is not None:
             lmi.PARAMETERS[name].read(f"parameters.{name}", parameters.pop(name))
-            tolerated.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
+            ignored.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
     if fields.get("stream") is not None:
         boolean("stream", fields["stream"])
-        tolerated.append("stream: no effect, option.enable_streaming says it for all requests")
+        ignored.append("stream: no effect, option.enable_streaming says it for all requests")
     first, *rest = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
     single = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, lmi.LmiFormat()))
     request = replace(single.request, is_streaming=format.is_streamed)
@@ -73,4 +73,4 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
         raise Unsupported(f"parameters.{name}", ONE_SEQUENCE_STREAMED)
     requests = (request, *(replace(request, prompt=text) for text in rest))
     format = replace(format, field_names=single.format.field_names)
-    return Parsed(requests, format, (*tolerated, *single.tolerated)[:MAX_TOLERATED])
+    return Parsed(requests, format, (*ignored, *single.ignored)[:MAX_IGNORED])

@@ -2,7 +2,7 @@
 
 Two steps, because a refused parameter is answered in the format that the client asked for: `read` checks the body as
 a whole and chooses the format of the answer, `parse` checks the parameters. A known name is checked even where it has
-no effect; unknown names and names without effect in this request are tolerated and come back for the log, as the
+no effect; unknown names and names without effect in this request are ignored and come back for the log, as the
 reference ignores them; null is as if left out. Its documented defaults mean "as if left out". The pages give
 temperature and penalties no bounds; ours are those of the contract with the engines. Names: the LMI handlers' inference
 API schema (v0.28.0 page), and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `stop` as a
@@ -40,8 +40,8 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import GUIDED, asked_guide
 from lmi.schemas.parameters import (
+    MAX_IGNORED,
     MAX_SEQUENCES,
-    MAX_TOLERATED,
     MAX_TOP_N_TOKENS,
     Given,
     Parameter,
@@ -187,18 +187,18 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
-    tolerated = unknown(fields, KNOWN_FIELDS)
-    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
+    ignored = unknown(fields, KNOWN_FIELDS)
+    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
     if fields.get("adapters") is not None:
         raise Unsupported("adapters", "no adapter is loaded")
     _check_together(given, is_streamed=format.is_streamed)
     given.setdefault("details", format.tgi_compat)
     is_greedy = "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
-    drop(given, _without_effect(given, format, is_greedy), tolerated, in_parameters)
+    drop(given, _without_effect(given, format, is_greedy), ignored, in_parameters)
     guide, field_names = asked_guide(given, "parameters.")
     request = replace(_request(given, format, is_greedy), prompt=fields["inputs"], guided_decoding=guide)
     format = replace(format, details=given["details"], field_names=field_names)
-    return Parsed((request,), format, tuple(tolerated[:MAX_TOLERATED]))
+    return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 
 
 def _check_together(given: Given, *, is_streamed: bool) -> None:

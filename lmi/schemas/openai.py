@@ -37,8 +37,8 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.schemas.parameters import (
+    MAX_IGNORED,
     MAX_SEQUENCES,
-    MAX_TOLERATED,
     Given,
     check_best_of,
     check_least_tokens,
@@ -222,7 +222,7 @@ def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | Non
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """The requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
-    given, tolerated = read_fields(message.fields, COMPLETION, CANNOT)
+    given, ignored = read_fields(message.fields, COMPLETION, CANNOT)
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
     prompts = _prompts(given.get("prompt"))
@@ -230,7 +230,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     guide, field_names = asked_guide(given)
     format = replace(_completion_format(given, message.format), field_names=field_names)
     request = replace(_completion_request(given, format), guided_decoding=guide)
-    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tolerated)
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
 
 
 def _check_together(given: Given) -> None:
@@ -296,7 +296,7 @@ def read_fields(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The given fields, checked, and a line on each unknown one. null is as if left out."""
     given: dict[str, Any] = {}
-    tolerated: list[str] = []
+    ignored: list[str] = []
     for name, value in fields.items():
         if name in known:
             if value is not None:
@@ -305,8 +305,8 @@ def read_fields(
             if not _is_off(value):
                 raise Unsupported(name, cannot[name])
         elif value is not None and name not in WITHOUT_EFFECT:
-            tolerated.append(f"{shorten(name)}: unknown")
-    return given, tuple(tolerated[:MAX_TOLERATED])
+            ignored.append(f"{shorten(name)}: unknown")
+    return given, tuple(ignored[:MAX_IGNORED])
 
 
 def _is_off(value: object) -> bool:

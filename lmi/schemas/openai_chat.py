@@ -115,7 +115,7 @@ def _num_text_bytes(content: bytes) -> int:
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """The request of a chat. Raises InvalidParameter or Unsupported."""
-    given, tolerated = read_fields(message.fields, CHAT, CANNOT_CHAT)
+    given, ignored = read_fields(message.fields, CHAT, CANNOT_CHAT)
     _check_together(given)
     max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
     tools = _tools(given.get("tools") or [])
@@ -134,7 +134,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         needs_log_probs=format.has_log_probs,
         guided_decoding=guide,
     )
-    return Parsed((request,), replace(format, field_names=field_names), tolerated)
+    return Parsed((request,), replace(format, field_names=field_names), ignored)
 
 
 def _check_together(given: Given) -> None:

@@ -16,7 +16,7 @@ from lmi.schemas.common import MAX_STOP_SEQUENCES, Reader
 from lmi.types import GenerationRequest
 
 MAX_SEQUENCES = 16  # of one prompt
-MAX_TOLERATED = 32  # lines for the log of one request
+MAX_IGNORED = 32  # lines for the log of one request
 MAX_TOP_N_TOKENS = 20  # what engines offer; LMI's clients ask for more by the name of logprobs
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
 
@@ -42,7 +42,7 @@ def in_parameters(name: str) -> str:
     return f"parameters.{name}"
 
 
-def read_parameters(parameters: Given, table: Mapping[str, Parameter], tolerated: list[str]) -> dict[str, Any]:
+def read_parameters(parameters: Given, table: Mapping[str, Parameter], ignored: list[str]) -> dict[str, Any]:
     """The known parameters that mean something, checked."""
     given: dict[str, Any] = {}
     for name, value in parameters.items():
@@ -50,18 +50,18 @@ def read_parameters(parameters: Given, table: Mapping[str, Parameter], tolerated
         if value is None:
             continue  # as if left out, which clients write for every name they know
         if parameter is None:
-            tolerated.append(f"{in_parameters(shorten(name))}: unknown")
+            ignored.append(f"{in_parameters(shorten(name))}: unknown")
         elif (checked := parameter.read(in_parameters(name), value)) not in parameter.off:
             given[name] = checked
     return given
 
 
-def drop(given: dict[str, Any], reasons: Mapping[str, str], tolerated: list[str], named: Named = str) -> None:
+def drop(given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str], named: Named = str) -> None:
     """Remove the names that have no effect in this request, so that no engine refuses them, with a line on each."""
     for name, reason in reasons.items():
         if name in given:
             del given[name]
-            tolerated.append(f"{named(name)}: no effect {reason}")
+            ignored.append(f"{named(name)}: no effect {reason}")
 
 
 def check_best_of(given: Given, named: Named = str) -> None:

@@ -36,8 +36,8 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import json_schema
 from lmi.schemas.parameters import (
+    MAX_IGNORED,
     MAX_SEQUENCES,
-    MAX_TOLERATED,
     MAX_TOP_N_TOKENS,
     ONE_SEQUENCE_STREAMED,
     Given,
@@ -150,14 +150,14 @@ def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
-    tolerated = unknown(fields, KNOWN_FIELDS)
-    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
+    ignored = unknown(fields, KNOWN_FIELDS)
+    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
     is_greedy = _is_greedy(fields.get("parameters") or {}, given)
     format = replace(format, details="details" in given or "decoder_input_details" in given)
     _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
-    drop(given, _without_effect(format, is_greedy), tolerated, in_parameters)
+    drop(given, _without_effect(format, is_greedy), ignored, in_parameters)
     request = replace(_request(given, format, is_greedy), prompt=fields["inputs"])
-    return Parsed((request,), format, tuple(tolerated[:MAX_TOLERATED]))
+    return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 
 
 def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:

@@ -45,8 +45,8 @@ from lmi.schemas.common import (
 )
 from lmi.schemas.guides import json_schema
 from lmi.schemas.parameters import (
+    MAX_IGNORED,
     MAX_SEQUENCES,
-    MAX_TOLERATED,
     Given,
     check_best_of,
     check_least_tokens,
@@ -267,11 +267,11 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     is_streaming = message.format.is_streamed and given.get("stream", True)
     _check_together(given, is_streaming)
     is_greedy = "temperature" not in given or given.get("top_p") == 0
-    drop(given, _without_effect(given, is_greedy, is_streaming), reading.tolerated)
+    drop(given, _without_effect(given, is_greedy, is_streaming), reading.ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
     request = _request(given, is_greedy, is_streaming, needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs))
     format = replace(message.format, outputs=outputs, num_answers=given.get("n", 1))
-    return Parsed((request,), format, tuple(reading.tolerated[:MAX_TOLERATED]))
+    return Parsed((request,), format, tuple(reading.ignored[:MAX_IGNORED]))
 
 
 def _members(fields: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
@@ -291,7 +291,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
-        self.tolerated: list[str] = []
+        self.ignored: list[str] = []
         self._names: set[str] = set()
 
     def add(self, where: str, name: str, value: object) -> None:
@@ -308,7 +308,7 @@ class Reading:
         elif name in MEANINGS:
             self._keep(name, MEANINGS[name], value)
         else:
-            self._tolerate(where, name, value)
+            self._ignore(where, name, value)
 
     def _keep(self, name: str, meaning: str, value: object) -> None:
         entry = INPUTS[meaning]
@@ -319,11 +319,11 @@ class Reading:
             raise MalformedRequest(f"input '{meaning}' already exists in request, and '{name}' means the same")
         self.given[meaning] = checked
 
-    def _tolerate(self, where: str, name: str, value: object) -> None:
+    def _ignore(self, where: str, name: str, value: object) -> None:
         if name in WITHOUT_EFFECT:
-            self.tolerated.append(f"{name}: no effect, {WITHOUT_EFFECT[name]}")
+            self.ignored.append(f"{name}: no effect, {WITHOUT_EFFECT[name]}")
         elif isinstance(value, str | int | float):
-            self.tolerated.append(f"{shorten(name)}: unknown")
+            self.ignored.append(f"{shorten(name)}: unknown")
         else:
             raise MalformedRequest(
                 f"{where}parameter {shorten(name)} has invalid type. "

@@ -83,7 +83,7 @@ class Inference:
     def _parse(self, message: Message[Any]) -> Parsed[Any]:
         parsed = self._dialect.parse(self._own.asked(self._dialect, message))
         self._format = parsed.format
-        self._service.report_tolerated(parsed.tolerated, self._exchange.request_id)
+        self._service.report_ignored(parsed.ignored, self._exchange.request_id)
         self._service.check_sequences(parsed.requests)
         return parsed
 

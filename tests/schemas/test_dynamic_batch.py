@@ -47,7 +47,7 @@ def test_what_belongs_into_details_is_checked_and_has_no_effect() -> None:
     request = parsed.requests[0]
     assert (request.needs_log_probs, request.num_top_log_probs, request.prefill_details) == (False, None, False)
     assert request.is_streaming is False
-    assert parsed.tolerated == (
+    assert parsed.ignored == (
         "parameters.details: no effect with option.rolling_batch=disable",
         "parameters.output_formatter: no effect with option.rolling_batch=disable",
         "stream: no effect, option.enable_streaming says it for all requests",

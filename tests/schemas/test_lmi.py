@@ -14,7 +14,7 @@ from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequ
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.schemas import lmi
 from lmi.schemas.common import Parsed
-from lmi.schemas.parameters import MAX_TOLERATED
+from lmi.schemas.parameters import MAX_IGNORED
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
 
@@ -224,7 +224,7 @@ def test_several_sequences_are_refused_in_a_stream(name: str) -> None:
 
 def test_an_adapter_is_refused_and_not_answered_by_the_base_model() -> None:
     null = _parse({"inputs": "hi", "adapters": None})
-    assert (null.request, null.tolerated) == (_request({}), ())
+    assert (null.request, null.ignored) == (_request({}), ())
     with pytest.raises(Unsupported, match="^adapters is not supported here"):
         _request({}, adapters="fr")
 
@@ -249,7 +249,7 @@ def test_names_without_effect_are_forgotten_and_told() -> None:
         {"inputs": "hi", "parameters": useless | {"logprobs": 3, "prompt_logprobs": 3, "x": 1, "top_k": None}}
     )
     assert parsed.request == _request({})
-    assert set(parsed.tolerated) == {
+    assert set(parsed.ignored) == {
         "parameters.'x': unknown",
         "parameters.length_penalty: no effect without beams",
         "parameters.early_stopping: no effect without beams",
@@ -267,12 +267,12 @@ def test_best_alternatives_are_kept_for_a_stream_without_details() -> None:
     assert _request({"top_n_tokens": 3, "logprobs": 2}, stream=True).num_top_log_probs == 2
 
 
-def test_unknown_names_are_tolerated_and_told_in_few_short_lines() -> None:
+def test_unknown_names_are_ignored_and_reported_in_few_short_lines() -> None:
     unknown = {"x" * 500 + str(i): i for i in range(500)} | {"line\nbreak": 1}
     parsed = _parse({"inputs": "hi", "parameters": unknown, "sagemaker_base_url": "u", "aws_region_name": None})
     assert parsed.request == _request({})
-    assert len(parsed.tolerated) == MAX_TOLERATED
-    assert all(len(line) < 120 and line.isprintable() for line in parsed.tolerated)
+    assert len(parsed.ignored) == MAX_IGNORED
+    assert all(len(line) < 120 and line.isprintable() for line in parsed.ignored)
 
 
 def test_a_stop_list_may_come_under_either_name_and_is_bounded_together() -> None:
@@ -284,7 +284,7 @@ def test_a_stop_list_may_come_under_either_name_and_is_bounded_together() -> Non
 def test_nulls_are_as_if_left_out() -> None:
     nulls = dict.fromkeys([*lmi.PARAMETERS, "grammar"])
     parsed = _parse({"inputs": "hi", "parameters": nulls, "adapters": None, "watermark": None})
-    assert (parsed.request, parsed.tolerated) == (_request({}), ())
+    assert (parsed.request, parsed.ignored) == (_request({}), ())
     assert _parse({"inputs": "hi", "parameters": None, "stream": None}).request == _request({})
 
 
@@ -369,7 +369,7 @@ def test_the_request_s_formatter_beats_the_configured_one_which_beats_stream(
 def test_stream_counts_at_the_top_level_only() -> None:
     parsed = _parse({"inputs": "hi", "parameters": {"stream": True}})
     assert parsed.format.output_format is J
-    assert parsed.tolerated == ("parameters.'stream': unknown",)
+    assert parsed.ignored == ("parameters.'stream': unknown",)
 
 
 def test_tgi_compat_gives_details_unless_they_are_refused() -> None:

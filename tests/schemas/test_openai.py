@@ -37,7 +37,7 @@ def test_the_least_completion_has_openai_s_defaults() -> None:
     parsed = completion()
     assert parsed.requests == (GenerationRequest(prompt="Once", max_new_tokens=16, sampling=SamplingConfig()),)
     assert not parsed.request.sampling.is_greedy
-    assert parsed.format.model == "demo" and parsed.tolerated == ()
+    assert parsed.format.model == "demo" and parsed.ignored == ()
 
 
 def test_the_least_chat_takes_the_room_that_is_left() -> None:
@@ -225,8 +225,8 @@ def test_what_has_no_effect_is_taken() -> None:
     parsed = chat(
         user="u", metadata={"a": "b"}, store=True, service_tier="auto", max_tokens=None, use_beam_search=False
     )
-    assert parsed.tolerated == ()
-    assert completion(frobnicate=1, nothing=None).tolerated == ("'frobnicate': unknown",)
+    assert parsed.ignored == ()
+    assert completion(frobnicate=1, nothing=None).ignored == ("'frobnicate': unknown",)
 
 
 REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [

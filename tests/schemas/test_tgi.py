@@ -41,7 +41,7 @@ def test_without_parameters_the_answer_is_greedy_and_of_tgis_default_length() ->
         assert parsed.request == GenerationRequest(
             prompt="hi", max_new_tokens=1024, sampling=SamplingConfig(temperature=0.0), include_stop_str_in_output=True
         )
-        assert parsed.tolerated == ()
+        assert parsed.ignored == ()
 
 
 ROWS: list[tuple[dict[str, Any], str, Any]] = [
@@ -142,10 +142,10 @@ def test_what_only_a_whole_answer_can_hold_is_refused_in_a_stream(name: str, val
             parsed()
 
 
-def test_what_has_no_effect_is_tolerated_and_said() -> None:
+def test_what_has_no_effect_is_ignored_and_reported() -> None:
     parsed = _parse({"seed": 4, "top_n_tokens": 3, "best_off": 1, "stop": [], "typical_p": None}, modle="x")
     assert parsed.request.sampling.seed is None and parsed.request.num_top_log_probs is None
-    assert parsed.tolerated == (
+    assert parsed.ignored == (
         "'modle': unknown",
         "parameters.'best_off': unknown",
         "parameters.seed: no effect in greedy decoding",

@@ -151,7 +151,7 @@ def test_a_prompt_alone_is_thirty_tokens_greedy() -> None:
     assert (parsed.request.prompt, parsed.request.max_new_tokens) == ("hi", 30)
     assert parsed.request.sampling.temperature == 0 and not parsed.request.needs_log_probs
     assert (parsed.format.head, parsed.format.outputs) == ({"model_name": "demo", "model_version": "1"}, ())
-    assert parsed.tolerated == ()
+    assert parsed.ignored == ()
 
 
 @pytest.mark.parametrize(("name", "value"), OFF)
@@ -232,7 +232,7 @@ def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
     assert in_parameters.startswith("Converting keyword: 'parameters': parameter 'x' has invalid type.")
     for scalar in (True, 0, 1.5, "text", ""):
         parsed = _parse({"x": scalar, "parameters": {"y": scalar, "id": "7"}})
-        assert (parsed.request, set(parsed.tolerated)) == (
+        assert (parsed.request, set(parsed.ignored)) == (
             _request({}),
             {"'x': unknown", "'y': unknown", "'id': unknown"},
         )
@@ -289,7 +289,7 @@ def test_without_a_temperature_what_belongs_to_sampling_has_no_effect() -> None:
     for fields in ({}, {"temperature": 0}, {"temperature": "0"}):
         parsed = _parse(fields | {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": 3})
         assert parsed.request == _request({})
-        assert set(parsed.tolerated) == {f"{name}: no effect in greedy decoding" for name in triton.SAMPLING}
+        assert set(parsed.ignored) == {f"{name}: no effect in greedy decoding" for name in triton.SAMPLING}
     assert _request({"temperature": 1, "top_p": 0}) == _request({})
     assert _request({"temperature": 1}).sampling.temperature == 1
 
