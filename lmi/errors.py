@@ -20,8 +20,8 @@
          ├─ ModelUnusable         4
          └─ SecurityRefused       5
 
-Each class carries a stable `label` for logs and metrics and the HTTP `status` that its cause has at every door; a
-door that answers differently (the LMI door turns 400 into 424) says so in its row of `dialects.py`.
+Each class carries a stable `label` for logs and metrics and the HTTP `status` that its cause has at every API; a
+API that answers differently (the LMI API turns 400 into 424) says so in its row of `apis.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InvalidRequest(LmiError):
 
 
 class MalformedRequest(InvalidRequest):
-    """The body cannot be read as a request of this door."""
+    """The body cannot be read as a request of this API."""
 
     label = "malformed_request"
 

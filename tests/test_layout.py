@@ -23,7 +23,7 @@ LAYERS = (
     {"lmi.capabilities", "lmi.settings", "lmi.types"},
     {"lmi.runtime", "lmi.schemas", "lmi.text"},
     {"lmi.formatters", "lmi.ipc"},
-    {"lmi.dialects", "lmi.engine"},
+    {"lmi.apis", "lmi.engine"},
     {"lmi.http", "lmi.pipeline", "lmi.user_code"},
     {"lmi.supervisor"},
     {"lmi.server"},

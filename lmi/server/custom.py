@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from lmi.dialects import AnyDialect
+from lmi.apis import AnyApi
 from lmi.errors import MalformedRequest, Unsupported
 from lmi.formatters.base import Formatter
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
@@ -52,19 +52,19 @@ class OwnFormatters:
         self._call: Call | None = None
         self._is_any_form_ours = False  # the path has no form of its own, so that formatters meet OpenAI's bodies too
 
-    def reads(self, dialect: AnyDialect) -> bool:
-        """Whether the input formatter gets the bodies of this door."""
+    def reads(self, api: AnyApi) -> bool:
+        """Whether the input formatter gets the bodies of this API."""
         code = self._service.config.code
-        return code is not None and code.has_input_formatter and dialect.is_customisable
+        return code is not None and code.has_input_formatter and api.is_customisable
 
-    async def read(self, dialect: AnyDialect, body: bytes) -> tuple[bytes, str | None]:
+    async def read(self, api: AnyApi, body: bytes) -> tuple[bytes, str | None]:
         """The body and its content type, as the input formatter makes them if there is one.
 
         Raises MalformedRequest with what the formatter raised.
         """
         service, exchange = self._service, self._exchange
-        self._is_any_form_ours = dialect.is_customisable
-        if service.code is None or not self.reads(dialect):
+        self._is_any_form_ours = api.is_customisable
+        if service.code is None or not self.reads(api):
             return body, exchange.headers.get("content-type")
         given = properties(exchange)
         async with exchange.deadline(service.config.server.predict_timeout_s):
@@ -77,9 +77,9 @@ class OwnFormatters:
         assert isinstance(piece, Piece)
         return piece.data, JSON
 
-    def asked(self, dialect: AnyDialect, message: Message[Any]) -> Message[Any]:
+    def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
         """The message as it is to be parsed: an output formatter sees the details whether the client asks or not."""
-        if self._service.config.model.dynamic_batch or not self._writes(dialect, message):
+        if self._service.config.model.dynamic_batch or not self._writes(api, message):
             return message
         parameters = message.fields.get("parameters") or {}
         if parameters.get("details") not in (None, False):
@@ -87,15 +87,15 @@ class OwnFormatters:
         return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
 
     def choose(
-        self, dialect: AnyDialect, message: Message[Any], parsed: Parsed[Any]
+        self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]
     ) -> tuple[Formatter[Any] | OwnWriter, Parsed[Any]]:
         """The writer of the answer, and the request as that needs it. `message`: as the client sent it."""
         if not self._is_any_form_ours or not has_output_formatter(self._service.config, message):
             self.close()
-            return dialect.formatter(parsed), parsed
+            return api.formatter(parsed), parsed
         assert self._service.code is not None
-        if not dialect.is_customisable:
-            return ResponseFormatter(self._service.code, self._call, dialect, parsed), parsed
+        if not api.is_customisable:
+            return ResponseFormatter(self._service.code, self._call, api, parsed), parsed
         formatter = CustomFormatter(self._service.code, self._call, message, parsed)
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
         return formatter, replace(parsed, requests=requests)
@@ -104,8 +104,8 @@ class OwnFormatters:
         if self._call is not None:
             self._call.close()
 
-    def _writes(self, dialect: AnyDialect, message: Message[Any]) -> bool:
-        return dialect.is_customisable and has_output_formatter(self._service.config, message)
+    def _writes(self, api: AnyApi, message: Message[Any]) -> bool:
+        return api.is_customisable and has_output_formatter(self._service.config, message)
 
 
 def has_output_formatter(config: Config, message: Message[Any]) -> bool:
@@ -184,17 +184,17 @@ class CustomFormatter:
 class ResponseFormatter:
     """The model's own output formatter behind one of OpenAI's: it is given each object that would be sent."""
 
-    def __init__(self, workers: CodeWorkers, call: Call | None, dialect: AnyDialect, parsed: Parsed[Any]) -> None:
-        self._formatter = dialect.formatter(parsed)
+    def __init__(self, workers: CodeWorkers, call: Call | None, api: AnyApi, parsed: Parsed[Any]) -> None:
+        self._formatter = api.formatter(parsed)
         self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
-        self._workers, self._call, self._dialect = workers, call, dialect
+        self._workers, self._call, self._api = workers, call, api
 
     async def records(self, deltas: AsyncIterator[Delta], count: Callable[[Delta], None]) -> AsyncGenerator[bytes]:
         try:
             async for delta in deltas:
                 count(delta)
                 for record in self._formatter.feed(delta):
-                    lines = self._dialect.whole(self.media_type, record).splitlines(keepends=True)
+                    lines = self._api.whole(self.media_type, record).splitlines(keepends=True)
                     yield b"".join([await self._written(line) for line in lines])
         finally:
             if self._call is not None:

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
-from lmi.dialects import AnyDialect
+from lmi.apis import AnyApi
 from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import Formatter
 from lmi.http.exchange import Exchange
@@ -27,16 +27,16 @@ from lmi.types import AnswerFormat, Delta
 async def answer(
     exchange: Exchange,
     service: Service,
-    dialect: AnyDialect,
+    api: AnyApi,
     model: ModelConfig | None = None,
-    choose: Callable[[bytes], AnyDialect] | None = None,
+    choose: Callable[[bytes], AnyApi] | None = None,
 ) -> None:
     """Read one inference request and answer it, whatever ends it.
 
     `model`: as the path names it. `choose` finds the API in the body, where a path serves several; until the body is
-    read it is `dialect`.
+    read it is `api`.
     """
-    await Inference(exchange, service, dialect, model or service.config.model).answer(choose)
+    await Inference(exchange, service, api, model or service.config.model).answer(choose)
 
 
 class Inference:
@@ -45,20 +45,20 @@ class Inference:
     The API is that of the path until the body has chosen one; the format of the answer is None until the body is read.
     """
 
-    def __init__(self, exchange: Exchange, service: Service, dialect: AnyDialect, model: ModelConfig) -> None:
+    def __init__(self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig) -> None:
         self._exchange, self._service = exchange, service
-        self._dialect, self._model = dialect, model
+        self._api, self._model = api, model
         self._format: AnswerFormat | None = None
         self._own = OwnFormatters(exchange, service)
 
-    async def answer(self, choose: Callable[[bytes], AnyDialect] | None) -> None:
+    async def answer(self, choose: Callable[[bytes], AnyApi] | None) -> None:
         try:
             message = await self._read(choose)
             parsed = self._parse(message)
             with self._service.admitted(parsed.num_sequences):
-                formatter, parsed = self._own.choose(self._dialect, message, parsed)
+                formatter, parsed = self._own.choose(self._api, message, parsed)
                 await self._exchange.run_while_there(
-                    respond(self._exchange, self._service, self._dialect, parsed, formatter)
+                    respond(self._exchange, self._service, self._api, parsed, formatter)
                 )
         except ClientGone:
             raise
@@ -67,38 +67,38 @@ class Inference:
         finally:
             self._own.close()
 
-    async def _read(self, choose: Callable[[bytes], AnyDialect] | None) -> Message[Any]:
+    async def _read(self, choose: Callable[[bytes], AnyApi] | None) -> Message[Any]:
         exchange, service = self._exchange, self._service
         service.check_room()  # before the body: a full server reads nothing
-        if not self._own.reads(self._dialect):
+        if not self._own.reads(self._api):
             exchange.check_is_whole()
         body = await exchange.body(service.config.server.max_request_size, service.body_memory)
-        body, content_type = await self._own.read(self._dialect, body)
+        body, content_type = await self._own.read(self._api, body)
         if choose is not None:
-            self._dialect = choose(body)
-        message = self._dialect.read(body, content_type, self._model)
+            self._api = choose(body)
+        message = self._api.read(body, content_type, self._model)
         self._format = message.format
         return message
 
     def _parse(self, message: Message[Any]) -> Parsed[Any]:
-        parsed = self._dialect.parse(self._own.asked(self._dialect, message))
+        parsed = self._api.parse(self._own.asked(self._api, message))
         self._format = parsed.format
         self._service.report_ignored(parsed.ignored, self._exchange.request_id)
         self._service.check_sequences(parsed.requests)
         return parsed
 
     async def _refuse(self, error: LmiError) -> None:
-        dialect, exchange = self._dialect, self._exchange
-        rendered = dialect.render_error(error, self._format or dialect.default_format(self._model), accepted=False)
+        api, exchange = self._api, self._exchange
+        rendered = api.render_error(error, self._format or api.default_format(self._model), accepted=False)
         exchange.error_label = error.label
-        body = dialect.whole(rendered.media_type, rendered.body)
+        body = api.whole(rendered.media_type, rendered.body)
         await exchange.answer(rendered.status, rendered.media_type, body, rendered.headers.items())
 
 
 async def respond(
     exchange: Exchange,
     service: Service,
-    dialect: AnyDialect,
+    api: AnyApi,
     parsed: Parsed[Any],
     formatter: Formatter[Any] | OwnWriter,
 ) -> None:
@@ -111,14 +111,14 @@ async def respond(
                 aclosing(service.pipeline.generate(parsed.requests)) as deltas,
             ):
                 if isinstance(formatter, Formatter):
-                    body = dialect.whole(formatter.media_type, await write(exchange, formatter, deltas, meter))
+                    body = api.whole(formatter.media_type, await write(exchange, formatter, deltas, meter))
                 else:
                     body = await write_custom(exchange, formatter, deltas, meter)
     except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.write(dialect.render_error(error, parsed.format, accepted=True).body)
+        await exchange.write(api.render_error(error, parsed.format, accepted=True).body)
     if exchange.status:
         await exchange.end()
     else:

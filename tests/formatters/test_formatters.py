@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.dialects import FORMATTERS, LMI
+from lmi.apis import FORMATTERS, LMI
 from lmi.executor import SamplingConfig
 from lmi.formatters.base import ErrorFields, Formatter
 from lmi.formatters.openai import CompletionStream

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI door to requests: defaults, names, guides, tools, messages, and every refusal."""
+"""Bodies of the OpenAI API to requests: defaults, names, guides, tools, messages, and every refusal."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from lmi.settings.config import Config
 
 def document(config: Config) -> dict[str, Any]:
     """The whole description, as JSON's objects."""
-    doors = [lmi.door(config), plain.door(config)]
+    apis = [lmi.describe(config), plain.describe(config)]
     if not config.is_custom:
-        doors[1:1] = [triton.door(config), tgi.door(config), openai.door(config)]
-    paths = {path: methods for door in doors for path, methods in door.paths.items()}
+        apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]
+    paths = {path: methods for api in apis for path, methods in api.paths.items()}
     return {
         "openapi": "3.2.0",
         "info": {
@@ -28,9 +28,9 @@ def document(config: Config) -> dict[str, Any]:
             "version": version("lmi"),
             "description": "One model behind every contract that its clients speak. Tags are contracts.",
         },
-        "tags": [{"name": door.name, "description": door.about} for door in doors],
+        "tags": [{"name": api.name, "description": api.about} for api in apis],
         "components": {
-            "schemas": {name: schema for door in doors for name, schema in door.schemas.items()},
+            "schemas": {name: schema for api in apis for name, schema in api.schemas.items()},
             "responses": _share_failures(paths),
         },
         "paths": paths,

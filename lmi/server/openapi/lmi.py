@@ -5,7 +5,7 @@ Which of them is described is up to the server's settings.
 
 from __future__ import annotations
 
-from lmi.dialects import BY_ROUTE, LMI_INVALID_STATUS
+from lmi.apis import BY_ROUTE, LMI_INVALID_STATUS
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.schemas.lmi import PARAMETERS
 from lmi.server.openapi.parts import (
@@ -17,7 +17,7 @@ from lmi.server.openapi.parts import (
     OF_INFERENCE,
     SSE,
     STRING,
-    Door,
+    ApiDescription,
     Operation,
     Schema,
     answers,
@@ -69,7 +69,7 @@ OPENAI, OPENAI_CHUNKS = (
 )
 
 
-def door(config: Config) -> Door:
+def describe(config: Config) -> ApiDescription:
     if config.is_custom:
         return _custom(config)
     is_tgi, is_batch = config.model.tgi_compat, config.model.dynamic_batch
@@ -96,14 +96,14 @@ def door(config: Config) -> Door:
         "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`."
     )
     schemas = BATCH if is_batch else _schemas(is_tgi)
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
+    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
 
 
 def _any(*schemas: Schema) -> dict[str, Schema]:
     return content({"anyOf": list(schemas)})
 
 
-def _custom(config: Config) -> Door:
+def _custom(config: Config) -> ApiDescription:
     """A model that is user code, which chooses what it takes and gives."""
     described = answers({"*/*": {}}, content(ref("Error")), {LMI_INVALID_STATUS, *OF_INFERENCE})
     described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
@@ -112,7 +112,7 @@ def _custom(config: Config) -> Door:
         return operation(NAME, "Ask the model's code", described, {"*/*": {}}, names(config.model, path))
 
     about = "SageMaker's paths, answered by the model's own code."
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": THREE_KEYS})
+    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": THREE_KEYS})
 
 
 THREE_KEYS = struct({"code": INTEGER, "message": STRING, "error": STRING})

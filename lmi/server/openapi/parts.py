@@ -42,7 +42,7 @@ OF_INFERENCE = (*OF_HTTP, 504, 507)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ApiDescription:
     """The part of the document that describes one API."""
 
     name: str
@@ -109,14 +109,14 @@ def answers(ok: Mapping[str, Schema], error: Mapping[str, Schema], statuses: Ite
 
 
 def operation(
-    door: str,
+    tag: str,
     summary: str,
     responses: Mapping[str, Schema],
     body: Mapping[str, Schema] | None = None,
     names: Iterable[Schema] = (),
 ) -> Operation:
     """`body`: schema by media type; `names`: the parameters in the path."""
-    described: Operation = {"tags": [door], "summary": summary, "responses": dict(responses)}
+    described: Operation = {"tags": [tag], "summary": summary, "responses": dict(responses)}
     if body is not None:
         described["requestBody"] = {"required": True, "content": dict(body)}
     if names:

@@ -1,4 +1,4 @@
-"""The door of a model that is code of its own: a request goes to `handle` whole, its Output comes back as it is.
+"""The API of a model that is code of its own: a request goes to `handle` whole, its Output comes back as it is.
 
 Takes the place of every other inference route. What goes wrong is answered with the reference's three keys,
 424 for what `handle` raises.
@@ -10,7 +10,7 @@ from contextlib import aclosing, closing
 
 import orjson
 
-from lmi.dialects import LMI
+from lmi.apis import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
 from lmi.server.custom import JSON, pieces, properties, query
@@ -75,7 +75,7 @@ async def copy(exchange: Exchange, call: Call) -> None:
 
 
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
-    """The statuses and headers of the LMI door, and one shape for whatever went wrong."""
+    """The statuses and headers of the LMI API, and one shape for whatever went wrong."""
     rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
     await exchange.answer(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 

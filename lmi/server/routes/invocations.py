@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from lmi.dialects import BY_FIELD, BY_ROUTE, DYNAMIC_BATCH, LMI, AnyDialect
+from lmi.apis import BY_FIELD, BY_ROUTE, DYNAMIC_BATCH, LMI, AnyApi
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.respond import answer
@@ -44,11 +44,11 @@ class _Body(msgspec.Struct):
 async def invocations(exchange: Exchange, service: Service) -> None:
     route = attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), "route")
     if route is not None:
-        await answer(exchange, service, door_of_route(route))
+        await answer(exchange, service, api_of_route(route))
     else:
         accept = exchange.headers.get("accept", "")
-        usual = door_of_inputs(service.config.model).for_accept(accept)
-        await answer(exchange, service, usual, choose=partial(door_of_body, usual=usual, accept=accept))
+        usual = api_of_inputs(service.config.model).for_accept(accept)
+        await answer(exchange, service, usual, choose=partial(api_of_body, usual=usual, accept=accept))
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
@@ -64,7 +64,7 @@ def attribute(attributes: str, name: str) -> str | None:
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
 
-def door_of_route(route: str) -> AnyDialect:
+def api_of_route(route: str) -> AnyApi:
     """Raises UnknownRoute."""
     if route not in BY_ROUTE:
         known = ", ".join(BY_ROUTE)
@@ -72,11 +72,11 @@ def door_of_route(route: str) -> AnyDialect:
     return BY_ROUTE[route]
 
 
-def door_of_inputs(model: ModelConfig) -> AnyDialect:
+def api_of_inputs(model: ModelConfig) -> AnyApi:
     return DYNAMIC_BATCH if model.dynamic_batch else LMI
 
 
-def door_of_body(body: bytes, usual: AnyDialect, accept: str) -> AnyDialect:
+def api_of_body(body: bytes, usual: AnyApi, accept: str) -> AnyApi:
     """The API whose field the body has, `inputs` before others; `usual` where the body is not such an object."""
     if not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
@@ -86,7 +86,7 @@ def door_of_body(body: bytes, usual: AnyDialect, accept: str) -> AnyDialect:
         return usual  # its schema says what is wrong
     if fields.has("inputs"):
         return usual
-    return next((door.for_accept(accept) for field, door in BY_FIELD.items() if fields.has(field)), usual)
+    return next((api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual)
 
 
 ROUTES = [

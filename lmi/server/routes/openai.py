@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from lmi.dialects import OPENAI_CHAT, OPENAI_COMPLETIONS
+from lmi.apis import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.errors import UnknownModel
 from lmi.http.exchange import Exchange
 from lmi.server.respond import answer

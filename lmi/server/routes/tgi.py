@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from lmi import __version__
-from lmi.dialects import TGI, TGI_GENERATE, TGI_STREAM
+from lmi.apis import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import MAX_STOP_SEQUENCES
 from lmi.schemas.parameters import MAX_SEQUENCES

@@ -1,4 +1,4 @@
-"""Which status and which shape each error has at the LMI door."""
+"""Which status and which shape each error has at the LMI API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi.dialects import DIALECTS, LMI
+from lmi.apis import APIS, LMI
 from lmi.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -139,5 +139,5 @@ def test_a_body_that_cannot_be_read_is_answered_as_json_whatever_the_model_s_for
     assert LMI.default_format(model) == LmiFormat(output_format=OutputFormat.JSON, tgi_compat=True)
 
 
-def test_a_door_is_found_under_its_name() -> None:
-    assert DIALECTS["lmi"] is LMI
+def test_an_api_is_found_under_its_name() -> None:
+    assert APIS["lmi"] is LMI

@@ -70,7 +70,7 @@ class RenderStatus(Protocol[AnyFormat]):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect(Generic[Format]):
+class Api(Generic[Format]):
     """One API.
 
     `default_format` is the format of the answer to a body that `read` refuses. `read_for_events` reads the body of a
@@ -96,14 +96,14 @@ class Dialect(Generic[Format]):
         """A body that goes out in one piece."""
         return body + self.json_end if media_type == LmiWhole.media_type else body
 
-    def for_accept(self, accept: str) -> Dialect[Format]:
+    def for_accept(self, accept: str) -> Api[Format]:
         """This API as it reads the body of a client with this Accept header."""
         if self.read_for_events is None or "text/event-stream" not in accept.lower():
             return self
         return replace(self, read=self.read_for_events)
 
 
-AnyDialect = Dialect[Any]
+AnyApi = Api[Any]
 
 FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
     OutputFormat.JSON: LmiWhole,
@@ -281,7 +281,7 @@ def _completion_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:
     return COMPLETIONS[parsed.format.output_format](parsed)
 
 
-LMI: Dialect[LmiFormat] = Dialect(
+LMI: Api[LmiFormat] = Api(
     name="lmi",
     prefixes=("/",),
     default_format=lmi.default_format,
@@ -295,7 +295,7 @@ LMI: Dialect[LmiFormat] = Dialect(
     json_end=b"\n",
 )
 
-DYNAMIC_BATCH: Dialect[AnswerFormat] = Dialect(
+DYNAMIC_BATCH: Api[AnswerFormat] = Api(
     name="dynamic_batch",
     prefixes=(),
     default_format=dynamic_batch.default_format,
@@ -308,7 +308,7 @@ DYNAMIC_BATCH: Dialect[AnswerFormat] = Dialect(
     json_end=b"\n",
 )
 
-TRITON: Dialect[TritonFormat] = Dialect(
+TRITON: Api[TritonFormat] = Api(
     name="triton",
     prefixes=("/v2",),
     default_format=triton.default_format,
@@ -320,7 +320,7 @@ TRITON: Dialect[TritonFormat] = Dialect(
 )
 TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=triton.reader(OutputFormat.SSE))
 
-OPENAI_CHAT: Dialect[OpenAIFormat] = Dialect(
+OPENAI_CHAT: Api[OpenAIFormat] = Api(
     name="openai_chat",
     prefixes=("/v1/",),
     default_format=openai.default_format,
@@ -365,7 +365,7 @@ OPENAI_TEXT_LINES = replace(
     json_end=b"\n",
 )
 
-TGI: Dialect[TgiFormat] = Dialect(
+TGI: Api[TgiFormat] = Api(
     name="tgi",  # at "/", whose 404 and 405 are the LMI API's
     prefixes=("/info", "/health"),
     default_format=tgi.default_format,
@@ -390,22 +390,22 @@ TGI_STREAM = replace(
     route="/generate_stream",
 )
 
-ROWS: tuple[AnyDialect, ...] = (
+ROWS: tuple[AnyApi, ...] = (
     *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM),
     *(OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES),
     *(TGI, TGI_GENERATE, TGI_STREAM),
 )
-DIALECTS = {dialect.name: dialect for dialect in ROWS}
-BY_ROUTE = {dialect.route: replace(dialect, json_end=b"\n") for dialect in ROWS if dialect.route}
-BY_FIELD = {dialect.body_field: dialect for dialect in ROWS if dialect.body_field}
+APIS = {api.name: api for api in ROWS}
+BY_ROUTE = {api.route: replace(api, json_end=b"\n") for api in ROWS if api.route}
+BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
 """The APIs that /invocations serves beside its own; the newline is what clients read that path by."""
 
 
-def dialect_at(path: str, model: ModelConfig) -> AnyDialect:
+def api_at(path: str, model: ModelConfig) -> AnyApi:
     """The API that a path belongs to, also where nothing is served: the one with the longest prefix.
 
     With dynamic batches that API takes the place of the LMI API.
     """
-    places = [(prefix, dialect) for dialect in DIALECTS.values() for prefix in dialect.prefixes]
-    dialect = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
-    return DYNAMIC_BATCH if dialect is LMI and model.dynamic_batch else dialect
+    places = [(prefix, api) for api in APIS.values() for prefix in api.prefixes]
+    api = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
+    return DYNAMIC_BATCH if api is LMI and model.dynamic_batch else api
