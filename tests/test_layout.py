@@ -7,12 +7,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from lmi.settings.options import OPTIONS
 from lmi.settings.properties import read
+from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,6 +88,12 @@ def test_handlers_know_the_contract_alone(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "handlers").glob("*.py")), ids=module_name)
 def test_what_engines_share_knows_none_of_them(path: Path) -> None:
     assert [module for module in imported_modules(path) if module.startswith("handlers.lmi_dist")] == []
+
+
+def test_the_pipeline_reads_every_field_of_a_request() -> None:
+    """How the answer looks is not its affair: that is in AnswerFormat."""
+    source = (ROOT / "lmi" / "pipeline.py").read_text()
+    assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
 
 
 @pytest.mark.parametrize("module", ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker"])

@@ -40,7 +40,7 @@ async def answer(
 
 
 class Inference:
-    """One inference request on the way to its answer.
+    """One inference request on the way to its answer: read the body, parse it, take a place, generate.
 
     The API is that of the path until the body has chosen one; the format of the answer is None until the body is read.
     """
@@ -68,6 +68,7 @@ class Inference:
             self._own.close()
 
     async def _read(self, choose: Callable[[bytes], AnyApi] | None) -> Message[Any]:
+        """The decoded body. From here on errors have the format of the answer."""
         exchange, service = self._exchange, self._service
         service.check_room()  # before the body: a full server reads nothing
         if not self._own.reads(self._api):
@@ -81,6 +82,7 @@ class Inference:
         return message
 
     def _parse(self, message: Message[Any]) -> Parsed[Any]:
+        """The checked requests, with what they ignore in the log."""
         parsed = self._api.parse(self._own.asked(self._api, message))
         self._format = parsed.format
         self._service.report_ignored(parsed.ignored, self._exchange.request_id)
