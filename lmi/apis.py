@@ -29,12 +29,9 @@ from lmi.errors import (
 )
 from lmi.formatters.base import ErrorFields, Formatter, plain_error
 from lmi.formatters.dynamic_batch import BatchStream, BatchWhole
-from lmi.formatters.json_object import LmiWhole
-from lmi.formatters.jsonlines import LmiStream
-from lmi.formatters.lmi import LmiFormatter
+from lmi.formatters.lmi import LmiEvents, LmiFormatter, LmiStream, LmiWhole
 from lmi.formatters.openai import CompletionLines, CompletionStream, CompletionWhole, OpenAIFormatter, error_object
 from lmi.formatters.openai_chat import ChatLines, ChatStream, ChatWhole
-from lmi.formatters.sse import LmiEvents
 from lmi.formatters.tgi import TgiStream, TgiWhole
 from lmi.formatters.triton import TritonOneEvent, TritonStream, TritonWhole
 from lmi.schemas import dynamic_batch, lmi, openai, openai_chat, tgi, triton

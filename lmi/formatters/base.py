@@ -17,6 +17,8 @@ from lmi.types import Delta, Format, Token
 NO_TOKEN = Token(id=-1, text="", is_special=True)
 """Takes the place of a token where an answer ends without one, as the reference writes an empty step."""
 
+ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
+
 
 class ErrorFields(NamedTuple):
     """An error as it stands in a body. `tgi_type` is given under tgi_compat: validation, generation, overloaded."""
@@ -60,3 +62,11 @@ def error_fields(error: ErrorFields) -> bytes:
 def plain_error(error: ErrorFields) -> bytes:
     """The body of an error, for a request that could not be read."""
     return b"{%b}" % error_fields(error)
+
+
+def one_line(fields: bytes) -> bytes:
+    """JSON in which U+0085, U+2028 and U+2029 are escaped: clients that split text into lines cut a record there."""
+    if not fields.isascii():
+        for char, escape in ESCAPES.items():
+            fields = fields.replace(char, escape)
+    return fields

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 
 from orjson import dumps
 
-from lmi.formatters.base import ErrorFields, Formatter
-from lmi.formatters.jsonlines import one_line
+from lmi.formatters.base import ErrorFields, Formatter, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
 from lmi.types import Answer, Answers, Delta, FinishReason, Token

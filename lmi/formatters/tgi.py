@@ -14,8 +14,7 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter
-from lmi.formatters.jsonlines import one_line
+from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.tgi import TgiFormat
 from lmi.types import Answer, Answers, Delta, FinishReason, Token

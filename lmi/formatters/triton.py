@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
-from lmi.formatters.base import ErrorFields, Formatter
-from lmi.formatters.jsonlines import one_line
+from lmi.formatters.base import ErrorFields, Formatter, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.triton import TritonFormat
 from lmi.types import Answer, Answers, Delta, FinishReason, Token
