@@ -1,6 +1,6 @@
 """What a request asks for, held against what an engine can do.
 
-One table for every door and every engine. The front end calls it before admission; each Executor calls it again in
+One table for every API and every engine. The front end calls it before admission; each Executor calls it again in
 `enqueue_request`, so that a library user gets the same answer as a client. Knows nothing of text or HTTP.
 """
 

@@ -65,7 +65,7 @@ class FinishReason(enum.IntEnum):
 
 
 class ErrorKind(enum.IntEnum):
-    """Ours: the class of a failure, so that a door can choose a status without reading the message."""
+    """Ours: the class of a failure, so that an API can choose a status without reading the message."""
 
     GENERATION = 0  # this request's own fault or bad luck; its neighbours are unharmed
     OUT_OF_MEMORY = 1

@@ -7,12 +7,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from lmi.settings.options import OPTIONS
 from lmi.settings.properties import read
+from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +25,7 @@ LAYERS = (
     {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
     {"lmi.runtime", "lmi.schemas", "lmi.text"},
     {"lmi.formatters"},
-    {"lmi.dialects", "lmi.engine"},
+    {"lmi.apis", "lmi.engine"},
     {"lmi.pipeline", "lmi.user_code"},
     {"lmi.supervisor"},
     {"lmi.server"},
@@ -90,6 +92,12 @@ def test_what_engines_share_knows_none_of_them(path: Path) -> None:
 
 def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_else() -> None:
     assert [path.name for path in (ROOT / "lmi/user_code/compat").iterdir()] == ["djl_python"]
+
+
+def test_the_pipeline_reads_every_field_of_a_request() -> None:
+    """How the answer looks is not its affair: that is in AnswerFormat."""
+    source = (ROOT / "lmi" / "pipeline.py").read_text()
+    assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
 
 
 PROCESSES = ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker", "lmi.user_code.worker"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from lmi.errors import (
     DeadlineExceeded,
@@ -24,20 +24,21 @@ from lmi.errors import (
     UserCodeFailed,
 )
 from lmi.formatters.base import ErrorFields, Formatter, plain_error
-from lmi.formatters.dynamic_batch import TextLines, TextList
-from lmi.formatters.json_object import JsonObject
-from lmi.formatters.jsonlines import Jsonlines
-from lmi.formatters.openai_chat import Chat, ChatLines, ChatStream
-from lmi.formatters.sse import ServerSentEvents
-from lmi.formatters.tgi import TgiEvents, TgiObject
-from lmi.formatters.triton import Events, Generate
+from lmi.formatters.dynamic_batch import BatchStream, BatchWhole
+from lmi.formatters.lmi import LmiEvents, LmiFormatter, LmiStream, LmiWhole
+from lmi.formatters.openai_chat import ChatLines, ChatStream, ChatWhole
+from lmi.formatters.tgi import TgiStream, TgiWhole
+from lmi.formatters.triton import TritonStream, TritonWhole
 from lmi.schemas import lmi, openai, openai_chat, tgi, triton
-from lmi.types import Frame, OutputFormat
+from lmi.schemas.lmi import LmiFormat
+from lmi.types import AnswerFormat, OutputFormat
 
-FORMATTERS: dict[OutputFormat, type[Formatter]] = {
-    OutputFormat.JSON: JsonObject,
-    OutputFormat.JSONLINES: Jsonlines,
-    OutputFormat.SSE: ServerSentEvents,
+AnyFormat = TypeVar("AnyFormat", bound=AnswerFormat, contravariant=True)
+
+FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
+    OutputFormat.JSON: LmiWhole,
+    OutputFormat.JSONLINES: LmiStream,
+    OutputFormat.SSE: LmiEvents,
 }
 
 
@@ -61,63 +62,63 @@ class Row(NamedTuple):
     param: str | None = None  # the field at fault, for errors that name none
 
 
-class Write(Protocol):
-    def __call__(self, error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+class Write(Protocol[AnyFormat]):
+    def __call__(self, error: ErrorFields, format: AnyFormat, *, in_answer: bool) -> tuple[str, bytes]:
         """Media type and body. `in_answer`: in the form of the answer or of its last record, else in a form for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorRules:
+class ErrorRules(Generic[AnyFormat]):
     """How one API answers errors. `names`: its own names for fields of the contract with engines."""
 
-    write: Write
+    write: Write[AnyFormat]
     rows: tuple[Row, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     kind_of_status: Callable[[int], str | None] = lambda status: None
 
-    def render(self, error: LmiError, frame: Frame, *, accepted: bool) -> Rendered:
+    def render(self, error: LmiError, format: AnyFormat, *, accepted: bool) -> Rendered:
         """`accepted`: the answer has begun, and the error is the last record of a stream; else it is the answer."""
         row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
-        names = {**self.names, **frame.field_names}
+        names = {**self.names, **format.field_names}
         fields = ErrorFields(
             error.spelled(names),
             row.status,
             row.kind or self.kind_of_status(row.status) or error.label,
             row.param or names.get(error.field or "", error.field),
         )
-        media_type, body = self.write(fields, frame, in_answer=accepted or row.in_answer)
+        media_type, body = self.write(fields, format, in_answer=accepted or row.in_answer)
         headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
         return Rendered(row.status, media_type, body, headers)
 
-    def render_status(self, status: int, message: str, frame: Frame) -> Rendered:
+    def render_status(self, status: int, message: str, format: AnyFormat) -> Rendered:
         """An error of HTTP only: 404, 405, 408, 413, 415, 431."""
         fields = ErrorFields(message, status, self.kind_of_status(status))
-        return Rendered(status, *self.write(fields, frame, in_answer=False))
+        return Rendered(status, *self.write(fields, format, in_answer=False))
 
 
-def written_by(whole: type[Formatter], stream: type[Formatter]) -> Write:
+def written_by(whole: type[Formatter[Any]], stream: type[Formatter[Any]]) -> Write[AnswerFormat]:
     """An error as a body of `whole`, and in an answer as a record of `stream`."""
 
-    def write(error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+    def write(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
         formatter = stream if in_answer else whole
         return formatter.media_type, formatter.error(error)
 
     return write
 
 
-def _write_lmi(error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+def _write_lmi(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tuple[str, bytes]:
     kind = "generation" if in_answer and error.kind == "overloaded" else error.kind
-    error = error._replace(kind=kind if frame.tgi_compat else None)
+    error = error._replace(kind=kind if format.tgi_compat else None)
     if in_answer:
-        formatter = FORMATTERS[frame.output_format]
+        formatter = FORMATTERS[format.output_format]
         return formatter.media_type, formatter.error(error)
-    return JsonObject.media_type, plain_error(error)
+    return LmiWhole.media_type, plain_error(error)
 
 
-def _write_openai(error: ErrorFields, frame: Frame, *, in_answer: bool) -> tuple[str, bytes]:
+def _write_openai(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
     """A stream ends with a record that the client raises, and the end that it waits for."""
-    stream = ChatLines if frame.output_format is OutputFormat.JSONLINES else ChatStream
-    return written_by(Chat, stream)(error, frame, in_answer=in_answer)
+    stream = ChatLines if format.output_format is OutputFormat.JSONLINES else ChatStream
+    return written_by(ChatWhole, stream)(error, format, in_answer=in_answer)
 
 
 def _lmi_kind(status: int) -> str:
@@ -142,12 +143,14 @@ LMI_ERRORS = ErrorRules(
     lmi.WIRE_NAMES,
     _lmi_kind,
 )
-DYNAMIC_BATCH_ERRORS = ErrorRules(
-    written_by(TextList, TextLines), (Row(InvalidRequest, LMI_INVALID_STATUS),), lmi.WIRE_NAMES
+DYNAMIC_BATCH_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
+    written_by(BatchWhole, BatchStream), (Row(InvalidRequest, LMI_INVALID_STATUS),), lmi.WIRE_NAMES
 )
-TRITON_ERRORS = ErrorRules(written_by(Generate, Events), (Row(GenerationFailed, 500),), triton.WIRE_NAMES)
-TGI_ERRORS = ErrorRules(
-    written_by(TgiObject, TgiEvents),
+TRITON_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
+    written_by(TritonWhole, TritonStream), (Row(GenerationFailed, 500),), triton.WIRE_NAMES
+)
+TGI_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
+    written_by(TgiWhole, TgiStream),
     (
         Row(InvalidRequest, 422, "validation"),
         Row(GenerationFailed, 424, "generation"),
@@ -157,7 +160,7 @@ TGI_ERRORS = ErrorRules(
     tgi.WIRE_NAMES,
     _tgi_kind,
 )
-OPENAI_CHAT_ERRORS = ErrorRules(
+OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
     _write_openai,
     (  # where its clients look for a kind, they have OpenAI's; the others are our labels
         Row(UnknownModel, 404, "model_not_found", param="model"),

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmi.dialects import dialect_at
+from lmi.apis import api_at
 from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
 from lmi.http.exchange import Exchange
@@ -100,7 +100,7 @@ class Endpoint:
 
 
 class Edge:
-    """The outermost application. What a route raises ends here as an answer in the form of the path's door."""
+    """The outermost application. What a route raises ends here as an answer in the form of the path's API."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -155,8 +155,8 @@ class Edge:
 
 async def refuse(exchange: Exchange, service: Service, status: int, message: str, allow: str | None = None) -> None:
     model = service.config.model
-    dialect = dialect_at(exchange.path, model)
-    rendered = dialect.render_status(status, message, dialect.default_frame(model))
-    body = dialect.whole(rendered.media_type, rendered.body)
+    api = api_at(exchange.path, model)
+    rendered = api.render_status(status, message, api.default_format(model))
+    body = api.whole(rendered.media_type, rendered.body)
     headers = [("allow", allow)] if allow else []
     await exchange.answer(rendered.status, rendered.media_type, body, headers)

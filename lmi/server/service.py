@@ -107,7 +107,7 @@ class Service:
             self._has_reported_key = True
             log.warning("a client sent an API key, but this server has no keys and checks nothing: it serves everyone")
 
-    def report_tolerated(self, lines: tuple[str, ...], request_id: str) -> None:
+    def report_ignored(self, lines: tuple[str, ...], request_id: str) -> None:
         """Log what had no effect in a request: loudly the first time, so that a busy client does not fill the log."""
         for line in lines:
             is_new = line not in self._reported and len(self._reported) < MAX_REPORTED

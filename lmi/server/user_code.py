@@ -7,9 +7,10 @@ formatter and the request names no other format.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qsl
 
-from lmi.dialects import Dialect
+from lmi.apis import AnyApi
 from lmi.errors import MalformedRequest, UserCodeFailed
 from lmi.formatters.base import AsyncFormatter
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
@@ -44,18 +45,18 @@ class UserFormatters:
         self._call: Call | None = None
         self._takes_user_code = False  # the API of the path does, though the body may turn out to be OpenAI's
 
-    def reads(self, dialect: Dialect) -> bool:
+    def reads(self, api: AnyApi) -> bool:
         """Whether the input formatter gets the bodies of this API."""
         code = self._service.config.user_code
-        return code is not None and code.has_input_formatter and dialect.takes_user_code
+        return code is not None and code.has_input_formatter and api.takes_user_code
 
-    async def read(self, dialect: Dialect, body: bytes) -> tuple[bytes, str | None]:
+    async def read(self, api: AnyApi, body: bytes) -> tuple[bytes, str | None]:
         """The body and its content type, as the input formatter returns them if there is one.
 
         Raises MalformedRequest with what the formatter raised.
         """
-        self._takes_user_code = dialect.takes_user_code
-        if not self.reads(dialect):
+        self._takes_user_code = api.takes_user_code
+        if not self.reads(api):
             return body, self._exchange.headers.get("content-type")
         return await self._read_input(body), JSON
 
@@ -70,24 +71,24 @@ class UserFormatters:
                 except UserCodeFailed as error:
                     raise MalformedRequest(f"the input formatter failed: {error}") from None
 
-    def asked(self, dialect: Dialect, message: Message) -> Message:
+    def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
         """The message to parse: with details, which an output formatter is given even if the client wants none."""
         config = self._service.config
-        if config.model.dynamic_batch or not dialect.takes_user_code or not has_output_formatter(config, message):
+        if config.model.dynamic_batch or not api.takes_user_code or not has_output_formatter(config, message):
             return message
         parameters = message.fields.get("parameters") or {}
         if parameters.get("details") not in (None, False):
             return message
         return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
 
-    def choose(self, dialect: Dialect, message: Message, parsed: Parsed) -> tuple[AsyncFormatter, Parsed]:
+    def choose(self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
         """The formatter of the response, and the request as it needs it. `message`: as the client sent it."""
         workers = self._service.user_code
         if workers is None or not self._takes_user_code or not has_output_formatter(self._service.config, message):
             self.close()
-            return dialect.formatter(parsed), parsed
-        if not dialect.takes_user_code:
-            return ResponseFormatter(workers, self._call, dialect, parsed), parsed
+            return api.formatter(parsed), parsed
+        if not api.takes_user_code:
+            return ResponseFormatter(workers, self._call, api, parsed), parsed
         kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
         requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
         return kind(workers, self._call, message, parsed), replace(parsed, requests=requests)
@@ -97,7 +98,7 @@ class UserFormatters:
             self._call.close()
 
 
-def has_output_formatter(config: Config, message: Message) -> bool:
+def has_output_formatter(config: Config, message: Message[Any]) -> bool:
     """Whether the model's own formatter writes the response: not if the request or a setting names another format."""
     code = config.user_code
     if code is None or not code.has_output_formatter or config.model.output_formatter is not None:

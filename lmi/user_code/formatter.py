@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, closing
+from typing import Any
 
 import orjson
 
-from lmi.dialects import Dialect
+from lmi.apis import AnyApi
 from lmi.errors import Unsupported
 from lmi.formatters.base import AsyncFormatter
 from lmi.schemas.common import Message, Parsed
@@ -25,7 +26,7 @@ class OutputFormatter(AsyncFormatter):
     media_type = ""
     is_verbatim = True
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message, parsed: Parsed) -> None:
+    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
         """`call`: the one in which the input formatter has run, if there was one."""
         parameters = message.fields.get("parameters") or {}
         if parsed.requests[0].num_sequences > 1:
@@ -67,7 +68,7 @@ class ListOutputFormatter(OutputFormatter):
     A stream has lines like `{"outputs": ["what was written", ""]}`.
     """
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message, parsed: Parsed) -> None:
+    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
         super().__init__(workers, call, message, parsed)
         self._unsent = [b""] * len(parsed.requests)
 
@@ -90,16 +91,16 @@ class ResponseFormatter(AsyncFormatter):
 
     is_verbatim = True
 
-    def __init__(self, workers: UserCodeWorkers, call: Call | None, dialect: Dialect, parsed: Parsed) -> None:
-        self._formatter = dialect.formatter(parsed)
+    def __init__(self, workers: UserCodeWorkers, call: Call | None, api: AnyApi, parsed: Parsed[Any]) -> None:
+        self._formatter = api.formatter(parsed)
         self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
-        self._workers, self._call, self._dialect = workers, call, dialect
+        self._workers, self._call, self._api = workers, call, api
 
     async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
         try:
             async with aclosing(self._formatter.records(deltas)) as records:
                 async for record in records:
-                    lines = self._dialect.whole(self.media_type, record).splitlines(keepends=True)
+                    lines = self._api.whole(self.media_type, record).splitlines(keepends=True)
                     yield b"".join([await self._rewritten(line) for line in lines])
         finally:
             if self._call is not None:
@@ -118,16 +119,15 @@ class ResponseFormatter(AsyncFormatter):
         return event_lines(written) if prefix else written
 
 
-def open_message(message: Message, parsed: Parsed) -> Callable[[int], Open]:
+def open_message(message: Message[Any], parsed: Parsed[Any]) -> Callable[[int], Open]:
     """The message that opens the answers of a call, by the id of the call."""
     request = parsed.requests[0]
-    details = (message.fields.get("parameters") or {}).get("details")
     return lambda call_id: Open(
         call_id,
         [each.prompt for each in parsed.requests],
         {name: value for name, value in message.fields.items() if name != "inputs"},
         request.is_streaming,
-        details=message.frame.tgi_compat if details is None else details,
+        details=message.format.details,
         return_full_text=request.return_full_text,
     )
 

@@ -1,4 +1,4 @@
-"""The OpenAI door over real sockets: streams, calls, structures, errors before and in a stream, clients that leave."""
+"""The OpenAI API over real sockets: streams, calls, structures, errors before and in a stream, clients that leave."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ STRUCTURES: dict[str, Any] = {
 }
 
 
-def test_what_an_engine_lacks_is_refused_in_the_door_s_words(plain: Host) -> None:
+def test_what_an_engine_lacks_is_refused_in_the_api_s_words(plain: Host) -> None:
     for name, value in ({"logit_bias": {"7": 1}} | STRUCTURES).items():
         status, answer = complete(plain, "say a", **{name: value})
         assert (status, answer["error"]["param"]) == (400, name)

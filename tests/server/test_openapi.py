@@ -93,7 +93,7 @@ def test_examples_fit_the_settings(tmp_path: Path, setting: str) -> None:
     check_references(document)
 
 
-def test_a_model_that_is_code_of_its_own_has_no_other_door() -> None:
+def test_user_code_as_the_model_has_no_other_api() -> None:
     code = UserCodeConfig(path="model.py", handler="handle")
     config = Config(server=ServerConfig(), model=ModelConfig(path=".", name="m"), engine=EngineConfig(), user_code=code)
     described = document_of(config)

@@ -5,6 +5,7 @@ Which of them is described is up to the server's settings.
 
 from __future__ import annotations
 
+from lmi.apis import BY_ROUTE
 from lmi.formatters.errors import LMI_INVALID_STATUS
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.schemas.lmi import PARAMETERS
@@ -17,7 +18,7 @@ from lmi.server.openapi.parts import (
     OF_INFERENCE,
     SSE,
     STRING,
-    Door,
+    ApiDescription,
     Operation,
     Schema,
     answers,
@@ -31,7 +32,6 @@ from lmi.server.openapi.parts import (
     struct,
     taken,
 )
-from lmi.server.routes.invocations import BY_ROUTE
 from lmi.settings.config import Config
 
 NAME = "LMI"
@@ -70,7 +70,7 @@ OPENAI, OPENAI_CHUNKS = (
 )
 
 
-def door(config: Config) -> Door:
+def describe(config: Config) -> ApiDescription:
     if config.is_user_code:
         return _user_code(config)
     is_tgi, is_batch = config.model.tgi_compat, config.model.dynamic_batch
@@ -97,14 +97,14 @@ def door(config: Config) -> Door:
         "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`."
     )
     schemas = BATCH if is_batch else _schemas(is_tgi)
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
+    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
 
 
 def _any(*schemas: Schema) -> dict[str, Schema]:
     return content({"anyOf": list(schemas)})
 
 
-def _user_code(config: Config) -> Door:
+def _user_code(config: Config) -> ApiDescription:
     """User code as the model: it decides what it takes and what it answers."""
     described = answers({"*/*": {}}, content(ref("Error")), {LMI_INVALID_STATUS, *OF_INFERENCE})
     described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
@@ -113,7 +113,7 @@ def _user_code(config: Config) -> Door:
         return operation(NAME, "Ask the model's code", described, {"*/*": {}}, names(config.model, path))
 
     about = "SageMaker's paths, answered by the model's own code."
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": THREE_KEYS})
+    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": THREE_KEYS})
 
 
 THREE_KEYS = struct({"code": INTEGER, "message": STRING, "error": STRING})

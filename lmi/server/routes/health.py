@@ -1,4 +1,4 @@
-"""`/ping` and `/metrics`: answered from shared memory alone, so a busy or dead engine cannot delay them."""
+"""`/ping` and `/metrics`: answered only from shared memory, so a busy or dead engine cannot delay them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi.shared.state import Phase
 
 
 async def ping(exchange: Exchange, service: Service) -> None:
-    """200 when an engine can serve, 503 while none can, 500 when that is final. For people, the body says why."""
+    """200 when an engine can serve, 503 while none can, 500 when that is final. The body says why, for people."""
     status, body = health(service)
     await exchange.answer(status, "application/json", orjson.dumps(body))
 

@@ -11,7 +11,7 @@ from contextlib import aclosing, closing
 
 import orjson
 
-from lmi.dialects import LMI
+from lmi.apis import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
@@ -81,7 +81,7 @@ async def send_stream(exchange: Exchange, head: Head, pieces: AsyncGenerator[byt
 
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
     """Answer with the LMI API's status and headers for this error."""
-    rendered = LMI.render_error(error, LMI.default_frame(service.config.model), accepted=False)
+    rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
     await exchange.answer(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 

@@ -1,4 +1,4 @@
-"""Which status and which shape each error has at the LMI door."""
+"""Which status and which shape each error has at the LMI API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi.dialects import DIALECTS, LMI
+from lmi.apis import APIS, LMI
 from lmi.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -20,8 +20,9 @@ from lmi.errors import (
     Unavailable,
     Unsupported,
 )
+from lmi.schemas.lmi import LmiFormat
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, OutputFormat
+from lmi.types import OutputFormat
 
 SHAPE_1 = ["error", "code"]
 SHAPE_2 = ["generated_text", "details", "error", "code"]
@@ -68,8 +69,8 @@ def _object(body: bytes, output_format: OutputFormat) -> dict[str, Any]:
 def test_each_error_has_its_status_and_its_shape_in_the_answer_s_own_framing(
     error: LmiError, accepted: bool, status: int, shape: int, output_format: OutputFormat, tgi_compat: bool
 ) -> None:
-    frame = Frame(output_format=output_format, tgi_compat=tgi_compat)
-    rendered = LMI.render_error(error, frame, accepted=accepted)
+    format = LmiFormat(output_format=output_format, tgi_compat=tgi_compat)
+    rendered = LMI.render_error(error, format, accepted=accepted)
     form = output_format if shape == 2 else OutputFormat.JSON
     keys = SHAPE_1 if shape == 1 else SHAPE_2 if form is OutputFormat.JSON else SHAPE_2_STREAM
     fields = _object(rendered.body, form)
@@ -91,24 +92,24 @@ def test_each_error_has_its_status_and_its_shape_in_the_answer_s_own_framing(
     ],
 )
 def test_a_tgi_client_learns_the_class_of_the_error(error: LmiError, accepted: bool, kind: str) -> None:
-    rendered = LMI.render_error(error, Frame(tgi_compat=True), accepted=accepted)
+    rendered = LMI.render_error(error, LmiFormat(tgi_compat=True), accepted=accepted)
     assert json.loads(rendered.body)["error_type"] == kind
 
 
 def test_an_overload_tells_when_to_come_back_and_nothing_else_has_headers() -> None:
-    frame = Frame()
-    assert LMI.render_error(Overloaded("full", 3), frame, accepted=False).headers == {"Retry-After": "3"}
+    format = LmiFormat()
+    assert LMI.render_error(Overloaded("full", 3), format, accepted=False).headers == {"Retry-After": "3"}
     for error, accepted, _, _ in ROWS:
         if not isinstance(error, Overloaded):
-            assert LMI.render_error(error, frame, accepted=accepted).headers == {}
+            assert LMI.render_error(error, format, accepted=accepted).headers == {}
 
 
 @pytest.mark.parametrize("status", [404, 405, 408, 413, 415, 431])
 def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
-    rendered = LMI.render_status(status, "at most 67108864 bytes", Frame(output_format=OutputFormat.SSE))
+    rendered = LMI.render_status(status, "at most 67108864 bytes", LmiFormat(output_format=OutputFormat.SSE))
     expected = b'{"error": "at most 67108864 bytes", "code": %d}' % status
     assert (rendered.status, rendered.media_type, rendered.body) == (status, "application/json", expected)
-    rendered = LMI.render_status(status, "x", Frame(tgi_compat=True))
+    rendered = LMI.render_status(status, "x", LmiFormat(tgi_compat=True))
     assert list(json.loads(rendered.body)) == ["error", "code", "error_type"]
 
 
@@ -131,13 +132,13 @@ def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
     ],
 )
 def test_an_engine_s_refusal_is_told_in_the_client_s_words(error: LmiError, message: str) -> None:
-    assert json.loads(LMI.render_error(error, Frame(), accepted=True).body)["error"] == message
+    assert json.loads(LMI.render_error(error, LmiFormat(), accepted=True).body)["error"] == message
 
 
 def test_a_body_that_cannot_be_read_is_answered_as_json_whatever_the_model_s_formatter() -> None:
     model = ModelConfig(path="demo", name="demo", output_formatter="sse", tgi_compat=True)
-    assert LMI.default_frame(model) == Frame(output_format=OutputFormat.JSON, tgi_compat=True)
+    assert LMI.default_format(model) == LmiFormat(output_format=OutputFormat.JSON, tgi_compat=True)
 
 
-def test_a_door_is_found_under_its_name() -> None:
-    assert DIALECTS["lmi"] is LMI
+def test_an_api_is_found_under_its_name() -> None:
+    assert APIS["lmi"] is LMI

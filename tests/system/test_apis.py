@@ -1,6 +1,6 @@
-"""The laws that every door keeps on a whole server: one prompt has one greedy answer, and a stream joins to the whole.
+"""The laws that every API keeps on a whole server: one prompt has one greedy answer, and a stream joins to the whole.
 
-A door is a row: how its clients ask for a number of tokens, and where they find the text.
+An API is a row: how its clients ask for a number of tokens, and where they find the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmi.dialects import DIALECTS
+from lmi.apis import APIS
 from tests.served import Server, serve
 from tests.system.container import Answer
 from tests.tiny_models import tiny_model
@@ -26,10 +26,10 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class Door:
+class ApiCase:
     """`pieces`: the texts that one record of an answer brings, which join to the whole text."""
 
-    dialect: str
+    api: str
     path: str
     ask: Callable[[str, int], dict[str, Any]]
     text: Callable[[dict[str, Any]], str]
@@ -76,36 +76,36 @@ def choice_text(record: dict[str, Any]) -> str:
 
 
 ROWS = {
-    "lmi": Door("lmi", "/invocations", lmi(), lambda record: record["generated_text"]),
-    "lmi jsonlines": Door("lmi", "/invocations", lmi(output_formatter="jsonlines"), token_text, True),
-    "lmi sse": Door("lmi", "/invocations", lmi(output_formatter="sse"), token_text, True),
-    "triton": Door("triton", "/v2/models/tiny/generate", triton, lambda record: record["text_output"]),
-    "triton stream": Door(
+    "lmi": ApiCase("lmi", "/invocations", lmi(), lambda record: record["generated_text"]),
+    "lmi jsonlines": ApiCase("lmi", "/invocations", lmi(output_formatter="jsonlines"), token_text, True),
+    "lmi sse": ApiCase("lmi", "/invocations", lmi(output_formatter="sse"), token_text, True),
+    "triton": ApiCase("triton", "/v2/models/tiny/generate", triton, lambda record: record["text_output"]),
+    "triton stream": ApiCase(
         "triton_stream", "/v2/models/tiny/generate_stream", triton, lambda record: record["text_output"], True
     ),
-    "tgi": Door("tgi", "/", lmi(), lambda record: record["generated_text"]),
-    "tgi generate": Door("tgi_generate", "/generate", lmi(), lambda record: record["generated_text"]),
-    "tgi stream": Door("tgi_generate_stream", "/generate_stream", lmi(), token_text, True),
-    "completions": Door("openai_completions", "/v1/completions", completions(False), choice_text),
-    "completions stream": Door("openai_completions", "/v1/completions", completions(True), choice_text, True),
-    "completions lines": Door("openai_completions_lines", "/invocations", completions(True), choice_text, True),
+    "tgi": ApiCase("tgi", "/", lmi(), lambda record: record["generated_text"]),
+    "tgi generate": ApiCase("tgi_generate", "/generate", lmi(), lambda record: record["generated_text"]),
+    "tgi stream": ApiCase("tgi_generate_stream", "/generate_stream", lmi(), token_text, True),
+    "completions": ApiCase("openai_completions", "/v1/completions", completions(False), choice_text),
+    "completions stream": ApiCase("openai_completions", "/v1/completions", completions(True), choice_text, True),
+    "completions lines": ApiCase("openai_completions_lines", "/invocations", completions(True), choice_text, True),
 }
-DOORS = {name: door for name, door in ROWS.items() if door.dialect in DIALECTS}
+CASES = {name: case for name, case in ROWS.items() if case.api in APIS}
 
 
-def test_every_door_has_a_row() -> None:
-    assert set(DIALECTS) <= {door.dialect for door in DOORS.values()} | ELSEWHERE.keys()
+def test_every_api_has_a_row() -> None:
+    assert set(APIS) <= {case.api for case in CASES.values()} | ELSEWHERE.keys()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 25])
-@pytest.mark.parametrize("name", DOORS)
-def test_the_same_greedy_prompt_and_limit_give_the_same_text_at_every_door(
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_greedy_prompt_and_limit_give_the_same_text_at_every_api(
     tiny: Server, name: str, num_tokens: int
 ) -> None:
     """In a stream, too: its pieces join to the text of an answer that comes at once."""
     for prompt in PROMPTS:
-        expected = DOORS["lmi"].answer(tiny, prompt, num_tokens)
-        assert DOORS[name].answer(tiny, prompt, num_tokens) == expected
+        expected = CASES["lmi"].answer(tiny, prompt, num_tokens)
+        assert CASES[name].answer(tiny, prompt, num_tokens) == expected
         assert expected or num_tokens == 1
 
 
@@ -113,7 +113,7 @@ def test_the_same_greedy_prompt_and_limit_give_the_same_text_at_every_door(
 def test_several_inputs_without_a_rolling_batch_have_the_texts_that_each_has_alone(
     tiny: Server, streaming: str
 ) -> None:
-    expected = [DOORS["lmi"].answer(tiny, prompt, 25) for prompt in PROMPTS]
+    expected = [CASES["lmi"].answer(tiny, prompt, 25) for prompt in PROMPTS]
     settings = ("option.dtype=fp32", "option.rolling_batch=disable", f"option.enable_streaming={streaming}")
     with serve(tiny_model("llama"), *settings, "frontend_workers=1") as server:
         answer = server.post({"inputs": PROMPTS, "parameters": {"max_new_tokens": 25}})
