@@ -15,9 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from handlers.base.cache_budget import default_budget
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
-from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
+from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache
 from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler

@@ -23,8 +23,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from handlers.base.cache_budget import default_budget
 from handlers.base.pickled import pickled_files, refusal
-from handlers.lmi_dist.kv_cache import default_budget
 from handlers.lmi_vllm import compiling
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
