@@ -24,7 +24,9 @@ from lmi import __version__
 from lmi.errors import StartError
 from lmi.settings.choices import vllm_arguments
 from lmi.settings.config import Resolved, Setting, resolve_folder
-from lmi.settings.options import BOOLEAN, MODELS, OPTIONS, Option, elsewhere, known_keys
+from lmi.settings.kinds import BOOLEAN, MODELS
+from lmi.settings.options import OPTIONS, Option, known_keys
+from lmi.settings.reference import elsewhere
 from lmi.shared import log, sink
 
 REPORTED_LIBRARIES = (

@@ -18,26 +18,20 @@ import msgspec
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings import choices, user_code
 from lmi.settings.choices import Machine
+from lmi.settings.kinds import ADDRESS, ENTRY_POINT, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.model_urls import NamedModel, local_path
-from lmi.settings.options import (
-    ADDRESS,
+from lmi.settings.options import OPTIONS, find
+from lmi.settings.properties import Properties, read
+from lmi.settings.reference import (
     ENGINE_KEYS,
-    ENTRY_POINT,
-    FORMATTER_WORDS,
     GENERATION_TASKS,
     LORA_KEYS,
-    MODELS,
     OF_ONE_ENGINE,
-    OPTIONS,
-    REASONING_FORMS,
     REASONS,
-    TOOL_CALL_FORMS,
     TRANSLATED_FOR_VLLM,
     WITHOUT_EFFECT,
     elsewhere,
-    find,
 )
-from lmi.settings.properties import Properties, read
 from lmi.settings.sources import Findings, Given, Picked, closest, collect, fault, pick
 
 MAX_NUM_SEQUENCES = 64  # of the embedded engine; others know their own

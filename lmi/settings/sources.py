@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi.errors import shorten
-from lmi.settings.options import OPTIONS, OTHER_ENV, TEXT, TRANSLATED, find, key_of_env, known_keys
+from lmi.settings.kinds import TEXT
+from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
+from lmi.settings.reference import OTHER_ENV, TRANSLATED
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is meant as rolling_batch, max_new_tokens is not as max_num_tokens
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)

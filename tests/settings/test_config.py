@@ -21,8 +21,9 @@ from lmi.settings.config import (
     resolve,
     resolve_folder,
 )
-from lmi.settings.options import OF_ONE_ENGINE, OPTIONS
+from lmi.settings.options import OPTIONS
 from lmi.settings.properties import parse
+from lmi.settings.reference import OF_ONE_ENGINE
 
 CPU = Machine(num_cores=4)
 FOUR_GPUS = Machine(num_cores=32, gpus=("0", "1", "2", "3"))
