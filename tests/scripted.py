@@ -279,7 +279,7 @@ def host(
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
         model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
-        engine=EngineConfig(),
+        engine=EngineConfig(handler="lmi-dist"),
         code=code,
     )
     executor = ScriptedExecutor(capabilities)

@@ -18,12 +18,13 @@ from torch import Tensor
 from handlers.base.cache_budget import default_budget
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
 from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache
 from handlers.lmi_dist.plan import Piece, Plan
 from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
 from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
-from lmi.settings.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
+from lmi.settings.config import EngineConfig
 from lmi.shared import processes
 
 log = logging.getLogger(__name__)

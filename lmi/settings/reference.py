@@ -57,10 +57,8 @@ ELSEWHERE = {
 }
 GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))
 
-# Options of the table that one engine alone uses, and what happens with the others.
-OF_ONE_ENGINE = {"option.trust_remote_code": ("vllm", "code that comes with a model is never run")}
-
-LORA_KEYS = frozenset(("option.enable_lora", "option.max_loras", "option.max_lora_rank", "option.max_cpu_loras"))
+# Options of the table that only some engines use, and what happens on the others.
+OF_SOME_ENGINES = {"option.trust_remote_code": "code that comes with a model is never run"}
 
 # Keys that some engine understands: never called unknown, handed on unless the engine's own names are known.
 ENGINE_KEYS = frozenset(
@@ -76,10 +74,16 @@ ENGINE_KEYS = frozenset(
     "option.long_lora_scaling_factors option.fully_sharded_loras".split()
 )
 
-# Keys of LMI that are translated for vLLM; every other option that it uses has the name of an argument of its own.
-TRANSLATED_FOR_VLLM = frozenset(
-    "option.speculative_draft_model option.speculative_length option.draft_model_tp_size".split()
-)
+NEURON = "Neuron devices are not served here"
+# Engines that option.rolling_batch names in the reference, and that have no handler here.
+ENGINES_ELSEWHERE = {
+    "trtllm": "there is no handler for TensorRT-LLM here yet",
+    "deepspeed": "DeepSpeed is not served here",
+    "neuronx": NEURON,
+    "tnx": NEURON,
+    "transformers-neuronx": NEURON,
+    "optimum": NEURON,
+}
 
 
 def elsewhere(key: str) -> str:

@@ -8,40 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.settings import choices
-from lmi.settings.choices import Machine
-from lmi.settings.config import (
-    Config,
-    EngineConfig,
-    ModelConfig,
-    Resolved,
-    ServerConfig,
-    dump,
-    load,
-    resolve,
-    resolve_folder,
-)
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, dump, load
+from lmi.settings.engine_choice import choose_handler
+from lmi.settings.handler import Handler, announced
+from lmi.settings.machine import Machine, num_engines
+from lmi.settings.model_folder import demo_folder, find_folder, model_name
 from lmi.settings.options import OPTIONS
 from lmi.settings.properties import parse
-from lmi.settings.reference import OF_ONE_ENGINE
+from lmi.settings.reference import OF_SOME_ENGINES
+from lmi.settings.report import Resolved
+from lmi.settings.resolve import resolve, resolve_folder
 
 CPU = Machine(num_cores=4)
 FOUR_GPUS = Machine(num_cores=32, gpus=("0", "1", "2", "3"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder that looks like a model's from outside."""
-    model = tmp_path / "tiny"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    return model
-
-
-@pytest.fixture
-def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if vLLM were not installed."""
-    monkeypatch.setitem(sys.modules, "vllm", None)
 
 
 def settle(
@@ -69,7 +48,7 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     config = settle(folder).config
     assert config.server == ServerConfig(frontend_workers=2)
     assert config.model == ModelConfig(path=str(folder), name="tiny")
-    assert config.engine == EngineConfig(max_num_sequences=64, max_prefill_tokens=256)
+    assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=256)
     assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
     assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)
     assert (config.server.drain_timeout_s, config.server.predict_timeout_s) == (25, None)
@@ -184,7 +163,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
             settle(folder, "", {name: text}),
         ]
         assert given[0].config == given[1].config == given[2].config, option.key
-        assert {bool(resolved.warnings) for resolved in given} == {option.key in OF_ONE_ENGINE}, option.key
+        assert {bool(resolved.warnings) for resolved in given} == {option.key in OF_SOME_ENGINES}, option.key
         assert source_of(given[2], option.key).startswith(name), option.key
         if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
             part, _, name = option.field.partition(".")
@@ -589,30 +568,8 @@ def test_replicas_are_as_many_as_fit_between_the_two_bounds(
     assert (engine.num_engines, engine.tensor_parallel_degree, engine.device_ids) == wanted
 
 
-@pytest.fixture
-def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vLLM whose source can be read but not run, and a handler for it."""
-    source = tmp_path / "site" / "vllm"
-    (source / "engine").mkdir(parents=True)
-    (source / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
-    (source / "engine" / "arg_utils.py").write_text(
-        "from gpus import *\n"
-        "@dataclass\nclass EngineArgs:\n"
-        "    model: str = ''\n    seed: int = 0\n    enable_lora: bool = False\n    _rank: int = 0\n"
-        "@dataclass\nclass AsyncEngineArgs(EngineArgs):\n    enable_log_requests: bool = False\n"
-        "class Other:\n    unrelated: int = 1\n"
-    )
-    package = tmp_path / "site" / "announced-1.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: announced\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[lmi.handlers]\nvllm = nowhere:load\n")
-    monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-
-
 @pytest.mark.usefixtures("vllm")
 def test_vllms_own_arguments_are_known_without_importing_it(folder: Path) -> None:
-    assert choices.vllm_arguments() == {"seed", "enable_lora", "enable_log_requests"}
     text = "option.rolling_batch=vllm\noption.seed=7\noption.speculative_length=3\noption.strict=true\n"
     resolved = settle(folder, text, {"HF_MODEL_TRUST_REMOTE_CODE": "true"})
     assert resolved.warnings == ()
@@ -693,7 +650,7 @@ def test_adapters_on_the_embedded_engine_are_told_which_engine_has_them(folder: 
     [(8, 2, None, None, 4), (8, 2, 2, 3, 3), (7, 2, None, None, 3), (8, 8, None, None, 1), (0, 1, None, None, 1)],
 )
 def test_replicas_share_the_gpus(num_gpus: int, gpus_each: int, low: int, high: int, wanted: int) -> None:
-    assert choices.num_engines(num_gpus, gpus_each, low, high) == wanted
+    assert num_engines(num_gpus, gpus_each, low, high) == wanted
 
 
 def test_replicas_that_do_not_fit_are_refused_with_numbers(folder: Path) -> None:
@@ -702,28 +659,28 @@ def test_replicas_that_do_not_fit_are_refused_with_numbers(folder: Path) -> None
     (fault,) = faults(folder, "minWorkers=2\nmaxWorkers=1")
     assert "minWorkers=2, maxWorkers=1" in fault
     with pytest.raises(BadConfiguration, match="1 replicas of 2 GPUs"):
-        choices.num_engines(1, 2, None, None)
+        num_engines(1, 2, None, None)
 
 
 def test_auto_takes_the_embedded_engine_where_vllm_cannot_run() -> None:
-    assert choices.choose_handler("auto", CPU, frozenset({"lmi-dist", "vllm"})) == ("lmi-dist", "no GPU is visible")
-    assert choices.choose_handler("auto", FOUR_GPUS, frozenset({"lmi-dist"}))[0] == "lmi-dist"
-    assert choices.choose_handler("Scheduler", CPU)[0] == "lmi-dist"
-    assert choices.choose_handler("other", CPU, frozenset({"lmi-dist", "other"})) == ("other", "asked for")
+    assert choose_handler("auto", CPU, announced()) == ("lmi-dist", "no GPU is visible")
+    without = {name: handler for name, handler in announced().items() if name != "vllm"}
+    assert choose_handler("auto", FOUR_GPUS, without)[0] == "lmi-dist"
+    assert choose_handler("Scheduler", CPU, announced())[0] == "lmi-dist"
+    assert choose_handler("other", CPU, announced() | {"other": Handler(load="of:others")}) == ("other", "asked for")
 
 
 @pytest.mark.usefixtures("vllm")
 def test_auto_takes_vllm_where_it_is_installed_beside_a_gpu(folder: Path) -> None:
-    assert choices.choose_handler("auto", FOUR_GPUS)[0] == "vllm"
-    assert choices.choose_handler("auto", CPU)[0] == "lmi-dist"
+    assert choose_handler("auto", FOUR_GPUS, announced())[0] == "vllm"
+    assert choose_handler("auto", CPU, announced())[0] == "lmi-dist"
 
 
 def test_an_announced_engine_without_its_library_is_refused_by_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
-    assert choices.choose_handler("auto", FOUR_GPUS)[0] == "lmi-dist"
-    assert choices.vllm_arguments() == frozenset()
+    assert choose_handler("auto", FOUR_GPUS, announced())[0] == "lmi-dist"
     (fault,) = faults(folder, "option.rolling_batch=vllm")
     assert "lmi-dist" in fault and fault.endswith("(vllm: the library vllm is not installed)")
 
@@ -738,7 +695,7 @@ def test_without_a_rolling_batch_the_engine_is_the_one_of_auto(folder: Path) -> 
     assert (
         "max_batch_delay (serving.properties:3): unneeded, a request joins the running batch at once" in resolved.notes
     )
-    assert choices.choose_handler("disable", FOUR_GPUS) == choices.choose_handler("auto", FOUR_GPUS)
+    assert choose_handler("disable", FOUR_GPUS, announced()) == choose_handler("auto", FOUR_GPUS, announced())
     both = settle(folder, "option.rolling_batch=disable\nbatch_size=4\noption.max_rolling_batch_size=7")
     assert both.config.engine.max_num_sequences == 7
 
@@ -935,31 +892,31 @@ def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path)
 def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(tmp_path: Path) -> None:
     platform, current = tmp_path / "platform", tmp_path / "current"
     current.mkdir()
-    assert choices.find_folder(None, current, platform) is None
+    assert find_folder(None, current, platform) is None
     platform.mkdir()
-    assert choices.find_folder(None, current, platform) is None
+    assert find_folder(None, current, platform) is None
     (current / "serving.properties").write_text("")
-    assert choices.find_folder(None, current, platform) == current
+    assert find_folder(None, current, platform) == current
     (platform / "config.json").write_text("{}")
-    assert choices.find_folder(None, current, platform) == platform
-    assert choices.find_folder("../current", current, platform) == current / "../current"
+    assert find_folder(None, current, platform) == platform
+    assert find_folder("../current", current, platform) == current / "../current"
 
 
 def test_a_folder_that_only_holds_a_folder_stands_for_it(folder: Path) -> None:
-    assert choices.find_folder(str(folder.parent), Path.cwd()) == folder
+    assert find_folder(str(folder.parent), Path.cwd()) == folder
 
 
 def test_the_demo_is_found_without_importing_an_engine(tmp_path: Path) -> None:
-    demo = choices.demo_folder()
+    demo = demo_folder()
     assert demo.parts[-3:] == ("handlers", "lmi_dist", "demo")
     for flags in ({}, {"option.model_id": "demo"}):
         resolved = resolve_folder(None, {}, flags, tmp_path)
-        assert resolved.config.model.is_demo
+        assert resolved.config.model.path == str(demo)
         assert resolved.config.model.name == "demo"
 
 
 def test_demo_as_the_folder_is_the_demo_where_no_folder_has_that_name(tmp_path: Path) -> None:
-    assert resolve_folder("demo", {}, {}, tmp_path).config.model.is_demo
+    assert resolve_folder("demo", {}, {}, tmp_path).config.model.path == str(demo_folder())
     (tmp_path / "demo").mkdir()
     with pytest.raises(ModelUnusable, match="is empty"):
         resolve_folder("demo", {}, {}, tmp_path)
@@ -970,7 +927,7 @@ def test_demo_as_the_folder_is_the_demo_where_no_folder_has_that_name(tmp_path: 
     [("Llama-3.1_8B", "Llama-3.1_8B"), ("my model (v2)", "my_model__v2_"), ("…", "model"), ("..", "model")],
 )
 def test_a_folders_name_becomes_a_safe_model_name(text: str, name: str) -> None:
-    assert choices.model_name(text) == name
+    assert model_name(text) == name
 
 
 def test_the_machine_has_cores_and_obeys_the_list_of_visible_gpus() -> None:
