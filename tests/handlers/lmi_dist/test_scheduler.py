@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
 from handlers.lmi_dist.plan import Piece
 from handlers.lmi_dist.scheduler import Batch, Scheduler
@@ -15,7 +16,8 @@ from lmi.executor import OutputConfig, Request, SamplingConfig
 
 
 def scheduler(num_blocks: int = 1000, num_rows: int = 8, **options: Any) -> Scheduler:
-    return Scheduler(KvCache(num_blocks, num_rows), **{"max_num_sequences": num_rows, "piece_length": 8, **options})
+    limits = {"max_num_sequences": num_rows, "max_prefill_tokens": MAX_PREFILL_TOKENS, "piece_length": 8}
+    return Scheduler(KvCache(num_blocks, num_rows), **limits | options)
 
 
 def sequences(
