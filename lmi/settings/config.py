@@ -58,7 +58,7 @@ class EngineConfig:
     num_engines: int = 1
     device_ids: tuple[str, ...] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
     dtype: str = "auto"  # auto, fp32, bf16, fp16
-    quantize: str | None = None  # int8 on lmi-dist
+    quantize: str | None = None  # a method, such as int8
     device: str = "auto"  # auto, cpu, cuda
     max_num_sequences: int | None = None  # option.max_rolling_batch_size
     max_prefill_tokens: int | None = None  # option.max_rolling_batch_prefill_tokens, prompt tokens a step

@@ -14,6 +14,7 @@ from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 
 GROUP = "lmi.handlers"
@@ -85,5 +86,6 @@ def _record(entry: EntryPoint) -> Handler:
         handler = entry.load()
     except ImportError:  # the engine's process, which imports it too, says why
         return Handler(load=entry.value)
-    assert isinstance(handler, Handler), f"{entry.value} is not a Handler"
+    if not isinstance(handler, Handler):
+        raise BadConfiguration(f"entry point {entry.name}: {entry.value} is not a Handler")
     return handler
