@@ -1,4 +1,4 @@
-"""How large a KV cache is where nobody says so."""
+"""The default size of a KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the embedded engine says of itself. Imports nothing that it needs to run."""
+"""The record of the embedded engine. This module imports none of the libraries that the engine runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the vLLM engine says of itself. Imports nothing of vLLM: the names of its arguments are read from its source."""
+"""The record of the vLLM engine. Imports nothing of vLLM: the names of its arguments are read from its source text."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Nothing is sent or fetched, sockets go with the server, each rank on a CPU has its cores.
+    """Forbid reports and downloads, put sockets into our folder, and give each rank on a CPU its cores.
 
-    What the operator has set stays as it is.
+    A variable that the operator has set keeps its value.
     """
     wanted = NOTHING_IS_SENT | {
         "HF_HUB_OFFLINE": "1",

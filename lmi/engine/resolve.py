@@ -1,4 +1,4 @@
-"""From the name of a handler to the function that loads it, which is imported here and nowhere before."""
+"""Finds the function that loads an engine by the handler's name. The engine's module is first imported here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Load(Protocol):
 
 
 def resolve(handler: str) -> Load:
-    """Raises BadConfiguration for a name that nobody announced and for a handler whose library is missing."""
+    """Raises BadConfiguration for a name that no package announces and for a handler whose library is missing."""
     found = announced()
     if handler not in found:
         raise BadConfiguration(f"option.rolling_batch: no engine is called {handler!r}, there are {sorted(found)}")

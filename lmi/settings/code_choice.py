@@ -1,4 +1,4 @@
-"""Which user code is run: a file of the model's folder, by what it holds and what the options name."""
+"""Chooses the user code: a file in the model's folder, by its functions and by the options that name them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _is_own_file(values: Values) -> bool:
 
 
 def _check_built_in(values: Values, name: str, findings: Findings) -> None:
-    """Entry points of the reference mean nothing here, but for those that do not generate text on CPUs or GPUs."""
+    """Entry points of the reference have no effect here, except those that do not generate text on CPUs or GPUs."""
     if "stable" in name:
         values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here", findings)
     elif "neuron" in name:

@@ -1,4 +1,4 @@
-"""Which engine runs the model, with how many replicas and on which devices. Asks what engines say of themselves."""
+"""Chooses the engine, its replicas and their devices, by what the engines' records say."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
 
 
 def choose_defaults(values: Values, engine: Engine, findings: Findings) -> Values:
-    """What the engine has for options that were not given. In a dynamic batch `batch_size` bounds the sequences."""
+    """The engine's defaults of options. In a dynamic batch `batch_size` bounds the sequences."""
     if engine.handler is USER_CODE:
         return values
     for key, value in engine.handler.defaults.items():
@@ -94,7 +94,7 @@ def choose_degree(values: Values, engine: Engine, gpus: tuple[str, ...]) -> Valu
 
 
 def choose_replicas(values: Values, engine: Engine, gpus: tuple[str, ...], findings: Findings) -> Replicas:
-    """As many as fit, of an engine that can run with its options."""
+    """As many replicas as fit, if the engine can run with its options."""
     refused = engine.handler.check(EngineConfig(device_ids=gpus, **values.fields("engine")))
     for key, allowed in refused.items():
         values.refuse(key, allowed, findings)
@@ -163,7 +163,7 @@ def _degree_of_several(values: Values, machine: Machine) -> str:
 
 
 def _asynchronous(values: Values) -> str:
-    """What says that `disable` leaves the batching to the engine, as LMI's asynchronous mode does; or nothing."""
+    """The option that leaves batching to the engine beside `disable`, as LMI's asynchronous mode does; or nothing."""
     entry = values.given("option.entryPoint", "")
     if entry.endswith("async_service"):
         return f"option.entryPoint={entry}"
@@ -171,7 +171,7 @@ def _asynchronous(values: Values) -> str:
 
 
 def _note_dynamic_batch(values: Values, engine: Engine, findings: Findings) -> None:
-    """Requests join a running batch at once, so that none wait to be put together."""
+    """Note options of dynamic batching that have no effect."""
     alone = "has an effect with option.rolling_batch=disable alone"
     reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
     reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"

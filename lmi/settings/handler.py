@@ -1,8 +1,8 @@
-"""What an engine says of itself, so that its options can be resolved and checked without importing it.
+"""The record in which an engine describes itself, so that settings are resolved without importing the engine.
 
 Engines announce themselves in the entry-point group `lmi.handlers`. An entry point `module:HANDLER` names a record; its
-module must be cheap to import, since the supervisor imports it. An entry point of any other name is the function that
-loads the engine, and all else is the default of a record.
+module must be cheap to import, since the supervisor imports it. Any other entry point names the function that loads
+the engine; the record is then the default one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Auto(Enum):
     """Where `option.rolling_batch=auto` chooses an engine."""
 
     NEVER = "never"
-    ON_GPUS = "on GPUs"  # and in place of an engine that runs on one device, where several are asked for
+    ON_GPUS = "on GPUs"  # and where several devices are asked of an engine that runs on one
     ELSEWHERE = "elsewhere"
 
 
@@ -58,7 +58,7 @@ class Handler:
         return None if names is None else frozenset(f"option.{name}" for name in names)
 
 
-USER_CODE = Handler(load="")  # stands for the engine where the model is user code
+USER_CODE = Handler(load="")  # in place of an engine where user code is the model
 
 
 def announced() -> dict[str, Handler]:

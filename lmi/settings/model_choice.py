@@ -17,7 +17,7 @@ MODEL, NAME = "option.model_id", "option.model_name"
 def choose_model(
     values: Values, folder: Path | None, cwd: Path, is_custom: bool, findings: Findings
 ) -> tuple[Values, Path]:
-    """The values with the model and its names, and the model's folder as the options lead to it."""
+    """Returns the values with the model and its names, and the model's folder as the options name it."""
     find = find_custom_model if is_custom else find_model
     try:
         path, name = find(values.given(MODEL), folder, cwd)
@@ -31,7 +31,7 @@ def choose_model(
 
 
 def _choose_names(values: Values, loaded: str, name: str) -> Values:
-    """One of a model's names stands in answers, and it has the others too; `name` is for where none was given."""
+    """Answers carry the first name, requests may use any of them. `name` counts where none was given."""
     served = values.given("option.served_model_name", ())
     given = {**dict.fromkeys(served, "option.served_model_name"), **({loaded: "load_models"} if loaded else {})}
     first, reason = next(iter(given.items()), (name, "the model's last name"))
@@ -60,7 +60,7 @@ def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, f
 
 
 def _warn_of_other_models(values: Values, folder: Path | None, path: Path, findings: Findings) -> None:
-    """Who names two models seldom means that one of them is left out."""
+    """Warn where two models are named, since only one is served."""
     if (picked := values.picked.get(MODEL)) is None:
         return
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():

@@ -19,7 +19,7 @@ DEMO = "demo"
 def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER) -> Path | None:
     """The folder to serve: the one asked for, SageMaker's, or the current one. None: no folder, so the demo is served.
 
-    A folder that holds nothing but one other folder stands for that one, since archives are often packed so.
+    A folder that holds nothing but one other folder means that other one, since archives are often packed so.
     """
     if asked is not None:
         folder = cwd / local_path(asked)
@@ -66,7 +66,7 @@ def code_folders(model_id: str | None, folder: Path | None, cwd: Path) -> list[P
 
 
 def model_name(text: str) -> str:
-    """`text` with everything replaced that a URL's path segment or a log line would trip over."""
+    """`text` with each character replaced that has a meaning in a URL's path or in a log line."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
 
 

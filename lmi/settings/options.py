@@ -45,7 +45,7 @@ from lmi.settings.reference import ENGINE_KEYS, WITHOUT_EFFECT
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row. `field` is "server.port" and the like, "" where `resolve.py` makes other values out of it."""
+    """One row. `field` is the field of Config that it fills, such as "server.port"; "" where it fills none directly."""
 
     key: str
     field: str
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All of them: its own, those of its aliases, and more."""
+        """Every flag: one for the key, one for each alias, and more."""
         return tuple(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *self.more_flags]))
 
 
@@ -324,7 +324,7 @@ def find(key: str) -> Option | None:
 
 
 def key_of_env(name: str) -> str:
-    """The key that OPTION_X_Y or SERVING_X_Y stands for: MIN_WORKERS is minWorkers, other names become lower case."""
+    """The key that OPTION_X_Y or SERVING_X_Y means: MIN_WORKERS is minWorkers, other names become lower case."""
     prefix, _, rest = name.partition("_")
     known = _BY_ENV_NAME.get(rest.replace("_", "").lower())
     if known is not None:

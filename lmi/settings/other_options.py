@@ -1,4 +1,4 @@
-"""Options for the engine beside the fields of a Config, and what is said of those that nothing here uses."""
+"""Options for the engine beside the fields of a Config, and reports on those that it does not use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def other_options(values: Values, engine: Engine, findings: Findings) -> dict[st
 
 
 def warn_of_some_engines(values: Values, engine: Engine, handlers: Mapping[str, Handler], findings: Findings) -> None:
-    """Options of the table that have no effect on this engine."""
+    """Warn of options of the table that have no effect on this engine."""
     for key, instead in OF_SOME_ENGINES.items():
         if values.given(key, default(key)) == default(key) or key in engine.handler.uses:
             continue
@@ -49,7 +49,7 @@ def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
 
 
 def _report(given: Given, values: Values, engine: Engine, known: frozenset[str] | None, findings: Findings) -> None:
-    """What is to be said of a key that has no row. User code is given every option, so that none is unknown."""
+    """Report a key without a row, unless the engine uses it. User code gets every option, so that none is unknown."""
     is_option = given.key.startswith("option.")
     if engine.handler is USER_CODE and is_option:
         return

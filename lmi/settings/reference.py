@@ -1,6 +1,6 @@
 """Names that LMI, TGI and other servers have for options, and that have no row in the table here.
 
-Some are handed to the engine, some have no effect, some are written in another way, and some mean something elsewhere.
+The engine gets some of them, some have no effect, some have values in another form, some exist only elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
     "SAGEMAKER_MAX_PAYLOAD_IN_MB": lambda text: "" if text == "0" else f"{text}m",  # 0: bodies without end
 }
 
-# Keys of the reference that ask for nothing here: processes, memory and batches are arranged differently.
+# Keys of the reference that have no effect here, where processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
     "max_idle_time max_input_length log_request_metric metrics_aggregation "
     "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features fail_fast "
@@ -36,7 +36,7 @@ WITHOUT_EFFECT = frozenset(
     "option.log_request_metric option.bedrock_compat".split()
 )
 
-# Why, where that is not plain.
+# The reason, where it is not plain.
 REASONS = {
     "max_input_length": "a prompt may fill all but one token of the context, which option.max_model_len sets",
     "option.batch_size": "option.max_rolling_batch_size bounds the sequences that run at once",
@@ -47,7 +47,7 @@ REASONS = {
     "option.fail_fast": "a start that fails always ends the server",
 }
 
-# Words, as keys and as flags, that other servers have for what this one has not; never taken for a slip of the pen.
+# Keys and flags of other servers for what is missing here. They are never taken for a slip of the pen.
 ELSEWHERE = {
     "api_key": "this server has no keys yet",
     "ssl_certfile": "this server speaks plain HTTP",
@@ -60,7 +60,8 @@ GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-genera
 # Options of the table that only some engines use, and what happens on the others.
 OF_SOME_ENGINES = {"option.trust_remote_code": "code that comes with a model is never run"}
 
-# Keys that some engine understands: never called unknown, handed on unless the engine's own names are known.
+# Options that LMI documents for one of its engines. They are never unknown; an engine whose option names are not known
+# gets them all.
 ENGINE_KEYS = frozenset(
     "option.revision option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
     "option.max_loras option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "

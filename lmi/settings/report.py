@@ -1,4 +1,4 @@
-"""The lines of `lmi config`: every option, its value, where it comes from, and what it shadows."""
+"""The lines of `lmi config`: each option with its value, its source, and the values that it shadows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmi.settings.config import Config
 from lmi.settings.options import OPTIONS
 from lmi.settings.values import Values
 
-# What it means to set nothing, where no field of a Config has a value that says it.
+# The text of an unset option, where no field of a Config has a value for it.
 UNSET = {"load_on_devices": "*", "predict_timeout": "none", "option.request_stats_max_iterations": "0"}
 
 
@@ -20,12 +20,12 @@ class Setting:
     option: str
     value: str
     source: str
-    shadowed: tuple[str, ...] = ()  # "value (source)" of what was given too and does not count
+    shadowed: tuple[str, ...] = ()  # "value (source)" of each value that was given and does not count
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration, where each value comes from, and what its author is told."""
+    """The configuration, the source of each value, and warnings and notes for its author."""
 
     config: Config
     settings: tuple[Setting, ...] = ()
@@ -40,7 +40,7 @@ def settings(values: Values) -> tuple[Setting, ...]:
 
 
 def shadows(rows: tuple[Setting, ...]) -> list[str]:
-    """What was given too and does not count, a sentence each."""
+    """One sentence for each value that was given and does not count."""
     return [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row in rows for other in row.shadowed]
 
 

@@ -1,6 +1,6 @@
-"""From serving.properties, environment and command line to a Config, step by step.
+"""Turns serving.properties, environment and command line into a Config.
 
-Each step is a function of the values so far; it returns the values with what it has chosen, and adds to the findings.
+Each step takes the values so far, returns them with its own choices, and adds to the findings.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Pat
 
 
 def _expand(givens: list[Given], machine: Machine) -> list[Given]:
-    """The givens and those that they stand for. gpu.minWorkers is minWorkers where a GPU is, else nothing."""
+    """Add the options that others imply. gpu.minWorkers is minWorkers where a GPU is visible, else it is dropped."""
     expanded = []
     for given in givens:
         prefix, _, rest = given.key.partition(".")
@@ -110,7 +110,7 @@ def _expand(givens: list[Given], machine: Machine) -> list[Given]:
 
 
 def _meant(given: Given) -> list[Given]:
-    """Further options that one sets: an address sets host and port, a model's start string an engine."""
+    """The options that one implies: an address implies host and port, a model's start string an engine."""
     texts: dict[str, str] = {}
     with suppress(ValueError, IndexError):  # its own row reports a bad one; there may be no model
         if given.key == "inference_address":
@@ -122,7 +122,7 @@ def _meant(given: Given) -> list[Given]:
 
 
 def _choose_forms(values: Values, findings: Findings) -> Values:
-    """Calls and thoughts of a form that is not read here stay in the text."""
+    """Tool calls and reasoning of a form that is not read here stay in the text."""
     for key, known, instead in (
         ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
         ("option.reasoning_parser", REASONING_FORMS, None),
@@ -144,7 +144,7 @@ def _warn_of_task(values: Values, engine: Engine, findings: Findings) -> None:
 
 
 def _fit_body_memory(values: Values, findings: Findings) -> Values:
-    """One body of the allowed size always passes."""
+    """Make room for at least one body of the allowed size."""
     key, largest = "max_body_memory", values.final("max_request_size")
     if values.final(key) >= largest:
         return values
@@ -178,7 +178,7 @@ def _option_sources(values: Values) -> dict[str, str]:
 
 
 def _with_properties(code: CodeConfig, config: Config, values: Values, *, is_apart: bool) -> CodeConfig:
-    """The code with what its handler's first call is given: every option but secrets, and where the model lies.
+    """The code with the properties of its handler's first call: every option but secrets, and the model's folder.
 
     `is_apart`: option.model_id names a local folder.
     """

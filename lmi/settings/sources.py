@@ -1,8 +1,8 @@
-"""Where values come from, and which of several counts.
+"""Collects the values that were given and picks the one that counts.
 
 Order: command line, SageMaker's platform variables, serving.properties, OPTION_… and SERVING_…, the other environment
 names, defaults. This module collects what was given under one key for each option, parses the winner, and remembers
-what it shadowed. It knows nothing of what an option does.
+what it shadowed. It does not know what an option does.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Given:
 
     @property
     def said(self) -> str:
-        """How messages call it."""
+        """Its name in messages, with its value and source."""
         return f"{self.written}={self.shown} ({self.source})"
 
     @property
     def place(self) -> str:
-        """How messages call it without its value."""
+        """Its name in messages, with its source."""
         return f"{self.written} ({self.source})"
 
     @property
@@ -62,7 +62,7 @@ class Picked:
 
 @dataclass(slots=True)
 class Findings:
-    """What the author of the configuration is told."""
+    """Faults, warnings and notes for the author of the configuration."""
 
     faults: list[str] = field(default_factory=list)  # each one stops the start
     warnings: list[str] = field(default_factory=list)
@@ -153,7 +153,7 @@ def _parse(given: Given, findings: Findings) -> tuple[Any] | None:
     option = find(given.key)
     kind = option.kind if option else TEXT
     try:
-        (given.key + given.text).encode()  # half of a surrogate pair, or a variable's stray bytes, is no text
+        (given.key + given.text).encode()  # half of a surrogate pair and stray bytes of a variable are not text
         return (kind.parse(given.text),)
     except ValueError:
         findings.faults.append(fault(given, kind.allowed))

@@ -15,7 +15,7 @@ DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "e
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Keys are those of the table of options, or as written where there is no row."""
+    """Values by key: the key of a row in the table of options, or as written where it has no row."""
 
     picked: Mapping[str, Picked]
     chosen: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
@@ -28,7 +28,7 @@ class Values:
         return self.picked[key].value if key in self.picked else otherwise
 
     def how_given(self, key: str) -> Given:
-        """The text that counts, and where it stands; ask only for what was given."""
+        """The text that counts, and its source. Only for an option that was given."""
         return self.picked[key].given
 
     def final(self, key: str) -> Any:
@@ -37,15 +37,15 @@ class Values:
         return self.picked[key].value if key in self.picked else default(key)
 
     def choose(self, key: str, value: Any, reason: str) -> Values:
-        """Set what was not given."""
+        """Set an option that was not given."""
         return self if key in self.picked else self._with(key, value, reason)
 
     def settle(self, key: str, value: Any, reason: str) -> Values:
-        """Set what a given word such as auto or max comes to."""
+        """Replace a given word, such as auto or max, by the value that it means here."""
         return self if self.given(key) == value else self._with(key, value, reason)
 
     def fields(self, part: str) -> dict[str, Any]:
-        """What is known of the fields of `server`, `model` or `engine`."""
+        """The fields of `server`, `model` or `engine` whose values were given or chosen."""
         rows = [row for row in OPTIONS if row.field.startswith(f"{part}.")]
         known = [row for row in rows if row.key in self.picked or row.key in self.chosen]
         return {row.field.removeprefix(f"{part}."): self.final(row.key) for row in known}

@@ -1,4 +1,4 @@
-"""What a child process of the supervisor finds in its environment. Nothing here reads or changes our own."""
+"""The environment of each child process. Nothing here reads or changes the environment of the supervisor."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIF
 
 
 def of_child(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without the words that would change how gunicorn starts.
+    """The environment without variables that would change how gunicorn starts.
 
-    gunicorn uses setproctitle where an engine has brought it, which would write over what /proc says of a process.
+    gunicorn uses setproctitle where an engine's library has installed it. SPT_NOENV keeps it from overwriting what
+    /proc says of a process.
     """
     return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)} | {"SPT_NOENV": "1"}
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that meets strangers."""
+    """The environment of a process that reads requests or runs code of others."""
     return {name: value for name, value in environ.items() if not SECRET.search(name.upper())}
 
 
 def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:
-    """What the engine in this slot gets beside what it inherits; libraries read it once, at their import.
+    """The variables of the engine in this slot, beside those that it inherits. Libraries read them once, at import.
 
-    `folder` is for sockets and goes with the server.
+    `folder` is for sockets; the supervisor removes it when the server ends.
     """
     given = config.engine.environ
     environ = {**environ, **given}
@@ -42,8 +43,10 @@ def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str
 
 
 def of_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
-    """What a process gets that runs code of the model's own: no secrets but those of option.env, and where it is the
-    model, its own GPUs."""
+    """The environment of a process that runs user code: no secrets but those of option.env.
+
+    Where user code is the model, each process sees only its GPUs.
+    """
     inherited = without_secrets(environ) | config.engine.environ
     if not config.is_custom:
         return inherited
@@ -53,10 +56,10 @@ def of_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, 
 
 
 def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Threads of an engine's kernels.
+    """How many threads an engine's kernels use, and how long these spin.
 
-    Threads that spin while they wait ruin a machine they share with a front end, so they spin shortly. Source of the
-    numbers: measurements on two cores beside one busy process.
+    Threads that spin while they wait take the cores that a front end needs, so they spin shortly. The numbers were
+    measured on two cores beside one busy process.
     """
     threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
     if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
@@ -65,7 +68,7 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
-    """All cores but one for a small model: threads that wait for each other cost it more than the last core gives."""
+    """All cores, but one less for a small model: waiting for one more thread costs it more than the core brings."""
     if engine.num_threads is not None:
         return engine.num_threads
     cores = processes.num_usable_cores()
