@@ -91,6 +91,11 @@ def test_imports_point_downwards(path: Path) -> None:
             assert LAYER[part_of(module)] < LAYER[own], f"{own} imports {module}, which does not stand below it"
 
 
+def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours() -> None:
+    used = imported_modules(ROOT / "lmi" / "settings" / "config.py")
+    assert [module for module in used if module.split(".")[0] == "lmi"] == []
+
+
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
 def test_handlers_know_the_contract_alone(path: Path) -> None:
     used = {part_of(module) for module in imported_modules(path) if module.split(".")[0] == "lmi"}

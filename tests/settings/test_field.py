@@ -16,9 +16,9 @@ from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
 from lmi.settings.report import Resolved
 from lmi.settings.resolve import resolve
+from tests.settings.settling import CPU
 
 EIGHT_GPUS = Machine(num_cores=96, gpus=tuple("01234567"))
-CPU = Machine(num_cores=4)
 SERVICE = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service"
 
 

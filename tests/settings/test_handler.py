@@ -10,12 +10,11 @@ import pytest
 from lmi.engine.resolve import resolve as load_function
 from lmi.errors import BadConfiguration
 from lmi.settings.handler import Handler, announced
-from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
 from lmi.settings.report import Resolved
 from lmi.settings.resolve import resolve
+from tests.settings.settling import CPU
 
-CPU = Machine(num_cores=4)
 RECORD = """
 from lmi.settings.handler import Handler
 
