@@ -63,7 +63,8 @@ USER_CODE = Handler(load="")  # in place of an engine where user code is the mod
 
 def announced() -> dict[str, Handler]:
     """Every engine by its name, installed or not."""
-    return {entry.name: _record(entry) for entry in sorted(entry_points(group=GROUP))}
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {name: _record(entry) for name, entry in sorted(entries.items())}
 
 
 def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
@@ -84,7 +85,7 @@ def _record(entry: EntryPoint) -> Handler:
         return Handler(load=entry.value)
     try:
         handler = entry.load()
-    except ImportError:  # the engine's process, which imports it too, says why
+    except (ImportError, AttributeError):  # the engine's process, which imports it too, says why
         return Handler(load=entry.value)
     if not isinstance(handler, Handler):
         raise BadConfiguration(f"entry point {entry.name}: {entry.value} is not a Handler")
