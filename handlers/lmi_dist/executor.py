@@ -15,16 +15,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from handlers.base.cache_budget import default_budget
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
-from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
+from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache
 from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS, prompt_log_probs
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from lmi.errors import cause_line
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
-from lmi.settings.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
+from lmi.settings.config import EngineConfig
 from lmi.shared import processes
 
 log = logging.getLogger(__name__)

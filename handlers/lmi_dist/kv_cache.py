@@ -17,12 +17,6 @@ def num_blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // TOKENS_PER_BLOCK)
 
 
-def default_budget(max_num_sequences: int, max_length: int, token_bytes: int, memory_bytes: int) -> int:
-    """Tokens of cache: room for all sequences at 2048 tokens each, at most a quarter of memory, at least one block."""
-    wanted = max_num_sequences * min(max_length, 2048)
-    return max(min(wanted, memory_bytes // 4 // token_bytes), TOKENS_PER_BLOCK)
-
-
 class KvCache:
     """Which slot holds how many blocks. `on_free` is called with each freed slot before it can be allocated again."""
 

@@ -42,8 +42,8 @@ class Scheduler:
         self,
         cache: KvCache,
         *,
-        max_num_sequences: int = 64,
-        max_prefill_tokens: int = 256,
+        max_num_sequences: int,
+        max_prefill_tokens: int,
         chunk_length: int = CHUNK_LENGTH,
     ) -> None:
         self.cache = cache

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import lmi.shared.log
 from handlers.lmi_vllm import compiling, guides, startup_log
+from handlers.lmi_vllm.about import NOTHING_IS_SENT
 from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 from handlers.lmi_vllm.startup_log import BEGINS, SAID_AT_DEBUG
 from lmi.settings.config import EngineConfig
@@ -30,8 +31,7 @@ from lmi.shared import processes
 from lmi.shared.sink import guard_streams
 
 ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
+    **NOTHING_IS_SENT,
     "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through our root logger
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",

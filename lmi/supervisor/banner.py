@@ -17,6 +17,7 @@ from msgspec import Struct
 from lmi.engine.worker import LoadReport
 from lmi.settings.config import Config
 from lmi.shared.log import escape, is_text
+from lmi.supervisor.extras import extra_with
 
 HINTS = {
     "bad_configuration": "`lmi config` prints every option, its value and where it came from",
@@ -27,11 +28,6 @@ HINTS = {
     "engine_lost": "the engine's own messages stand further up in this log",
 }
 DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
-EXTRAS = {  # of our package, by what they install
-    **dict.fromkeys(("torch", "transformers", "safetensors", "xgrammar", "numpy"), "torch"),
-    "vllm": "vllm",
-    "tensorrt_llm": "trtllm",
-}
 MISSING_LIBRARY = re.compile(
     r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
 )
@@ -70,7 +66,7 @@ def hint(failure: Failure) -> str:
         library = next(filter(None, found.groups()))
         if ".py: " in message:
             return f"lmi installs no requirements.txt of a model: install {library} where lmi itself is installed"
-        extra = EXTRAS.get(library)
+        extra = extra_with(library)
         return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
     subject = message.partition(": ")[0]
     if failure.cause == "model_unusable" and os.path.isfile(subject):

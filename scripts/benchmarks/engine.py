@@ -117,7 +117,7 @@ async def ping_under_load(port: int) -> list[float]:
 
 def measure(model: str | None = None) -> dict[str, float]:
     """All figures on one model folder, the demo by default."""
-    from lmi.settings.choices import demo_folder
+    from lmi.settings.model_folder import demo_folder
 
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:

@@ -15,8 +15,10 @@ from lmi.engine.resolve import missing_library
 from lmi.engine.worker import LoadReport
 from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.executor import EngineInfo
-from lmi.settings.choices import Machine, choose_handler
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.engine_choice import choose_handler
+from lmi.settings.handler import announced
+from lmi.settings.machine import Machine
 from lmi.shared.state import Block
 from lmi.supervisor.banner import DAMAGED_FILE_HINT, HINTS, Failure, banner, hint, say_failed, say_ready
 from lmi.user_code.worker import load
@@ -93,9 +95,10 @@ def test_a_missing_library_names_the_extra_that_brings_it(library: str, extra: s
     assert any(name.replace("-", "_").startswith(library) for name in extras[extra])
 
 
-def test_a_missing_engine_names_the_extra_that_brings_it() -> None:
+def test_a_missing_engine_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(BadConfiguration) as refusal:
-        choose_handler("vllm", Machine(num_cores=1), frozenset({"lmi-dist"}))
+        choose_handler("vllm", Machine(num_cores=1), announced())
     assert not_configured(refusal.value) == "pip install 'lmi[vllm]'"
     with pytest.raises(ImportError) as refused:
         version("tensorrt_llm_that_nobody_has")

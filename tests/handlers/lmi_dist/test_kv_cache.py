@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget, num_blocks_for
+from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
@@ -63,15 +63,3 @@ def test_free_and_held_blocks_always_sum_to_the_budget(actions: list[tuple[int, 
             cache.free(slot)
             del held[slot]
         assert cache.num_free_blocks == 12 - sum(num_blocks_for(num) for num in held.values()) >= 0
-
-
-@pytest.mark.parametrize(
-    ("memory_bytes", "num_tokens"),
-    [(1 << 40, 64 * 2048), (4 * 100 * 5000, 5000), (1, TOKENS_PER_BLOCK)],
-)
-def test_the_default_budget_fits_all_sequences_in_a_quarter_of_memory(memory_bytes: int, num_tokens: int) -> None:
-    assert default_budget(64, 100_000, token_bytes=100, memory_bytes=memory_bytes) == num_tokens
-
-
-def test_the_default_budget_of_a_short_context_is_the_context() -> None:
-    assert default_budget(8, 512, token_bytes=1, memory_bytes=1 << 40) == 8 * 512

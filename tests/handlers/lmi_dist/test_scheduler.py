@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler
@@ -15,7 +16,8 @@ from lmi.executor import OutputConfig, Request, SamplingConfig
 
 
 def scheduler(num_blocks: int = 1000, num_slots: int = 8, **options: Any) -> Scheduler:
-    return Scheduler(KvCache(num_blocks, num_slots), **{"max_num_sequences": num_slots, "chunk_length": 8, **options})
+    limits = {"max_num_sequences": num_slots, "max_prefill_tokens": MAX_PREFILL_TOKENS, "chunk_length": 8}
+    return Scheduler(KvCache(num_blocks, num_slots), **limits | options)
 
 
 def sequences(
