@@ -21,7 +21,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, cast
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -32,6 +31,7 @@ from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.runtime import Runtime
 from lmi.shared import processes
+from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import EngineRecord, Phase
 
@@ -41,13 +41,6 @@ LOG_S = 1.0  # at least between two lines about the progress of a load
 FINISH_S = 2.0  # for requests that are still open when the worker is told to stop
 
 log = logging.getLogger("lmi.engine.worker")  # this module is __main__ where it runs
-
-
-class LoadReport(msgspec.Struct, frozen=True):
-    """What the supervisor tells people about a loaded engine."""
-
-    info: EngineInfo
-    stages_s: dict[str, float]  # seconds by stage, in order
 
 
 class Loading:
@@ -173,19 +166,18 @@ def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
             executor = load_engine(engine, runtime.config.model.path, loading)
         except ImportError as error:
             raise missing_library(engine.handler, error) from error
-    return executor, LoadReport(executor.info, loading.stages_s)
+    return executor, describe(executor.info, loading.stages_s)
 
 
-def write_report(runtime: Runtime, slot: int, report: LoadReport) -> None:
-    path = runtime.engine_report(slot)
-    if path.exists():
-        return  # an earlier process of this slot wrote it, perhaps before the disk was full
-    path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
-    path.with_suffix(".new").rename(path)
-
-
-def read_report(runtime: Runtime, slot: int) -> LoadReport:
-    return msgspec.json.decode(runtime.engine_report(slot).read_bytes(), type=LoadReport)
+def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
+    return LoadReport(
+        engine=info.name,
+        device=info.device,
+        dtype=info.dtype,
+        max_sequence_length=info.max_sequence_length,
+        max_num_sequences=info.max_num_sequences,
+        stages_s=stages_s,
+    )
 
 
 async def serve(executor: Executor, record: EngineRecord, socket_path: str) -> BaseException | None:
@@ -206,7 +198,7 @@ def run(slot: int) -> int:
     try:
         executor, report = load(runtime, record)
         with executor:
-            write_report(runtime, slot, report)
+            write_report(runtime.engine_report(slot), report)
             failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot)))
             if failure is not None:
                 raise failure

@@ -27,12 +27,12 @@ from typing import Any
 import lmi.shared.log
 from lmi.engine.server import bind
 from lmi.errors import ModelUnusable
-from lmi.executor import EngineInfo
 from lmi.ipc.connection import Connection
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.runtime import Runtime
 from lmi.settings.config import CodeConfig, ModelConfig
 from lmi.shared import processes
+from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import STDERR, Sink
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code.messages import (
@@ -283,11 +283,8 @@ def _place(error: BaseException, path: str) -> str:
 
 
 def _report(runtime: Runtime, slot: int, seconds: float) -> None:
-    """What the supervisor tells people. A handler has no context length that we could know."""
-    from lmi.engine.worker import LoadReport, write_report
-
-    info = EngineInfo(name="model.py", vocab_size=1, max_sequence_length=1, max_num_sequences=1)
-    write_report(runtime, slot, LoadReport(info, {"load": seconds}))
+    """What the supervisor shows people."""
+    write_report(runtime.engine_report(slot), LoadReport(engine="model.py", stages_s={"load": seconds}))
 
 
 def _cut(piece: bytes) -> Iterator[bytes]:

@@ -1,0 +1,118 @@
+"""The kinds of the supervisor's children: what starts each, and what its exit codes mean.
+
+A new kind of process is a function here that returns its row, and a line in `children`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
+from lmi.runtime import ENVIRONMENT_NAME, Runtime
+from lmi.settings.config import Config
+from lmi.shared.state import Block, Phase
+from lmi.supervisor import environment
+from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.restarts import RestartTable, code_hang, hang
+
+SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
+FAILED_NOTICE_S = 2.0
+MAX_FRONT_END_DEATHS = 10
+ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0
+ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
+FRONT_END_ERRORS: dict[int, type[StartError]] = {
+    3: StartError,
+    4: ModelUnusable,
+}  # gunicorn's: cannot boot, cannot load
+
+
+def children(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> list[Child]:
+    """All that one server runs."""
+    code = user_code(runtime)
+    model = code if runtime.config.is_custom else engine(runtime)
+    return [
+        Child(front_end(runtime, block, listener, app)),
+        *(Child(model, slot, record) for slot, record in enumerate(block.engines)),
+        *(Child(code, slot, record) for slot, record in enumerate(block.formatters)),
+    ]
+
+
+def engine(runtime: Runtime) -> ChildKind:
+    config, folder = runtime.config, str(runtime.path)
+    return ChildKind(
+        title="engine {slot}",
+        argv=partial(_worker, "lmi.engine.worker"),
+        environ=lambda slot: _environ(runtime) | environment.of_engine(config, os.environ, slot, folder),
+        oom_score=ENGINE_OOM_SCORE,
+        hang=lambda record, *times: hang(record, config.engine, *times),
+        restarts=partial(_engine_restarts, config),
+        fatal=_engine_error,
+        lost_label="engine_lost",
+        lost_notice_s=FAILED_NOTICE_S,
+    )
+
+
+def user_code(runtime: Runtime) -> ChildKind:
+    config = runtime.config
+    return ChildKind(
+        title="code worker {slot}",
+        argv=partial(_worker, "lmi.user_code.worker"),
+        environ=lambda slot: environment.of_code(config, _environ(runtime), slot),
+        oom_score=ENGINE_OOM_SCORE,
+        hang=lambda record, *times: code_hang(record, config, *times),
+        restarts=partial(_engine_restarts, config),
+        fatal=_engine_error,
+        lost_label="engine_lost",
+        lost_notice_s=FAILED_NOTICE_S,
+    )
+
+
+def front_end(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> ChildKind:
+    """The gunicorn master. It looks after its workers itself, and none of them has a death signal from it."""
+    fd = listener.fileno()
+    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
+    return ChildKind(
+        title="front end",
+        argv=lambda slot: command,
+        environ=lambda slot: environment.without_secrets(_environ(runtime)),
+        inherited_fds=(fd,),
+        folder=str(runtime.path),  # gunicorn imports from where it is started; a model folder is not trusted
+        oom_score=FRONT_END_OOM_SCORE,
+        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
+        fatal=partial(_front_end_error, runtime, block),
+        lost_label="front_end_lost",
+        serves_clients=True,
+    )
+
+
+def _worker(module: str, slot: int) -> Sequence[str]:
+    return [sys.executable, "-P", "-m", module, "--slot", str(slot)]
+
+
+def _environ(runtime: Runtime) -> dict[str, str]:
+    """What every child gets."""
+    own = {ENVIRONMENT_NAME: str(runtime.path), SUPERVISOR_PID: str(os.getpid())}
+    return environment.of_child(os.environ) | own
+
+
+def _engine_restarts(config: Config) -> RestartTable:
+    return RestartTable(config.engine.retry_threshold, config.engine.retry_window_s)
+
+
+def _engine_error(code: int, why: str) -> StartError | None:
+    return ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None
+
+
+def _front_end_error(runtime: Runtime, block: Block, code: int, why: str) -> StartError | None:
+    """Until the server was ready. Later a front end that cannot start waits and tries again by itself."""
+    if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
+        return None
+    try:
+        message = runtime.front_end_failure().read_text()
+    except OSError:
+        message = "the front end could not start, see the log above"
+    return FRONT_END_ERRORS[code](message)
