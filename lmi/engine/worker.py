@@ -32,7 +32,7 @@ from lmi.executor import EngineInfo, Executor, Response
 from lmi.runtime import Runtime
 from lmi.shared import processes
 from lmi.shared.report import LoadReport, write_report
-from lmi.shared.sink import guard_streams
+from lmi.shared.sink import guard_streams, stream
 from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
@@ -55,7 +55,7 @@ class Loading:
         self._task: TaskID | None = None
         if has_bar:
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
 
     def __call__(self, stage: str, share: float) -> None:
         now = time.monotonic()
@@ -158,7 +158,7 @@ def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
     engine = runtime.config.engine
     is_alone = engine.num_engines == 1
     with Loading(
-        record, has_bar=is_alone and sys.stderr.isatty() and runtime.config.server.log_format != "json"
+        record, has_bar=is_alone and os.isatty(lmi.shared.log.fd()) and runtime.config.server.log_format != "json"
     ) as loading:
         loading("import", 0.0)
         load_engine = resolve(engine.handler)
@@ -193,7 +193,8 @@ def run(slot: int) -> int:
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-engine-{slot}")
-    lmi.shared.log.setup(f"engine {slot}", runtime.config.server.log_level, runtime.config.server.log_format)
+    server = runtime.config.server
+    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, processes.log_fd())
     lmi.shared.log.count_dropped_in(record)
     try:
         executor, report = load(runtime, record)
@@ -219,6 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.engine.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
     guard_streams()
+    processes.print_lines_at_once()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
     sys.stdout.flush()

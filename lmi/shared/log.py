@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -27,26 +27,41 @@ FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.
 RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 
+class Settings(NamedTuple):
+    """How a process logs."""
+
+    role: str
+    level: str
+    format: str
+    path: str  # of its log, for processes that it starts
+
+
 class _Unrecorded:
     """Counts what a process drops before it has a record."""
 
     num_log_lines_dropped = 0
 
 
-_settings: tuple[str, str, str] | None = None
+_settings: Settings | None = None
+_fd = STDERR
 _tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
 
 
-def settings() -> tuple[str, str, str] | None:
-    """What `setup` was called with, for a child that shall log in the same way; None where it was not called."""
+def settings() -> Settings | None:
+    """How this process logs, for a child that shall log in the same way; None before `setup`."""
     return _settings
 
 
-def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
-    """Send every logger of this process to stderr in one form. `role` names the process; calling again is harmless."""
-    global _settings
-    _settings = role, level, format
-    handler = LineHandler()
+def fd() -> int:
+    """Where this process logs: standard error, unless the supervisor reads that."""
+    return _fd
+
+
+def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR) -> None:
+    """Send every logger of this process to `fd` in one form. `role` names the process; calling again is harmless."""
+    global _settings, _fd
+    _settings, _fd = Settings(role, level, format, f"/proc/{os.getpid()}/fd/{fd}"), fd
+    handler = LineHandler(fd)
     handler.setFormatter(TextFormatter(role) if is_text(format) else JsonFormatter(role))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -61,7 +76,7 @@ def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
 
 def is_text(format: str) -> bool:
     """Whether a log of this format is text for people."""
-    return format == "text" or (format == "auto" and os.isatty(STDERR))
+    return format == "text" or (format == "auto" and os.isatty(_fd))
 
 
 def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> None:
@@ -69,10 +84,11 @@ def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> No
     global _tally
     before, _tally = _tally[0], (record, field)
     if isinstance(before, _Unrecorded):
-        _add_dropped(before.num_log_lines_dropped)
+        add_dropped(before.num_log_lines_dropped)
 
 
-def _add_dropped(num_lines: int) -> None:
+def add_dropped(num_lines: int) -> None:
+    """Count lines that this process did not log."""
     record, field = _tally
     setattr(record, field, getattr(record, field) + num_lines)
 
@@ -97,7 +113,7 @@ class LineHandler(logging.Handler):
                 self._num_dropped = 0
             if self._num_dropped or not self.sink.write(line):
                 self._num_dropped += 1
-                _add_dropped(1)
+                add_dropped(1)
         except Exception:
             self.handleError(record)
 

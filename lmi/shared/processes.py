@@ -13,9 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from lmi.shared.sink import STDERR, STDOUT
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
+IOLBF = 1  # of stdio.h
+LOG_FD_NAME = "LMI_LOG_FD"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,8 +78,9 @@ class Signals:
         for signum in self.HANDLED:
             signal.signal(signum, lambda signum, frame: None)
 
-    def wait(self, timeout_s: float) -> list[signal.Signals]:
-        select.select([self._reader], [], [], timeout_s)
+    def wait(self, timeout_s: float, readers: Sequence[int] = ()) -> list[signal.Signals]:
+        """Returns the signals that came; returns early, too, when there is something to read from one of `readers`."""
+        select.select([self._reader, *readers], [], [], timeout_s)
         with suppress(BlockingIOError):
             return [signal.Signals(number) for number in os.read(self._reader, 4096)]
         return []
@@ -89,11 +94,13 @@ def spawn(
     oom_score: int = 0,
     inherited_fds: Sequence[int] = (),
     folder: str | None = None,
+    output_fd: int | None = None,
 ) -> int:
-    """Start a program as leader of a process group of its own and return its pid.
+    """Start a program as leader of a new process group and return its pid.
 
-    By hand rather than with `subprocess`, whose own waiting would race with a supervisor that reaps every child. Call
-    it from a process without threads.
+    `output_fd` becomes its standard output and error; then `log_fd` returns, in the program, the standard error of this
+    process. Written by hand rather than with `subprocess`, whose waiting would race with a supervisor that reaps every
+    child. Call it from a process without threads.
     """
     parent_pid = os.getpid()
     pid = os.fork()
@@ -112,11 +119,33 @@ def spawn(
             os.chdir(folder)
         for fd in inherited_fds:
             os.set_inheritable(fd, True)
+        if output_fd is not None:
+            environ = {**environ, LOG_FD_NAME: str(_redirect_output(output_fd))}
         os.execve(argv[0], list(argv), dict(environ))
     except BaseException as error:
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     finally:
         os._exit(EXIT_EXEC_FAILED)
+
+
+def _redirect_output(fd: int) -> int:
+    """Put `fd` in place of standard output and error. Returns a descriptor of what standard error was."""
+    log_fd = os.dup(STDERR)
+    os.set_inheritable(log_fd, True)
+    os.dup2(fd, STDOUT)
+    os.dup2(fd, STDERR)
+    return log_fd
+
+
+def log_fd() -> int:
+    """The descriptor that this process logs to. Call it once, as it starts: programs that it starts do not have it."""
+    return int(os.environ.pop(LOG_FD_NAME, STDERR))
+
+
+def print_lines_at_once() -> None:
+    """Let C code that prints to a pipe write each line as it ends. By default lines wait until there are 4 KB."""
+    stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
+    _libc.setvbuf(stdout, None, IOLBF, ctypes.c_size_t(0))
 
 
 def reap() -> list[tuple[int, int]]:

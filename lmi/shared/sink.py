@@ -65,6 +65,18 @@ def never_wait() -> None:
     guard_streams()
 
 
+def open_again(path: str) -> int:
+    """A descriptor of the file that another process has open, by its path in /proc, for a log that waits for no reader.
+
+    Standard error where the file cannot be opened a second time: it is a socket, or belongs to another user.
+    """
+    try:
+        access = os.O_RDWR if stat.S_ISCHR(os.stat(path).st_mode) else os.O_WRONLY
+        return os.open(path, access | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return STDERR
+
+
 def guard_streams() -> None:
     """Let what Python code prints be dropped where it cannot be written, instead of an exception in who prints."""
     sys.stdout, sys.stderr = stream(STDOUT), stream(STDERR)

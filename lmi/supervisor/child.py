@@ -15,6 +15,7 @@ from lmi.errors import StartError
 from lmi.shared import processes
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.banner import Failure
+from lmi.supervisor.output import Output
 from lmi.supervisor.restarts import Pauses, RestartTable
 
 STACKS_S = 0.5  # for a hung process to write its stacks before it is killed
@@ -31,6 +32,7 @@ class ChildKind:
     environ: Callable[[int], Mapping[str, str]]  # by slot
     inherited_fds: tuple[int, ...] = ()
     folder: str | None = None  # where it starts; None: where the supervisor is
+    output_logger: str | None = None  # for what it prints; None: it prints to where the supervisor does
     oom_score: int = 0
     hang: Callable[[EngineRecord, float, float, Pauses], str | None] | None = None
     """Why a process counts as hung, by its record, the time of its start and the time now."""
@@ -52,6 +54,7 @@ class Child:
         self.name = kind.title.format(slot=slot)
         self.record = record  # None: its processes keep records of a different kind
         self.pid: int | None = None
+        self.output: Output | None = None  # of this process, or of the last one
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
@@ -77,6 +80,7 @@ class Child:
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
+        self.output = self._new_output()
         self.pid = processes.spawn(
             self.kind.argv(self._slot),
             self.kind.environ(self._slot),
@@ -84,14 +88,27 @@ class Child:
             oom_score=self.kind.oom_score,
             inherited_fds=self.kind.inherited_fds,
             folder=self.kind.folder,
+            output_fd=self.output.writer if self.output else None,
         )
+        if self.output:
+            self.output.belongs_to(self.pid)
         if self.record is not None:
             log.info("%s starts as process %d", self.name, self.pid)
+
+    def _new_output(self) -> Output | None:
+        if self.output is not None:
+            self.output.close()
+        return Output(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
 
     def send(self, signum: signal.Signals) -> None:
         """Signal the process, with SIGKILL its whole group. Does nothing where there is none."""
         if self.pid is not None:
             processes.send(self.pid, signum, to_group=signum == signal.SIGKILL)
+
+    def read_last(self) -> None:
+        """Log the last words of the process."""
+        if self.output is not None:
+            self.output.read_last()
 
     def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
         """Note the end of the process. Plans the next start unless the server ends; returns why there can be none."""
@@ -134,9 +151,10 @@ class Child:
         return self.record.stage or Phase(self.record.phase).name.lower()
 
     def _clear(self, why: str, now: float) -> None:
-        """Remove what the process left behind: its group, and its record's gauges."""
+        """Remove what the process left: its group, its last words, the gauges of its record."""
         if not self.kind.serves_clients:
             self.send(signal.SIGKILL)
+        self.read_last()
         self.pid = None
         if self.record is not None:
             self.record.release()

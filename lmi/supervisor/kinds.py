@@ -45,6 +45,7 @@ def engine(runtime: Runtime) -> ChildKind:
     config, folder = runtime.config, str(runtime.path)
     return ChildKind(
         title="engine {slot}",
+        output_logger="libraries",
         argv=partial(_worker, "lmi.engine.worker"),
         environ=lambda slot: _environ(runtime) | environment.of_engine(config, os.environ, slot, folder),
         oom_score=ENGINE_OOM_SCORE,
@@ -59,7 +60,8 @@ def engine(runtime: Runtime) -> ChildKind:
 def user_code(runtime: Runtime) -> ChildKind:
     config = runtime.config
     return ChildKind(
-        title="code worker {slot}",
+        title="code {slot}",
+        output_logger="model.py",
         argv=partial(_worker, "lmi.user_code.worker"),
         environ=lambda slot: environment.of_code(config, _environ(runtime), slot),
         oom_score=ENGINE_OOM_SCORE,

@@ -47,7 +47,10 @@ class Resolved(Protocol):
 
 
 class Supervisor:
-    """Loads until a front end and an engine are ready (LOADING), serves (READY), and ends by DRAINING or FAILED."""
+    """One server and its children. It loads (LOADING), serves (READY), and ends in a drain (DRAINING) or FAILED.
+
+    These are phases of its record too, where `/ping` reads them.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class Supervisor:
         return self._phase in (Phase.DRAINING, Phase.FAILED)
 
     def _turn(self) -> None:
-        for signum in self._signals.wait(TICK_S):
+        for signum in self._wait(TICK_S):
             self._on_signal(signum)
         for pid, code in processes.reap():
             self._on_exit(pid, code, time.monotonic())
@@ -111,6 +114,15 @@ class Supervisor:
             for child in self._children:
                 child.look(now, self._pauses)
             self._announce()
+
+    def _wait(self, timeout_s: float) -> list[signal.Signals]:
+        """Wait for signals, deaths and what the children print, which is logged."""
+        outputs = [child.output for child in self._children if child.output is not None and child.output.is_open]
+        now = time.monotonic()
+        signals = self._signals.wait(timeout_s, [output.reader for output in outputs if output.may_wake(now)])
+        for output in outputs:
+            output.read()
+        return signals
 
     def _on_signal(self, signum: signal.Signals) -> None:
         is_hangup = signum == signal.SIGHUP and sys.stderr.isatty()
@@ -190,8 +202,10 @@ class Supervisor:
         while (pids := processes.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
             for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
                 processes.send(pid, signal.SIGKILL)
-            self._signals.wait(0.02)
+            self._wait(0.02)
             processes.reap()
+        for child in self._children:
+            child.read_last()
 
     def _stop(self, children: Iterable[Child]) -> None:
         """Ask these to end, and kill those that do not."""
@@ -203,7 +217,7 @@ class Supervisor:
     def _wait_while(self, is_so: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + STOP_S
         while is_so() and time.monotonic() < deadline_s:
-            self._signals.wait(0.02)
+            self._wait(0.02)
             processes.reap()
 
 

@@ -2,8 +2,8 @@
 
 `python -m lmi.user_code.worker --slot N` imports the file, lets `handle` load, then serves front ends on a unix socket.
 The main thread reads sockets, one more thread runs the code, one call after the other. The process has no secrets of
-ours in its environment and no engine beside it; what the code prints becomes lines of our log. Code that never returns
-is seen by the supervisor in the record (`lmi/supervisor/restarts.py`), which ends the process.
+ours in its environment and no engine beside it; the supervisor logs what the code prints. Code that never returns is
+seen by the supervisor in the record (`lmi/supervisor/restarts.py`), which ends the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -33,7 +33,7 @@ from lmi.runtime import Runtime
 from lmi.settings.config import CodeConfig, ModelConfig
 from lmi.shared import processes
 from lmi.shared.report import LoadReport, write_report
-from lmi.shared.sink import STDERR, Sink
+from lmi.shared.sink import guard_streams
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code.messages import (
     MAX_PIECE_BYTES,
@@ -55,11 +55,9 @@ from lmi.user_code.messages import (
 )
 
 BEAT_S = 0.2
-PRINTED_S = 0.5  # for the last lines that the code printed; a child of its own may hold their pipe open
 FINISH_S = 2.0  # for calls that are still open when the worker is told to stop
 
 log = logging.getLogger("lmi.user_code.worker")  # this module is __main__ where it runs
-printed = logging.getLogger("model.py")
 
 
 class Job:
@@ -243,9 +241,8 @@ def run(slot: int) -> int:
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-code-{slot}")
-    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format)
+    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format, processes.log_fd())
     lmi.shared.log.count_dropped_in(record)
-    finish_printing = log_what_is_printed()
     try:
         started_s = time.monotonic()
         model = load(code, config.model, record)
@@ -260,8 +257,6 @@ def run(slot: int) -> int:
         record.reason = describe(error)
         log.exception("the process of the model's code failed")
         return 1
-    finally:
-        finish_printing()
     return 0
 
 
@@ -292,44 +287,15 @@ def _cut(piece: bytes) -> Iterator[bytes]:
         yield piece[start : start + MAX_PIECE_BYTES]
 
 
-def log_what_is_printed() -> Callable[[], None]:
-    """Make every line that is written to stdout or stderr, by Python or by C, a line of our log.
-
-    Call what is returned at the end, so that the last lines are not lost.
-    """
-    own_stderr = os.dup(STDERR)
-    reader, writer = os.pipe()
-    for fd in (1, 2):
-        os.dup2(writer, fd)
-    os.close(writer)
-    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, lmi.shared.log.LineHandler):
-            handler.sink = Sink(own_stderr)
-    faulthandler.register(signal.SIGUSR2, file=own_stderr, all_threads=True)
-    copier = threading.Thread(target=_copy_lines, args=(reader,), name="printed", daemon=True)
-    copier.start()
-
-    def finish() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        for fd in (1, 2):
-            os.dup2(own_stderr, fd)
-        copier.join(PRINTED_S)
-
-    return finish
-
-
-def _copy_lines(reader: int) -> None:
-    with open(reader, encoding="utf-8", errors="backslashreplace") as lines:
-        for line in lines:
-            printed.info("%s", line.rstrip("\n"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.user_code.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
+    guard_streams()
+    processes.print_lines_at_once()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)  # threads of the code must not hold up the end
 
 
