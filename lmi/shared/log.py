@@ -1,10 +1,10 @@
-"""How every process of lmi logs: one event is one line, whatever stands in it.
+"""How every process of lmi logs: one event is one line, whatever its text contains.
 
-Text for people at a terminal, JSON lines for everyone else. Line ends, escape sequences and invisible characters are
-escaped, so that no client can forge a line or paint the terminal; a line is never longer than 16 KB. Fields: ts, level,
-logger, pid, role, message, then whatever the caller gave in `extra` (request_id ...), and error with the traceback.
-Nobody waits for the reader of the log: a line that finds no room is dropped and counted, and the next line that is
-written says how many were. It knows nothing of requests; the access log is written elsewhere.
+A terminal gets text, anything else JSON lines. Line ends, escape sequences and invisible characters are escaped, so
+that no client can forge a line or control the terminal; a line is never longer than 16 KB. Fields: ts, level, logger,
+pid, role, message, then what the caller passed in `extra` (request_id ...), and error with the traceback. No process
+waits for the reader of the log: a line that finds no room is dropped and counted, and the next line says how many were.
+This module knows nothing of requests; the access log is written elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmi.shared.sink import STDERR, Sink
 MAX_LINE = 16 << 10  # bytes, the line end counted in
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-# Loggers of libraries that would else write in their own way.
+# Loggers of libraries that write in forms of their own unless we take their handlers.
 FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.error", "uvicorn.access")
 RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 
 class _Unrecorded:
-    """Counts what a process drops before it has a record."""
+    """Counts the lines that a process drops before it has a record."""
 
     num_log_lines_dropped = 0
 
@@ -94,12 +94,12 @@ def add_dropped(num_lines: int) -> None:
 
 
 def escape(text: str) -> str:
-    """`text` as it may stand in a line of a log."""
+    """`text` with everything escaped that a line of a log may not contain."""
     return text if text.isascii() and text.isprintable() else UNSAFE.sub(_escaped, text)
 
 
 class LineHandler(logging.Handler):
-    """Writes each line as one piece, so that the lines of several processes do not mix, and waits for no reader."""
+    """Writes each line at once, so that the lines of several processes do not mix, and waits for no reader."""
 
     def __init__(self, fd: int = STDERR) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def _note(num_dropped: int) -> logging.LogRecord:
 
 
 class LineFormatter(logging.Formatter):
-    """Makes the fields of an event and keeps the line under its limit."""
+    """Turns an event into its fields and keeps the line under its limit."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _shortened(value: Any, max_chars: int) -> Any:
-    """A text cut in its middle, since the end of a traceback says most; anything else that is long as its cut repr."""
+    """Cut a long text in its middle, because the end of a traceback says most. Other long values become a cut repr."""
     if isinstance(value, int | float) or value is None:
         return value
     text = value if isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""What the kernel must know about our processes: who dies with whom, who is killed first, what each is called.
+"""Linux calls on our processes: who dies with whom, which is killed first when memory runs out, names, signals.
 
 Linux only. Knows nothing of engines or front ends. Sources: prctl(2), waitpid(2), proc(5).
 """
@@ -27,8 +27,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
     """Let the kernel send `signum` to this process when its parent dies.
 
-    The signal is bound to the parent's thread that forked, so a parent must fork from its main thread. A parent that
-    died before this call is noticed too: then the signal is raised at once.
+    The kernel means the thread of the parent that forked, so a parent must fork from its main thread. If the parent
+    died before this call, the signal is raised at once.
     """
     _prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
@@ -47,14 +47,17 @@ def set_title(title: str) -> None:
 
 
 def title(pid: int) -> str:
-    """The name that top and ps show of a process; none of one that is gone."""
+    """The name that top and ps show of a process, or nothing for one that has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     return ""
 
 
 def set_oom_score(score: int) -> None:
-    """From -1000 (never) to 1000 (first): whom the kernel kills when memory runs out. Lowering it needs a privilege."""
+    """How soon the kernel kills this process when memory runs out, from -1000 (never) to 1000 (first).
+
+    Lowering it needs a privilege.
+    """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
@@ -149,7 +152,7 @@ def print_lines_at_once() -> None:
 
 
 def reap() -> list[tuple[int, int]]:
-    """Pid and exit code of every child that has ended, ours or adopted; a negative code is the signal that ended it."""
+    """Pid and exit code of each child that has ended, adopted ones too; a negative code is a signal's number."""
     ended = []
     with suppress(ChildProcessError):
         while True:
@@ -161,7 +164,7 @@ def reap() -> list[tuple[int, int]]:
 
 
 def send(pid: int, signum: signal.Signals, *, to_group: bool = False) -> None:
-    """Signal a process or its whole group; one that is gone already is no fault."""
+    """Signal a process or its whole group. Does nothing if it has ended."""
     with suppress(ProcessLookupError):
         (os.killpg if to_group else os.kill)(pid, signum)
 
@@ -177,7 +180,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """Pids of this process's children, adopted ones too."""
+    """The pids of this process's children, adopted ones too."""
     me, pids = str(os.getpid()), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -189,7 +192,7 @@ def children() -> list[int]:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words for a log line."""
+    """Say how a process ended, for a line of the log."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name
@@ -198,7 +201,7 @@ def describe_exit(code: int) -> str:
 
 
 def num_usable_cores() -> int:
-    """Cores that this process may keep busy: its CPU mask, and in a container its share of time."""
+    """The number of cores that this process may keep busy: its CPU mask, and its container's share of time."""
     cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -207,7 +210,7 @@ def num_usable_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """What this machine has, or this container may use (control group version 2)."""
+    """The memory of this machine, or the limit of this container (control group version 2)."""
     num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no such file, or "max"
         num_bytes = min(num_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -1,7 +1,7 @@
-"""What the supervisor tells people: that the server is ready, or why it ends.
+"""Messages of the supervisor to people: the server is ready, or why it ends.
 
-Text for people where the log is text. Where it is JSON, one JSON object: it is the last line of a server that failed,
-because the logs of a platform keep little more than that.
+They are text where the log is text, and one JSON object where it is JSON. The object of a server that failed is its
+last line, because platforms often keep only that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HINTS = {
     "engine_lost": "the engine's own messages stand further up in this log",
 }
 DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
-EXTRAS = {  # of our package, by what they install
+EXTRAS = {  # the extra of our package that installs a library
     **dict.fromkeys(("torch", "transformers", "safetensors", "xgrammar", "numpy"), "torch"),
     "vllm": "vllm",
     "tensorrt_llm": "trtllm",
@@ -65,7 +65,7 @@ def say_failed(failure: Failure, log_format: str = "json") -> None:
 
 
 def hint(failure: Failure) -> str:
-    """What to do about it, as far as the message lets us know."""
+    """What to do about a failure, as far as its message shows."""
     message = failure.message
     if found := MISSING_LIBRARY.search(message):
         library = next(filter(None, found.groups()))
@@ -81,7 +81,7 @@ def hint(failure: Failure) -> str:
 
 
 def clear_bar() -> None:
-    """Remove what an engine that was ended as it loaded may have left on a terminal."""
+    """Remove the progress bar that an engine leaves on a terminal when it ends while it loads."""
     if sys.stderr.isatty():
         print(CLEAR_BAR, end="", file=sys.stderr, flush=True)
 

@@ -134,9 +134,11 @@ def test_a_structure_that_another_process_cannot_compile_is_the_clients_fault(ap
 def test_a_refused_grammar_leaves_no_raw_line_in_the_log(one: str, request: pytest.FixtureRequest) -> None:
     """Its compiler is C++, here in the engine's process and there in one that vLLM spawns from it."""
     server: Server = request.getfixturevalue(one)
-    body = {"inputs": "abc", "parameters": {"max_new_tokens": 4, "guided_regex": r"(?=a)b(?<name>c)"}}
+    body = {"inputs": "abc", "parameters": {"max_new_tokens": 4, "guided_regex": r"a$b\b"}}
     assert server.post(body).status >= 400
     assert server.post(SHORT).status == 200
+    warnings = [line for line in server.log_lines() if "'$' should be at the end" in line.get("message", "")]
+    assert warnings and {line["level"] for line in warnings} == {"WARNING"}
     for line in server.log_lines():
         assert {"ts", "level", "role", "message"} <= line.keys() or "event" in line
         assert '"message":' not in line.get("message", ""), "a line of our form is in another"
