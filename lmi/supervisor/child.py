@@ -22,6 +22,9 @@ STACKS_S = 0.5  # for a hung process to write its stacks before it is killed
 
 log = logging.getLogger(__name__)
 
+Hang = Callable[[EngineRecord, float, float, Pauses], str | None]
+"""Says why a process counts as hung, or None, from its record, the time of its start, the time now and the pauses."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildKind:
@@ -34,8 +37,7 @@ class ChildKind:
     folder: str | None = None  # where it starts; None: where the supervisor is
     output_logger: str | None = None  # for what it prints; None: it prints to where the supervisor does
     oom_score: int = 0
-    hang: Callable[[EngineRecord, float, float, Pauses], str | None] | None = None
-    """Why a process counts as hung, by its record, the time of its start and the time now."""
+    hang: Hang | None = None
     restarts: Callable[[], RestartTable]
     fatal: Callable[[int, str], StartError | None]
     """The error that an exit code means if another start cannot mend it, by the code and the reason of the exit."""

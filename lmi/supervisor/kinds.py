@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
@@ -16,7 +16,7 @@ from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
-from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.child import Child, ChildKind, Hang
 from lmi.supervisor.restarts import RestartTable, code_hang, hang
 
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
@@ -24,10 +24,8 @@ FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
 ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0
 ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
-FRONT_END_ERRORS: dict[int, type[StartError]] = {
-    3: StartError,
-    4: ModelUnusable,
-}  # gunicorn's: cannot boot, cannot load
+# gunicorn's exit codes: a worker cannot boot, or cannot load the app.
+FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
 
 
 def children(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> list[Child]:
@@ -43,38 +41,48 @@ def children(runtime: Runtime, block: Block, listener: socket.socket, app: str) 
 
 def engine(runtime: Runtime) -> ChildKind:
     config, folder = runtime.config, str(runtime.path)
-    return ChildKind(
+    return _worker(
+        config,
         title="engine {slot}",
+        module="lmi.engine.worker",
         output_logger="libraries",
-        argv=partial(_worker, "lmi.engine.worker"),
         environ=lambda slot: _environ(runtime) | environment.of_engine(config, os.environ, slot, folder),
-        oom_score=ENGINE_OOM_SCORE,
         hang=lambda record, *times: hang(record, config.engine, *times),
-        restarts=partial(_engine_restarts, config),
-        fatal=_engine_error,
-        lost_label="engine_lost",
-        lost_notice_s=FAILED_NOTICE_S,
     )
 
 
 def user_code(runtime: Runtime) -> ChildKind:
     config = runtime.config
-    return ChildKind(
+    return _worker(
+        config,
         title="code {slot}",
+        module="lmi.user_code.worker",
         output_logger="model.py",
-        argv=partial(_worker, "lmi.user_code.worker"),
         environ=lambda slot: environment.of_code(config, _environ(runtime), slot),
-        oom_score=ENGINE_OOM_SCORE,
         hang=lambda record, *times: code_hang(record, config, *times),
-        restarts=partial(_engine_restarts, config),
-        fatal=_engine_error,
+    )
+
+
+def _worker(
+    config: Config, title: str, module: str, output_logger: str, environ: Callable[[int], Mapping[str, str]], hang: Hang
+) -> ChildKind:
+    """A process of ours that front ends talk to over a socket."""
+    return ChildKind(
+        title=title,
+        argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot)],
+        environ=environ,
+        output_logger=output_logger,
+        oom_score=ENGINE_OOM_SCORE,
+        hang=hang,
+        restarts=lambda: RestartTable(config.engine.retry_threshold, config.engine.retry_window_s),
+        fatal=lambda code, why: ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None,
         lost_label="engine_lost",
         lost_notice_s=FAILED_NOTICE_S,
     )
 
 
 def front_end(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> ChildKind:
-    """The gunicorn master. It looks after its workers itself, and none of them has a death signal from it."""
+    """The gunicorn master, which starts and restarts its workers. They finish what they have when it dies."""
     fd = listener.fileno()
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
     return ChildKind(
@@ -91,26 +99,14 @@ def front_end(runtime: Runtime, block: Block, listener: socket.socket, app: str)
     )
 
 
-def _worker(module: str, slot: int) -> Sequence[str]:
-    return [sys.executable, "-P", "-m", module, "--slot", str(slot)]
-
-
 def _environ(runtime: Runtime) -> dict[str, str]:
     """What every child gets."""
     own = {ENVIRONMENT_NAME: str(runtime.path), SUPERVISOR_PID: str(os.getpid())}
     return environment.of_child(os.environ) | own
 
 
-def _engine_restarts(config: Config) -> RestartTable:
-    return RestartTable(config.engine.retry_threshold, config.engine.retry_window_s)
-
-
-def _engine_error(code: int, why: str) -> StartError | None:
-    return ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None
-
-
 def _front_end_error(runtime: Runtime, block: Block, code: int, why: str) -> StartError | None:
-    """Until the server was ready. Later a front end that cannot start waits and tries again by itself."""
+    """Why a front end cannot start, until the server is ready. Later it waits and tries again by itself."""
     if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
         return None
     try:
