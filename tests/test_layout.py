@@ -157,6 +157,14 @@ def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_the_supervisor_loads_no_worker_and_nothing_that_it_does_not_use() -> None:
+    """It is the process that must never fail, and it is there for as long as the container."""
+    unused = ["rich", "asyncio", "lmi.engine.worker", "lmi.engine.server", "lmi.user_code", "lmi.server"]
+    code = f"import sys, lmi.supervisor.supervisor; print([name for name in {unused} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_wheel_carries_the_packages_djl_python_and_the_demo_model_and_nothing_else() -> None:
     code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,7 @@ from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 from handlers.lmi_vllm.startup_log import BEGINS, SAID_AT_DEBUG
 from lmi.settings.config import EngineConfig
 from lmi.shared import processes
-from lmi.shared.sink import guard_streams
+from lmi.shared.sink import guard_streams, open_again
 
 ENVIRONMENT = {
     **NOTHING_IS_SENT,
@@ -154,8 +154,8 @@ class _Stderr(io.TextIOBase):
 def _in_child() -> None:
     processes.die_with_parent(os.getppid(), signal.SIGKILL)
     hide_foreign_builds()  # before there is a log: the parent has said it
-    role, level, format = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto"]'))
-    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format)
+    role, level, format, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
+    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format, open_again(path))
     guard_streams()
     sys.stderr = _Stderr()
     warnings.simplefilter("ignore", FutureWarning)  # of names that torch will drop, for vLLM's authors

@@ -21,7 +21,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, cast
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -33,7 +32,8 @@ from lmi.executor import EngineInfo, Executor, Response
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.shared import processes
-from lmi.shared.sink import guard_streams
+from lmi.shared.report import LoadReport, write_report
+from lmi.shared.sink import guard_streams, stream
 from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
@@ -42,13 +42,6 @@ LOG_S = 1.0  # at least between two lines about the progress of a load
 FINISH_S = 2.0  # for requests that are still open when the worker is told to stop
 
 log = logging.getLogger("lmi.engine.worker")  # this module is __main__ where it runs
-
-
-class LoadReport(msgspec.Struct, frozen=True):
-    """What the supervisor tells people about a loaded engine."""
-
-    info: EngineInfo
-    stages_s: dict[str, float]  # seconds by stage, in order
 
 
 class Loading:
@@ -63,7 +56,7 @@ class Loading:
         self._task: TaskID | None = None
         if has_bar:
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
 
     def __call__(self, stage: str, share: float) -> None:
         now = time.monotonic()
@@ -166,7 +159,7 @@ def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
     engine = runtime.config.engine
     is_alone = engine.num_engines == 1
     with Loading(
-        record, has_bar=is_alone and sys.stderr.isatty() and runtime.config.server.log_format != "json"
+        record, has_bar=is_alone and os.isatty(lmi.shared.log.fd()) and runtime.config.server.log_format != "json"
     ) as loading:
         loading("import", 0.0)
         load_engine = resolve(engine.handler)
@@ -174,19 +167,18 @@ def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
             executor = load_engine(engine, runtime.config.model.path, loading)
         except ImportError as error:
             raise missing_library(engine.handler, error) from error
-    return executor, LoadReport(executor.info, loading.stages_s)
+    return executor, describe(executor.info, loading.stages_s)
 
 
-def write_report(runtime: Runtime, slot: int, report: LoadReport) -> None:
-    path = runtime.engine_report(slot)
-    if path.exists():
-        return  # an earlier process of this slot wrote it, perhaps before the disk was full
-    path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
-    path.with_suffix(".new").rename(path)
-
-
-def read_report(runtime: Runtime, slot: int) -> LoadReport:
-    return msgspec.json.decode(runtime.engine_report(slot).read_bytes(), type=LoadReport)
+def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
+    return LoadReport(
+        engine=info.name,
+        device=info.device,
+        dtype=info.dtype,
+        max_sequence_length=info.max_sequence_length,
+        max_num_sequences=info.max_num_sequences,
+        stages_s=stages_s,
+    )
 
 
 async def serve(executor: Executor, record: EngineRecord, socket_path: str) -> BaseException | None:
@@ -202,12 +194,13 @@ def run(slot: int) -> int:
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-engine-{slot}")
-    lmi.shared.log.setup(f"engine {slot}", runtime.config.server.log_level, runtime.config.server.log_format)
+    server = runtime.config.server
+    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, processes.log_fd())
     lmi.shared.log.count_dropped_in(record)
     try:
         executor, report = load(runtime, record)
         with executor:
-            write_report(runtime, slot, report)
+            write_report(runtime.engine_report(slot), report)
             failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot)))
             if failure is not None:
                 raise failure
@@ -228,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.engine.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
     guard_streams()
+    processes.print_lines_at_once()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
     sys.stdout.flush()

@@ -1,8 +1,8 @@
 """The process of user code. No other process imports the model's file.
 
 `python -m lmi.user_code.worker --slot N` imports the file, lets `handle` load, then serves front ends on a unix socket.
-The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server, and what
-the code prints is logged. The supervisor reads the record and ends a process whose code never returns
+The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server, and the
+supervisor logs what the code prints. It reads the record too, and ends a process whose code never returns
 (`lmi/supervisor/restarts.py`).
 """
 
@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
+import sys
 import time
 
 import lmi.shared.log
 from lmi.errors import ModelUnusable
-from lmi.executor import EngineInfo
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.shared import processes
+from lmi.shared.report import LoadReport, write_report
+from lmi.shared.sink import guard_streams
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import runner
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.faults import describe, line_number
 from lmi.user_code.runner import UserCode
 from lmi.user_code.server import FrontEnd
-from lmi.user_code.stdout import log_what_is_printed
 
 BEAT_S = 0.2
 FINISH_S = 2.0  # for the message that the code still works on after SIGTERM
@@ -83,9 +85,8 @@ def run(slot: int) -> int:
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-code-{slot}")
-    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format)
+    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format, processes.log_fd())
     lmi.shared.log.count_dropped_in(record)
-    finish_printing = log_what_is_printed()
     try:
         _load_and_serve(runtime, slot, record)
     except ModelUnusable as error:
@@ -95,8 +96,6 @@ def run(slot: int) -> int:
         record.reason = describe(error)
         log.exception("the process of the model's code failed")
         return 1
-    finally:
-        finish_printing()
     return 0
 
 
@@ -112,17 +111,19 @@ def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
 
 
 def _report(runtime: Runtime, slot: int, seconds: float) -> None:
-    """Report for the banner that the handler is loaded. Its context length is unknown, so the numbers mean nothing."""
-    from lmi.engine.worker import LoadReport, write_report
-
-    info = EngineInfo(name="model.py", vocab_size=1, max_sequence_length=1, max_num_sequences=1)
-    write_report(runtime, slot, LoadReport(info, {"load": seconds}))
+    """What the supervisor shows people."""
+    write_report(runtime.engine_report(slot), LoadReport(engine="model.py", stages_s={"load": seconds}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.user_code.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
+    guard_streams()
+    processes.print_lines_at_once()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)  # threads of the code must not hold up the end
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
-from lmi.engine.worker import read_report
 from lmi.errors import ErrorInfo
 from lmi.executor import FinishReason, Request, Response
 from lmi.ipc.frames import MAX_FRAME_BYTES, FrameReader, frame
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.report import read_report
 from lmi.shared.state import EngineRecord, Phase
 from tests.scripted import wait_until
 
@@ -154,8 +154,8 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
     wait_until(lambda: worker.record.phase == Phase.LOADING and worker.record.stage == "weights")
     wait_until(lambda: 0 < worker.record.progress < 1)
     worker.wait_ready()
-    report = read_report(worker.runtime, 0)
-    assert report.info.name == "echo" and 0.2 < report.stages_s["weights"] < 5
+    report = read_report(worker.runtime.engine_report(0))
+    assert report.engine == "echo" and 0.2 < report.stages_s["weights"] < 5
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
     assert len(lines) == 1  # and no more than one a second
     assert worker.record.pid == worker.process.pid and worker.record.stage == ""

@@ -12,21 +12,24 @@ from pathlib import Path
 import pytest
 
 from lmi.engine.resolve import missing_library
-from lmi.engine.worker import LoadReport
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.executor import EngineInfo
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
 from lmi.settings.machine import Machine
+from lmi.shared.report import LoadReport
 from lmi.shared.state import Block
 from lmi.supervisor.banner import DAMAGED_FILE_HINT, HINTS, Failure, banner, hint, say_failed, say_ready
 from lmi.user_code.worker import load
 
 ROOT = Path(__file__).parents[2]
 REPORT = LoadReport(
-    EngineInfo(name="echo", vocab_size=9, max_sequence_length=512, max_num_sequences=4, dtype="fp32", device="cpu"),
-    {"weights": 1.25, "warm-up": 0.5},
+    engine="echo",
+    device="cpu",
+    dtype="fp32",
+    max_sequence_length=512,
+    max_num_sequences=4,
+    stages_s={"weights": 1.25, "warm-up": 0.5},
 )
 
 
@@ -53,7 +56,8 @@ def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) ->
 def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: pytest.CaptureFixture[str]) -> None:
     fox = replace(config("text"), user_code=UserCodeConfig(path="/models/fox/model.py", handler="handle"))
     assert "handle in /models/fox/model.py" in banner(fox, 8080, REPORT, after_s=2.0)
-    say_ready(replace(fox, server=config().server), 8080, REPORT, after_s=2.0)
+    report = LoadReport(engine="model.py", stages_s={"load": 0.5})
+    say_ready(replace(fox, server=config().server), 8080, report, after_s=2.0)
     assert json.loads(capsys.readouterr().out)["max_sequence_length"] is None
 
 
