@@ -32,6 +32,7 @@ from lmi.executor import EngineInfo, Executor, Response
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.shared import processes
+from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import guard_streams, stream
 from lmi.shared.state import EngineRecord, Phase
@@ -201,6 +202,7 @@ def run(slot: int) -> int:
         executor, report = load(runtime, record)
         with executor:
             write_report(runtime.engine_report(slot), report)
+            keep_to_cores()  # only now, because compilers of a model may use them all
             failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot)))
             if failure is not None:
                 raise failure

@@ -24,6 +24,7 @@ from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.http.worker import BEAT_S, GuardedWorker
 from lmi.runtime import Runtime
 from lmi.shared import processes
+from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
 from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice_s
@@ -158,6 +159,7 @@ def describe(error: Exception) -> str:
 
 def begin(server: Arbiter) -> None:
     processes.set_title("lmi-gunicorn")
+    keep_to_cores()
 
 
 def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:

@@ -71,6 +71,7 @@ class EngineConfig:
     tensor_parallel_degree: int = 1
     pipeline_parallel_degree: int = 1
     num_threads: int | None = None
+    bind_cores: bool = True
     step_timeout_s: float = 60.0
     first_step_timeout_s: float = 300.0
     model_loading_timeout_s: float = 1200.0

@@ -265,6 +265,12 @@ OPTIONS = (
     ),
     Option("option.env", "engine.environ", VARIABLES, "environment of engines and of the model's own code, as A=1,B=2"),
     Option("option.num_threads", "engine.num_threads", integer(1, 1024), "threads of an engine on a CPU"),
+    Option(
+        "option.bind_cores",
+        "engine.bind_cores",
+        BOOLEAN,
+        "keep an engine on a CPU to its cores and front ends to the rest, where both have enough",
+    ),
     Option("minWorkers", "", integer(1, 1024), "least number of replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)),
     Option("maxWorkers", "", integer(1, 1024), "most replicas", platform=("SAGEMAKER_NUM_MODEL_WORKERS",)),
     Option("load_on_devices", "", DEVICES, "GPUs to use, as in 0;1"),

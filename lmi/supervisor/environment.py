@@ -10,6 +10,7 @@ from lmi.settings.config import Config, EngineConfig
 from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.machine import num_ranks_here
 from lmi.shared import processes
+from lmi.shared.cores import Cores, usable
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)")
@@ -65,6 +66,20 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
         threads["OMP_NUM_THREADS"] = str(num_engine_threads(config.engine, config.model.path))
     return threads
+
+
+def divided_cores(config: Config, environ: Mapping[str, str]) -> Cores | None:
+    """The cores of each process, where engines leave some to the front ends. None: all processes share all cores.
+
+    The ranks of an engine with several are bound by its library, and an operator who sets OMP_NUM_THREADS arranges
+    the threads.
+    """
+    engine = config.engine
+    is_arranged = "OMP_NUM_THREADS" in environ and engine.num_threads is None
+    if not engine.bind_cores or engine.device_ids or config.is_user_code or _num_local_ranks(engine) > 1 or is_arranged:
+        return None
+    num_threads = num_engine_threads(engine, config.model.path)
+    return Cores.divide(usable(), engine.num_engines, num_threads, config.server.frontend_workers)
 
 
 def num_engine_threads(engine: EngineConfig, model_path: str) -> int:

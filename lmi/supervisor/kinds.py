@@ -14,6 +14,7 @@ from functools import partial
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config
+from lmi.shared.cores import Cores, variable
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind, Hang
@@ -28,25 +29,32 @@ ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnu
 FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
 
 
-def children(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> list[Child]:
-    """All that one server runs."""
+def children(
+    runtime: Runtime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
+) -> list[Child]:
+    """All that one server runs. `cores`: those that engines and front ends keep to."""
     code = user_code(runtime)
-    model = code if runtime.config.is_user_code else engine(runtime)
+    model = code if runtime.config.is_user_code else engine(runtime, cores)
     return [
-        Child(front_end(runtime, block, listener, app)),
+        Child(front_end(runtime, block, listener, app, cores)),
         *(Child(model, slot, record) for slot, record in enumerate(block.engines)),
         *(Child(code, slot, record) for slot, record in enumerate(block.formatters)),
     ]
 
 
-def engine(runtime: Runtime) -> ChildKind:
+def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config, folder = runtime.config, str(runtime.path)
+
+    def environ(slot: int) -> dict[str, str]:
+        kept = variable(cores.engines[slot]) if cores else {}
+        return _environ(runtime) | kept | environment.of_engine(config, os.environ, slot, folder)
+
     return _worker(
         config,
         title="engine {slot}",
         module="lmi.engine.worker",
         output_logger="libraries",
-        environ=lambda slot: _environ(runtime) | environment.of_engine(config, os.environ, slot, folder),
+        environ=environ,
         hang=lambda record, *times: hang(record, config.engine, *times),
     )
 
@@ -81,14 +89,16 @@ def _worker(
     )
 
 
-def front_end(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> ChildKind:
+def front_end(
+    runtime: Runtime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
+) -> ChildKind:
     """The gunicorn master, which starts and restarts its workers. They finish what they have when it dies."""
     fd = listener.fileno()
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: environment.without_secrets(_environ(runtime)),
+        environ=lambda slot: environment.without_secrets(_environ(runtime)) | (variable(cores.others) if cores else {}),
         inherited_fds=(fd,),
         folder=str(runtime.path),  # gunicorn imports from where it is started; a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,

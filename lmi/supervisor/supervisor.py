@@ -10,6 +10,7 @@ Its children are objects (`child.py`), their kinds rows (`kinds.py`); `restarts.
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import signal
 import socket
@@ -22,6 +23,7 @@ from lmi.errors import StartError
 from lmi.runtime import Runtime
 from lmi.settings.config import Config
 from lmi.shared import processes
+from lmi.shared.cores import claimed
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.report import read_report
@@ -29,6 +31,7 @@ from lmi.shared.state import Block, Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready
 from lmi.supervisor.child import Child
+from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 
@@ -253,8 +256,9 @@ def serve(config: Config, app: str = APP) -> int:
     runtime = Runtime.create(config)
     try:
         block = _attach(runtime)
-        children = kinds.children(runtime, block, listener, app)
-        return Supervisor(runtime, block, listener, signals, children).run()
+        with claimed(divided_cores(config, os.environ)) as cores:
+            children = kinds.children(runtime, block, listener, app, cores)
+            return Supervisor(runtime, block, listener, signals, children).run()
     finally:
         runtime.remove()
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.shared.cores import Cores
 from lmi.supervisor.environment import (
+    divided_cores,
     num_engine_threads,
     of_child,
     of_engine,
@@ -93,3 +95,27 @@ def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["GUNICORN_CMD_ARGS", "GUNICORN_FD", "LISTEN_FDS", "WEB_CONCURRENCY"])
 def test_what_would_change_how_gunicorn_starts_is_left_out(name: str) -> None:
     assert set(of_child({name: "x", "PATH": "/bin"})) == {"PATH", "SPT_NOENV"}
+
+
+def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmi.shared.processes.num_usable_cores", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
+
+    def config(engine: EngineConfig) -> Config:
+        return Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine)
+
+    small = config(EngineConfig(num_threads=1))
+    assert divided_cores(small, {}) == Cores(((7,),), (4,))
+    assert divided_cores(small, {"OMP_NUM_THREADS": "2"}) == Cores(((7,),), (4,))
+    for engine in (
+        EngineConfig(num_threads=2),
+        EngineConfig(num_threads=1, bind_cores=False),
+        EngineConfig(num_threads=1, device_ids=("0",)),
+        EngineConfig(num_threads=1, tensor_parallel_degree=2),
+    ):
+        assert divided_cores(config(engine), {}) is None
+    assert divided_cores(config(EngineConfig()), {"OMP_NUM_THREADS": "1"}) is None
+    monkeypatch.setattr("lmi.shared.processes.num_usable_cores", lambda: 1)  # of a quota
+    assert divided_cores(small, {}) is None
