@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from itertools import accumulate
-from typing import NamedTuple
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
@@ -33,14 +32,6 @@ REASONS = {
 }
 
 
-class Prepared(NamedTuple):
-    """A request that is encoded and checked."""
-
-    prompt: str
-    prompt_ids: list[int]
-    request: Request
-
-
 class Pipeline:
     """Turns requests into streams of Deltas, for every API and every engine."""
 
@@ -56,8 +47,11 @@ class Pipeline:
         """
         return self._generate(requests[0]) if len(requests) == 1 else self._generate_all(requests)
 
-    async def _prepare(self, request: GenerationRequest) -> Prepared:
-        """Encode and check. Raises InvalidRequest, or Unavailable when no engine is ready."""
+    async def _prepare(self, request: GenerationRequest) -> tuple[str, Request]:
+        """The text that the answer continues, and the request as engines get it.
+
+        Raises InvalidRequest, or Unavailable when no engine is ready.
+        """
         info = await self._engines.ready()
         prompt = request.prompt if request.chat is None else await self._render(request.chat)
         prompt_ids = await self._encode(request, prompt, info)
@@ -66,12 +60,13 @@ class Pipeline:
         check_request(submitted, info)
         if request.prompt_token_ids is not None and request.return_full_text:
             prompt = self._tokenizer.decode(prompt_ids)
-        return Prepared(prompt, prompt_ids, submitted)
+        return prompt, submitted
 
     async def _generate(
-        self, request: GenerationRequest, prepared: Prepared | None = None, first_index: int = 0
+        self, request: GenerationRequest, prepared: tuple[str, Request] | None = None, first_index: int = 0
     ) -> AsyncGenerator[Delta]:
-        prompt, prompt_ids, submitted = prepared or await self._prepare(request)
+        prompt, submitted = prepared or await self._prepare(request)
+        prompt_ids = submitted.input_token_ids
         open_texts = {index: self._answer_text(request, prompt_ids) for index in range(request.num_sequences)}
         is_prompt_told = False
         stream = self._engines.submit(submitted)
@@ -171,7 +166,7 @@ class Pipeline:
             lora_config=LoraConfig(request.adapter) if request.adapter else None,
         )
 
-    def _answer_text(self, request: GenerationRequest, prompt_ids: list[int]) -> AnswerText:
+    def _answer_text(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> AnswerText:
         return AnswerText(
             self._tokenizer,
             prompt_ids,
