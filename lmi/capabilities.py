@@ -6,7 +6,9 @@ One table for every door and every engine. The front end calls it before admissi
 
 from __future__ import annotations
 
-from lmi.errors import InvalidParameter, PromptTooLong, Unsupported
+from collections.abc import Sequence
+
+from lmi.errors import InvalidParameter, PromptTooLong, UnknownAdapter, Unsupported
 from lmi.executor import DEFAULT_PRIORITY, EngineInfo, Request
 
 
@@ -16,6 +18,13 @@ def check_request(request: Request, info: EngineInfo) -> None:
     _check_token_ids(request, info)
     for name, reason in _lacking(request, info):
         raise Unsupported(name, reason)
+    if request.lora_config is not None and request.lora_config.name not in info.adapters:
+        raise unknown_adapter(request.lora_config.name, info.adapters)
+
+
+def unknown_adapter(name: str, loaded: Sequence[str]) -> UnknownAdapter:
+    known = ", ".join(loaded) or "there are none"
+    return UnknownAdapter("lora_config", f"one of the loaded adapters ({known})", name)
 
 
 def _check_bounds(request: Request, info: EngineInfo) -> None:

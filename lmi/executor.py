@@ -21,6 +21,8 @@ from typing import Self
 
 import msgspec
 
+from lmi.errors import Unsupported
+
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # flat by far
 REPETITION_PENALTIES = 0.01, 100.0  # beyond, a logit divided by it may leave the range of float32
@@ -355,7 +357,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded engine that the front end needs to check a request before it is sent."""
+    """Facts about a loaded engine that the front end needs to check a request before it is sent.
+
+    Only `adapters` changes while the engine runs.
+    """
 
     name: str  # the handler: lmi-dist, vllm, trtllm
     vocab_size: int
@@ -365,6 +370,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     max_kv_cache_tokens: int = 0
     capabilities: Capabilities = Capabilities()
+    adapters: tuple[str, ...] = ()  # names of the LoRA adapters that requests may use now
 
 
 Progress = Callable[[str, float], None]
@@ -425,6 +431,21 @@ class Executor(ABC):
     @abstractmethod
     def cancel_request(self, request_id: int) -> None:
         """End a request at the next step border with a final CANCELLED Result. Unknown or finished ids are ignored."""
+
+    def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
+        """Let requests use the LoRA adapter in folder `path` as `name`; `info.adapters` names it from then on.
+
+        A pinned adapter is never evicted. Raises Unsupported where `capabilities.lora` is false, InvalidParameter for
+        a name that is loaded already, ModelUnusable with the engine's reason, OutOfMemory where there is no room.
+        """
+        raise Unsupported("lora_config", f"{self.info.name} has no adapters")
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter and free it. Requests that run with it finish.
+
+        Raises Unsupported where `capabilities.lora` is false, UnknownAdapter for a name that is not loaded.
+        """
+        raise Unsupported("lora_config", f"{self.info.name} has no adapters")
 
     @abstractmethod
     def get_latest_iteration_stats(self) -> list[IterationStats]:
