@@ -367,7 +367,8 @@ def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[
 
 def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
     try:
-        outcome.set_result(function())
+        function()
+        outcome.set_result(None)
     except Exception as error:
         outcome.set_exception(error)
 

@@ -166,7 +166,7 @@ def _tell_unknown(config: EngineConfig, name: str, faults: list[str]) -> None:
 
 
 def _flags() -> dict[str, argparse.Action]:
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))  # type: ignore[no-untyped-call]
     return {action.dest: action for action in parser._actions}
 
 

@@ -88,4 +88,4 @@ class Follower(Executor):
         self._is_closing.set()
         self._link.close()
         if is_whole:
-            self._ranks.shutdown()
+            self._ranks.shutdown()  # type: ignore[no-untyped-call]

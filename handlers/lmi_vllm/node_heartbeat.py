@@ -11,7 +11,7 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 BEAT_S = 0.5
 SILENT_S = 10.0  # a node that is silent for so long is lost

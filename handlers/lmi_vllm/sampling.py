@@ -77,8 +77,11 @@ def structure(guide: GuidedDecodingParams | None) -> StructuredOutputsParams | N
         return None
     if guide.guide_type is GuideType.JSON:
         return StructuredOutputsParams(json_object=True)
-    names = {GuideType.JSON_SCHEMA: "json", GuideType.REGEX: "regex", GuideType.EBNF_GRAMMAR: "grammar"}
-    return StructuredOutputsParams(**{names[guide.guide_type]: guide.guide})
+    if guide.guide_type is GuideType.JSON_SCHEMA:
+        return StructuredOutputsParams(json=guide.guide)
+    if guide.guide_type is GuideType.REGEX:
+        return StructuredOutputsParams(regex=guide.guide)
+    return StructuredOutputsParams(grammar=guide.guide)
 
 
 def priority(request: Request) -> int:

@@ -46,10 +46,10 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
     """`error` ended the start of vLLM. `cause`: what one of its processes wrote about it, where it has several."""
     if isinstance(error, StartError):
         return error
-    is_refusal = isinstance(error, ValidationError)
-    text = str(refused(error, config)) if is_refusal else cause or str(error).strip()
+    refusal = refused(error, config) if isinstance(error, ValidationError) else None
+    text = str(refusal or cause or error).strip()
     advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
-    if is_refusal and not OF_THE_MODEL.search(text):
+    if refusal is not None and not OF_THE_MODEL.search(text):
         return BadConfiguration(text + (f"; {advice}" if advice else ""))
     said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
