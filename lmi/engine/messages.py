@@ -1,7 +1,8 @@
 """What the two ends of the engine socket say to each other.
 
-Front end to engine: Submit and Cancel. Engine to front end: Ready once per connection, then Output: one message per
-step with the Responses of all of that front end's requests. Request ids on the wire are the front end's own, unique on
+Front end to engine: Submit, Cancel, LoadAdapter and UnloadAdapter. Engine to front end: Ready, first of all and again
+when the engine's adapters have changed; Output: one message per step with the Responses of all of that front end's
+requests; Refused and Done. Request ids on the wire are the front end's own, unique on
 its connection: `Submit.request_id` goes, and comes back as `Response.request_id`. An engine that starts again has new
 connections, so nothing of its predecessor can arrive. Encoding is msgpack of typed structs; anything else closes the
 connection.
@@ -23,6 +24,20 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
+    """Answered by Done or Refused, as UnloadAdapter is. Request ids are shared with Submit."""
+
+    request_id: int
+    name: str
+    path: str
+    is_pinned: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter", array_like=True):
+    request_id: int
+    name: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
 
@@ -41,8 +56,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
     message: str
 
 
-ToEngine = Submit | Cancel
-ToFrontEnd = Ready | Output | Refused
+class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
+    """The adapters were changed as LoadAdapter or UnloadAdapter asked."""
+
+    request_id: int
+
+
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
+ToFrontEnd = Ready | Output | Refused | Done
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

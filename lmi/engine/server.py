@@ -19,12 +19,25 @@ from typing import cast
 
 import msgspec
 
-from lmi.engine.messages import Output, Ready, Refused, Submit, decode_to_engine, encode
+from lmi.engine.adapter_keeper import AdapterKeeper
+from lmi.engine.messages import (
+    Cancel,
+    Done,
+    LoadAdapter,
+    Output,
+    Ready,
+    Refused,
+    Submit,
+    UnloadAdapter,
+    decode_to_engine,
+    encode,
+)
 from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
 from lmi.ipc.connection import Connection
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.writer import Outlet
+from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import EngineRecord
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that lets this much pile up is not reading any more
@@ -35,8 +48,11 @@ log = logging.getLogger(__name__)
 class Desk:
     """Keeps the books between connections and executor, and the engine's record."""
 
-    def __init__(self, executor: Executor, record: EngineRecord) -> None:
+    def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
         self.ready = Ready(executor.info)
+        self.adapters = AdapterKeeper(executor, adapters, self._announce)
+        self.connections: set[FrontEnd] = set()
+        self._changes: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self._executor = executor
         self._record = record
@@ -61,6 +77,27 @@ class Desk:
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not take a request")
             connection.send(Refused(message.request_id, _label(error), str(error)))
+
+    def change_adapters(self, connection: FrontEnd, message: LoadAdapter | UnloadAdapter) -> None:
+        task = asyncio.create_task(self._change_adapters(connection, message))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+
+    async def _change_adapters(self, connection: FrontEnd, message: LoadAdapter | UnloadAdapter) -> None:
+        try:
+            await self.adapters.change(message)
+        except Exception as error:
+            if not isinstance(error, LmiError | ValueError | RuntimeError):
+                log.exception("the engine did not change its adapters")
+            connection.send(Refused(message.request_id, _label(error), str(error)))
+        else:
+            connection.send(Done(message.request_id))
+
+    def _announce(self) -> None:
+        """Tell every front end the engine's facts again, before the one that changed them hears that it is done."""
+        self.ready = Ready(self._executor.info)
+        for connection in self.connections:
+            connection.send(self.ready)
 
     def _note_owner(self, engine_id: int, connection: FrontEnd, request_id: int) -> None:
         if not self._owners:
@@ -141,6 +178,7 @@ class FrontEnd(Connection):
             self.close()
             return
         self._outlet = Outlet(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
+        self._desk.connections.add(self)
         self.send(self._desk.ready)
 
     def resume_writing(self) -> None:
@@ -153,11 +191,14 @@ class FrontEnd(Connection):
             if message.request_id in self.engine_ids:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
             self._desk.submit(self, message)
+        elif not isinstance(message, Cancel):
+            self._desk.change_adapters(self, message)
         elif (engine_id := self.engine_ids.get(message.request_id)) is not None:
             self._desk.cancel(engine_id)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        self._desk.connections.discard(self)
         if self._outlet is not None:
             self._outlet.close()
         for engine_id in list(self.engine_ids.values()):
@@ -178,7 +219,7 @@ class FrontEnd(Connection):
                 self._desk.cancel(engine_id)
             self.send(Output([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
 
-    def send(self, message: Ready | Output | Refused) -> None:
+    def send(self, message: Ready | Output | Refused | Done) -> None:
         """From any thread. A front end that has stopped reading loses its connection."""
         if self._outlet is not None:
             self._outlet.write(frame(encode(message)))

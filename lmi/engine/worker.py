@@ -32,6 +32,7 @@ from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.runtime import Runtime
 from lmi.shared import processes
+from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import EngineRecord, Phase
 
@@ -106,12 +107,13 @@ class Loading:
 class Worker:
     """An executor and the desk in front of it, with a thread between them where the executor needs one."""
 
-    def __init__(self, executor: Executor, record: EngineRecord) -> None:
-        self.desk = Desk(executor, record)
+    def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
+        self.desk = Desk(executor, record, adapters)
         self.failure: BaseException | None = None
         self._executor = executor
         self._record = record
         self._stop = asyncio.Event()
+        self._reconciling: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
@@ -119,6 +121,7 @@ class Worker:
         """Serve until SIGTERM or until the executor fails; then `failure` says how."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
+        await self.desk.adapters.reconcile()
         server = await listen(self.desk, socket_path)
         if not self._executor.pass_responses_to(self.desk.deliver):
             self._thread.start()
@@ -140,6 +143,8 @@ class Worker:
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
         self.desk.observe()
+        if self._reconciling is None or self._reconciling.done():
+            self._reconciling = self._loop.create_task(self.desk.adapters.reconcile())
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
             self._fail(RuntimeError("the executor has stopped by itself"))
         self._loop.call_later(BEAT_S, self._beat)
@@ -188,8 +193,10 @@ def read_report(runtime: Runtime, slot: int) -> LoadReport:
     return msgspec.json.decode(runtime.engine_report(slot).read_bytes(), type=LoadReport)
 
 
-async def serve(executor: Executor, record: EngineRecord, socket_path: str) -> BaseException | None:
-    worker = Worker(executor, record)
+async def serve(
+    executor: Executor, record: EngineRecord, socket_path: str, adapters: Folder[Adapter]
+) -> BaseException | None:
+    worker = Worker(executor, record, adapters)
     await worker.serve(socket_path)
     return worker.failure
 
@@ -207,7 +214,7 @@ def run(slot: int) -> int:
         executor, report = load(runtime, record)
         with executor:
             write_report(runtime, slot, report)
-            failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot)))
+            failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot), runtime.adapters()))
             if failure is not None:
                 raise failure
     except StartError as error:
