@@ -15,6 +15,7 @@ from lmi.schemas import lmi
 from lmi.schemas.common import (
     Message,
     Parsed,
+    adapter,
     boolean,
     check_values,
     read_object,
@@ -63,11 +64,20 @@ def parse(message: Message) -> Parsed:
     if fields.get("stream") is not None:
         boolean("stream", fields["stream"])
         tolerated.append("stream: no effect, option.enable_streaming says it for all requests")
-    first, *rest = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
-    alone = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, Frame()))
+    inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
+    read_alone = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
+    alone = lmi.parse(Message(fields | read_alone, Frame()))
     request = replace(alone.request, is_streaming=frame.output_format is not OutputFormat.JSON)
     if request.is_streaming and request.num_sequences > 1:
         name = "n" if parameters.get("n", 1) != 1 else "best_of"
         raise Unsupported(f"parameters.{name}", "several sequences come only in an answer that is not streamed")
-    requests = (request, *(replace(request, prompt=text) for text in rest))
+    adapters = _adapters(fields.get("adapters"), len(inputs))
+    requests = tuple(replace(request, prompt=text, adapter=name) for text, name in zip(inputs, adapters, strict=True))
     return Parsed(requests, (*tolerated, *alone.tolerated)[: lmi.MAX_TOLERATED], field_names=alone.field_names)
+
+
+def _adapters(value: object, num_inputs: int) -> list[str | None]:
+    """One adapter for all inputs, or a list with one for each."""
+    if isinstance(value, list) and len(value) == num_inputs:
+        return [adapter("adapters", name) for name in value]
+    return [adapter("adapters", value)] * num_inputs

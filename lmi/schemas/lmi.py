@@ -12,7 +12,7 @@ list).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
@@ -31,6 +31,7 @@ from lmi.schemas.common import (
     Message,
     Parsed,
     Reader,
+    adapter,
     boolean,
     check_values,
     choice,
@@ -177,8 +178,6 @@ def parse(message: Message) -> Parsed:
     fields, frame = message.fields, message.frame
     tolerated = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
-    if fields.get("adapters") is not None:
-        raise Unsupported("adapters", "no adapter is loaded")
     _check_together(given)
     for name in ("n", "best_of"):
         if name in given and frame.output_format is not OutputFormat.JSON:
@@ -190,6 +189,7 @@ def parse(message: Message) -> Parsed:
         tolerated.append(f"parameters.{name}: no effect {reason}")
     guide, field_names = asked_guide(given, "parameters.")
     request = _request(fields["inputs"], given, guide, frame, is_greedy)
+    request = replace(request, adapter=adapter("adapters", fields.get("adapters")))
     return Parsed((request,), tuple(tolerated[:MAX_TOLERATED]), field_names=field_names)
 
 

@@ -60,6 +60,7 @@ class OpenAIFrame(Frame):
     """What the server's settings have to say of an answer."""
 
     model: str
+    adapters: tuple[str, ...] = ()
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -181,7 +182,10 @@ WIRE_NAMES = {
 
 def default_frame(model: ModelConfig) -> OpenAIFrame:
     return OpenAIFrame(
-        model=model.name, tool_call_parser=model.tool_call_parser, reasoning_parser=model.reasoning_parser
+        model=model.name,
+        adapters=model.adapters,
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
     )
 
 
@@ -202,8 +206,9 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
-    if name and name not in (model.name, "model", *UNNAMED, *model.aliases):
-        raise UnknownModel(f"the model {shorten(name)} does not exist, only {model.name!r} is served here")
+    if name and name not in (model.name, "model", *UNNAMED, *model.aliases, *model.adapters):
+        served = f"{model.name!r} is served here" + (f" with {', '.join(model.adapters)}" if model.adapters else "")
+        raise UnknownModel(f"the model {shorten(name)} does not exist, only {served}")
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:
@@ -247,7 +252,7 @@ def parse(message: Message) -> Parsed:
     echo = Echo(
         id=f"cmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
-        model=message.frame.model,  # type: ignore[attr-defined]
+        model=shared["adapter"] or message.frame.model,  # type: ignore[attr-defined]
         has_usage=wants_usage(given),
         has_log_probs=num_log_probs is not None,
         num_top_log_probs=num_log_probs or 0,
@@ -315,11 +320,13 @@ def wants_usage(given: Mapping[str, Any]) -> bool:
 
 def shared_fields(given: Mapping[str, Any], frame: Frame, *, num_sequences: int) -> dict[str, Any]:
     """The fields of a request that both schemas make in the same way."""
-    max_tokens = given.get("max_tokens")
+    assert isinstance(frame, OpenAIFrame)
+    max_tokens, name = given.get("max_tokens"), given.get("model")
     if max_tokens is not None and given.get("min_tokens", 0) > max_tokens:
         raise InvalidParameter("min_tokens", f"at most max_tokens ({max_tokens})", given["min_tokens"])
     return {
         "sampling": _sampling(given, num_sequences),
+        "adapter": name if name in frame.adapters else None,
         "is_streaming": frame.output_format is not OutputFormat.JSON,
         "output_format": frame.output_format,
         "stop_sequences": given.get("stop", ()),

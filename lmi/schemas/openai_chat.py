@@ -132,7 +132,7 @@ def parse(message: Message) -> Parsed:
     echo = Echo(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
-        model=frame.model,
+        model=shared["adapter"] or frame.model,
         has_usage=wants_usage(given),
         has_log_probs=given.get("logprobs", False),
         num_top_log_probs=num_top,

@@ -85,9 +85,9 @@ PARAMETERS: dict[str, Parameter] = {
     "best_of": Parameter(integer(1, MAX_SEQUENCES), (1,)),
     "grammar": Parameter(_grammar),
     "watermark": Parameter(boolean, (False,)),
-    "adapter_id": Parameter(text),
+    "adapter_id": Parameter(text, ("",)),
 }
-NOT_HERE = {"watermark": "no engine here marks its text", "adapter_id": "no adapter is loaded"}
+NOT_HERE = {"watermark": "no engine here marks its text"}
 NOT_STREAMED = {
     "best_of": "several sequences come only in an answer that is not streamed",
     "decoder_input_details": "the prompt's tokens come only in an answer that is not streamed",
@@ -101,6 +101,7 @@ WIRE_NAMES = {
     "return_log_probs": "parameters.details",
     "num_return_sequences": "parameters.best_of",
     "guided_decoding_params": "parameters.grammar",
+    "lora_config": "parameters.adapter_id",
 } | {name: f"parameters.{name}" for name in ("typical_p", "seed", "temperature")}
 """The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
 
@@ -206,4 +207,5 @@ def _request(prompt: str, given: dict[str, Any], output_format: OutputFormat, *,
         num_top_log_probs=given.get("top_n_tokens"),
         needs_log_probs=has_details or is_streaming or num_sequences > 1,
         guided_decoding=given.get("grammar"),
+        adapter=given.get("adapter_id"),
     )

@@ -37,7 +37,7 @@ async def answer(
     `model`: as the path names it. `choose`: the door by what its body holds, where a path belongs to several; until
     that is read it is `dialect`.
     """
-    model = model or service.config.model
+    model = model or service.model
     frame = dialect.default_frame(model)
     own = OwnFormatters(exchange, service)
     try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lmi.engine.client import Engines
 from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.body import BodyMemory
 from lmi.pipeline import Pipeline
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ModelConfig
 from lmi.shared.state import Block, FrontEndRecord, Phase
 from lmi.types import GenerationRequest
 from lmi.user_code.client import CodeWorkers
@@ -35,6 +35,12 @@ class Service:
 
     def __post_init__(self) -> None:
         self.body_memory = BodyMemory(self.record, self.config.server.max_body_memory)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model with the adapters that are loaded now."""
+        adapters = self.engines.adapters
+        return replace(self.config.model, adapters=adapters) if adapters else self.config.model
 
     @property
     def is_draining(self) -> bool:
