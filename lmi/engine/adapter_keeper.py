@@ -37,9 +37,10 @@ class AdapterKeeper:
                 await self._unload(message.name)
 
     async def reconcile(self) -> None:
-        """Load what the folder has and unload what it no longer has. What fails is logged and not tried again.
+        """Load what the folder has and unload what it no longer has.
 
-        A PENDING entry is left to the front end that works on it.
+        A PENDING entry is left to the front end that works on it. A failure is logged, and tried again when the folder
+        changes.
         """
         if self._folder is None or self._lock.locked() or (version := self._folder.version()) == self._version:
             return
@@ -62,8 +63,8 @@ class AdapterKeeper:
         self._has_changed()
 
     async def _unload(self, name: str) -> None:
-        await asyncio.to_thread(self._executor.unload_adapter, name)
         self._loaded.pop(name, None)
+        await asyncio.to_thread(self._executor.unload_adapter, name)
         self._has_changed()
 
     async def _report_failure(self, name: str, change: Coroutine[None, None, None]) -> None:

@@ -106,8 +106,11 @@ class EngineConnection(Connection):
         await self._call(UnloadAdapter(next(self._ids), name))
 
     async def _call(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if self.closed.done():
+            raise EngineLost("the engine was lost before it changed its adapters")
+        call = frame(encode(message))  # may be too large, so nothing is kept before it
         done = self._calls[message.request_id] = self.loop.create_future()
-        self.write(frame(encode(message)))
+        self.write(call)
         try:
             await done
         finally:
