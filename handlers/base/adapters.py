@@ -97,7 +97,7 @@ class Adapters:
         return self._loaded[request.lora_config.name]
 
 
-class Turns:
+class AdapterTurns:
     """Waiting sequences in order of arrival, given out while they may run beside the running ones.
 
     Some engines compute wrong rows for the base model beside an adapter's. There the two take turns, and no sequence

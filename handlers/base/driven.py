@@ -20,7 +20,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from handlers.base.adapters import AdapterEngine, Adapters, Turns
+from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
 from handlers.base.outputs import Output, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
@@ -92,7 +92,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         self._engine = engine
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters)
-        self._turns = Turns(is_needed=info.capabilities.lora and not mixes_adapters)
+        self._turns = AdapterTurns(is_needed=info.capabilities.lora and not mixes_adapters)
         self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
         self._load = EngineLoad()
         self._num_preemptions = 0

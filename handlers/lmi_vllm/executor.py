@@ -25,7 +25,7 @@ from handlers.lmi_vllm.multi_process import MultiProcess
 from handlers.lmi_vllm.outputs import num_blocks
 from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, sampling_params
 from handlers.lmi_vllm.start_errors import explained
-from handlers.lmi_vllm.startup_log import Journal
+from handlers.lmi_vllm.startup_log import StartupLog
 from handlers.lmi_vllm.work import Work, lora_request
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, Progress
 from lmi.settings.config import EngineConfig
@@ -93,17 +93,17 @@ def _start(
     model: str, config: EngineConfig, is_multi_process: bool | None, progress: Progress
 ) -> InProcess | MultiProcess:
     """Raises StartError with one line that says why vLLM does not start."""
-    journal = Journal.begin()
+    startup_log = StartupLog.begin()
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
         num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
         if is_multi_process is None:
             is_multi_process = num_ranks > 1
         # Warnings here name what torch will drop; they are for vLLM's authors.
-        with journal.told_to(progress), warnings.catch_warnings(action="ignore"):
+        with startup_log.reported_to(progress), warnings.catch_warnings(action="ignore"):
             return MultiProcess(arguments) if is_multi_process else InProcess(arguments)
     except Exception as error:
-        explanation = explained(error, model, config, journal.cause)
+        explanation = explained(error, model, config, startup_log.cause)
         log.debug("vLLM did not start", exc_info=error)
         raise explanation from error
 

@@ -18,7 +18,7 @@ from lmi.errors import shorten
 
 ENVIRONMENT_NAME = "LMI_VLLM_GUIDES"
 RULE = "guided_decoding_params must be a structure that vLLM can follow"
-TELLING = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
+REPORTING = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
 NO_TEXT = "no text fits it"
 PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # where in the compiler's own code: [04:07:14] /x/regex.cc:83:
 MAX_CAUSE = 300  # characters
@@ -33,7 +33,7 @@ def begin() -> None:
 
 def listen() -> None:
     """Call before vLLM's first request, in every process of its engine."""
-    for name in TELLING:
+    for name in REPORTING:
         logging.getLogger(name).addFilter(_note)
 
 

@@ -29,7 +29,7 @@ from handlers.base.driven import EngineLoad
 from handlers.base.outputs import Output
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
-from handlers.lmi_vllm.node_heartbeat import Link
+from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_request
 from handlers.lmi_vllm.work import Work, lora_request
 from lmi.shared import processes
@@ -56,10 +56,10 @@ class MultiProcess:
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         self.config = self._llm.vllm_config
-        self._link: Link | None = None
+        self._heartbeat: NodeHeartbeat | None = None
         if arguments.nnodes > 1 and arguments.distributed_executor_backend != "ray":
             port = self.config.parallel_config.master_port
-            self._link = Link(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
+            self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
 
     def add(self, work: Work) -> None:
         self._loop.call_soon_threadsafe(self._begin, work)
@@ -134,15 +134,15 @@ class MultiProcess:
     @property
     def is_alive(self) -> bool:
         has_ended = bool(select.select(self._processes, (), (), 0)[0])
-        return not (has_ended or self._llm.errored) and (self._link is None or self._link.is_whole)
+        return not (has_ended or self._llm.errored) and (self._heartbeat is None or self._heartbeat.is_whole)
 
     def close(self) -> None:
         if not self.is_alive:
             for process in self._processes:  # the group is broken and cannot shut down in order
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
-        if self._link is not None:
-            self._link.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()  # the core's end is not an error now
         self._llm.shutdown()
         del self._llm  # its finalizer calls names that the end of the interpreter has taken away

@@ -19,7 +19,7 @@ SILENT_S = 10.0  # a node that is silent for so long is lost
 log = logging.getLogger("lmi.vllm")
 
 
-class Link:
+class NodeHeartbeat:
     """`address`, `port`: of node 0's store. `is_whole` is false once another node is lost."""
 
     def __init__(self, address: str, port: int, rank: int, num_nodes: int) -> None:
@@ -29,7 +29,7 @@ class Link:
         watched = range(1, num_nodes) if rank == 0 else [0]
         self._heard = {node: (0, time.monotonic()) for node in watched}
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="node-heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

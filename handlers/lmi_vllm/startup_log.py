@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from lmi.errors import shorten
 from lmi.executor import Progress
 
-ENVIRONMENT_NAME = "LMI_VLLM_JOURNAL"
+ENVIRONMENT_NAME = "LMI_VLLM_STARTUP_LOG"
 LOOK_S = 0.1
 MAX_CAUSE = 1000  # characters
 
@@ -31,7 +31,7 @@ BEGINS = {
 }
 SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # lines that go no further than to this module
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
-TELLING_OF_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+REPORTING_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 STARTED = "started"
 
 
@@ -39,25 +39,25 @@ def listen() -> None:
     """Write down from now on what vLLM's loggers say in this process."""
     for name in BEGINS:
         logging.getLogger(name).addFilter(_note_stage)
-    for name in TELLING_OF_FAILURE:
+    for name in REPORTING_FAILURE:
         logging.getLogger(name).addFilter(_note_failure)
 
 
-class Journal:
+class StartupLog:
     """Lines of `stage NAME`, `failed CAUSE` and, at the end of a start, `started`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @classmethod
-    def begin(cls) -> Journal:
+    def begin(cls) -> StartupLog:
         """A new one, for this process and for those that it starts from now on."""
-        fd = os.memfd_create("journal", os.MFD_CLOEXEC)
+        fd = os.memfd_create("startup-log", os.MFD_CLOEXEC)
         os.environ[ENVIRONMENT_NAME] = path = f"/proc/{os.getpid()}/fd/{fd}"
         return cls(path)
 
     @classmethod
-    def current(cls) -> Journal:
+    def current(cls) -> StartupLog:
         """The latest that was begun here or in the process that started this one; without one, nothing is written."""
         return cls(os.environ.get(ENVIRONMENT_NAME, os.devnull))
 
@@ -81,7 +81,7 @@ class Journal:
         return next(causes, None)
 
     @contextmanager
-    def told_to(self, progress: Progress) -> Iterator[None]:
+    def reported_to(self, progress: Progress) -> Iterator[None]:
         """While this is open, each stage that begins is told to `progress`, on a thread of its own."""
         is_over = threading.Event()
 
@@ -93,7 +93,7 @@ class Journal:
                     progress(stage, 0.0)
                 reached = max([reached, *named])
 
-        thread = threading.Thread(target=tell, name="journal", daemon=True)
+        thread = threading.Thread(target=tell, name="startup-log", daemon=True)
         thread.start()
         try:
             yield
@@ -104,18 +104,18 @@ class Journal:
 
 
 def _note_stage(record: logging.LogRecord) -> bool:
-    journal = Journal.current()
-    if not journal.is_started:
-        journal.write(f"stage {BEGINS[record.name]}")
+    startup_log = StartupLog.current()
+    if not startup_log.is_started:
+        startup_log.write(f"stage {BEGINS[record.name]}")
     return logging.getLogger().isEnabledFor(record.levelno)
 
 
 def _note_failure(record: logging.LogRecord) -> bool:
     """A failed start is told once, by whoever started: not here, unless someone debugs."""
-    journal = Journal.current()
-    if not record.exc_info or journal.is_started:
+    startup_log = StartupLog.current()
+    if not record.exc_info or startup_log.is_started:
         return True
-    journal.write(f"failed {_described(record.exc_info[1])}")
+    startup_log.write(f"failed {_described(record.exc_info[1])}")
     return logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
