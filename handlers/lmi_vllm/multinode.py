@@ -1,7 +1,7 @@
-"""A node of an engine that spans several machines, but for the first: vLLM's ranks here get their work from node 0.
+"""A further node of an engine that spans several machines: vLLM's ranks here get their work from node 0.
 
-It takes no requests. The options are vLLM's own: nnodes, node_rank, master_addr, master_port. Everything that looks
-deeper into vLLM than its public classes is in this file. Written against vLLM 0.30 to 0.33.
+It takes no requests. The options are vLLM's own: nnodes, node_rank, master_addr, master_port. This file looks deeper
+into vLLM than its public classes. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Follower(Executor):
         return []
 
     def can_enqueue_requests(self) -> bool:
-        """Whether the group is whole; a request is refused all the same."""
+        """Whether the group is whole. Requests are refused in any case."""
         return self._are_alive and self._heartbeat.is_whole
 
     def shutdown(self) -> None:
-        """Of a broken group nobody waits for an end in order: its ranks die with this process."""
+        """Shut down cleanly if the group is whole; otherwise the ranks die with this process."""
         is_whole = self.can_enqueue_requests()
         self._is_closing.set()
         self._heartbeat.close()

@@ -1,7 +1,7 @@
 """The nodes of one engine watch each other.
 
-vLLM lets a group that has lost a node wait for ever. So each node beats in the store that torch keeps on node 0 for as
-long as the group lives, and looks whether the others do. Knows nothing of engines.
+vLLM lets a group that has lost a node wait for ever. So each node writes a heartbeat to the store that torch keeps on
+node 0 while the group lives, and reads the heartbeats of the others. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("lmi.vllm")
 
 
 class NodeHeartbeat:
-    """`address`, `port`: of node 0's store. `is_whole` is false once another node is lost."""
+    """`address` and `port` are those of node 0's store. `is_whole` is false once another node is lost."""
 
     def __init__(self, address: str, port: int, rank: int, num_nodes: int) -> None:
         self.is_whole = True

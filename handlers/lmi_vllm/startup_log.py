@@ -1,8 +1,8 @@
-"""What the processes of one engine tell the one that starts them: how far they are, and why one of them failed.
+"""How far the start of an engine is, and why one of its processes failed.
 
-vLLM says both in its log alone. Here the loggers that say so are listened to, by their names and never by their texts,
-and lines are written to a file in memory that every process of the engine inherits by its path. Known of vLLM: names of
-modules, which are those of its loggers, as of vLLM 0.30 to 0.33.
+vLLM reports both only in its log. This module listens to the loggers that do and writes lines to a file in memory,
+whose path every process of the engine inherits. It relies on the names of vLLM's loggers, never on their texts: vLLM
+0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ ENVIRONMENT_NAME = "LMI_VLLM_STARTUP_LOG"
 LOOK_S = 0.1
 MAX_CAUSE = 1000  # characters
 
-# The first line of a logger that is named here ends the stage before it.
+# The first line of one of these loggers begins the stage.
 BEGINS = {
     "vllm.v1.worker.cpu_model_runner": "weights",
     "vllm.v1.worker.gpu_model_runner": "weights",
     "vllm.v1.worker.gpu.model_runner": "weights",
-    "vllm.model_executor.model_loader.default_loader": "kv cache",  # how large it may be is tried out, then it is made
+    "vllm.model_executor.model_loader.default_loader": "kv cache",  # its size is tried out, then it is allocated
     "vllm.compilation.decorators": "compilation",
     "vllm.v1.core.kv_cache_utils": "kernels",  # captured, warmed up
 }
-SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # lines that go no further than to this module
+SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # these lines are only for this module
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
 REPORTING_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 STARTED = "started"
 
 
 def listen() -> None:
-    """Write down from now on what vLLM's loggers say in this process."""
+    """Start writing down what vLLM's loggers report in this process."""
     for name in BEGINS:
         logging.getLogger(name).addFilter(_note_stage)
     for name in REPORTING_FAILURE:
@@ -51,14 +51,14 @@ class StartupLog:
 
     @classmethod
     def begin(cls) -> StartupLog:
-        """A new one, for this process and for those that it starts from now on."""
+        """Make a new one, for this process and for those that it starts from now on."""
         fd = os.memfd_create("startup-log", os.MFD_CLOEXEC)
         os.environ[ENVIRONMENT_NAME] = path = f"/proc/{os.getpid()}/fd/{fd}"
         return cls(path)
 
     @classmethod
     def current(cls) -> StartupLog:
-        """The latest that was begun here or in the process that started this one; without one, nothing is written."""
+        """The latest one of this process or of the one that started it. Without one, nothing is written."""
         return cls(os.environ.get(ENVIRONMENT_NAME, os.devnull))
 
     def write(self, line: str) -> None:
@@ -76,13 +76,13 @@ class StartupLog:
 
     @property
     def cause(self) -> str | None:
-        """The first failure: those that follow follow from it."""
+        """The first failure, which caused the others."""
         causes = (line.removeprefix("failed ") for line in self.lines() if line.startswith("failed "))
         return next(causes, None)
 
     @contextmanager
     def reported_to(self, progress: Progress) -> Iterator[None]:
-        """While this is open, each stage that begins is told to `progress`, on a thread of its own."""
+        """While this is open, a thread reports each stage that begins to `progress`."""
         is_over = threading.Event()
 
         def tell() -> None:
@@ -111,7 +111,7 @@ def _note_stage(record: logging.LogRecord) -> bool:
 
 
 def _note_failure(record: logging.LogRecord) -> bool:
-    """A failed start is told once, by whoever started: not here, unless someone debugs."""
+    """Keep a failed start out of the log: the process that started the engine reports it. At DEBUG it stays."""
     startup_log = StartupLog.current()
     if not record.exc_info or startup_log.is_started:
         return True
