@@ -55,12 +55,13 @@ def vllm_multi_process() -> Executor:
     return Executor(tiny_model("llama_wide"), vllm_config(), is_multi_process=True)
 
 
-def vllm_with_adapters(model: Path) -> Executor:
+def vllm_with_adapters(model: Path, *, is_multi_process: bool = False) -> Executor:
     from handlers.lmi_vllm import Executor
 
     shutil.copytree(tiny_model("llama_wide"), model, dirs_exist_ok=True)
     write_vllm_adapter(model / "adapters" / "formal", seed=1)
-    return Executor(model, vllm_config(enable_lora="true", max_loras=str(MAX_ADAPTERS), max_lora_rank="8"))
+    config = vllm_config(enable_lora="true", max_loras=str(MAX_ADAPTERS), max_lora_rank="8")
+    return Executor(model, config, is_multi_process=is_multi_process)
 
 
 def vllm_config(**options: str) -> EngineConfig:
@@ -87,7 +88,13 @@ ADAPTABLE: dict[str, tuple[Callable[[Path], Executor], Callable[[Path], Path]]] 
     "foreign": (foreign_with_adapters, lambda folder: write_foreign_adapter(folder, shift=2)),
 }
 if importlib.util.find_spec("vllm") is not None:
-    ADAPTABLE |= {"vllm": (vllm_with_adapters, lambda folder: write_vllm_adapter(folder, seed=2))}
+    ADAPTABLE |= {
+        "vllm": (vllm_with_adapters, lambda folder: write_vllm_adapter(folder, seed=2)),
+        "vllm-multi-process": (
+            lambda model: vllm_with_adapters(model, is_multi_process=True),
+            lambda folder: write_vllm_adapter(folder, seed=2),
+        ),
+    }
     EXECUTORS |= {"vllm": vllm, "vllm-multi-process": vllm_multi_process}
 
 
