@@ -11,11 +11,13 @@ import os
 import msgspec
 
 from lmi.engine.client import Engines
-from lmi.errors import InvalidParameter
+from lmi.errors import InvalidParameter, Unavailable
 from lmi.shared.desired_state import Adapter, Folder, State
 
 
 class AdapterRegistry:
+    """One for each front end; they agree through the folder."""
+
     def __init__(self, engines: Engines, folder: Folder[Adapter]) -> None:
         self._engines = engines
         self._folder = folder
@@ -37,8 +39,13 @@ class AdapterRegistry:
         entry = self._folder.read(name)
         if entry is not None:  # so that an engine that starts now does not load it
             self._folder.replace(msgspec.structs.replace(entry, state=State.PENDING, writer=os.getpid()))
-        await self._engines.unload_adapter(name)
-        self._folder.remove(name)
+        try:
+            await self._engines.unload_adapter(name)
+        except Unavailable:  # an engine that comes back follows the folder
+            if entry is None:
+                raise
+        finally:
+            self._folder.remove(name)
 
     def entries(self) -> list[Adapter]:
         return [entry for entry in self._folder.entries() if entry.state is State.READY]

@@ -18,7 +18,7 @@ from lmi.errors import EngineLost, InvalidParameter, InvalidRequest, LmiError, M
 from lmi.executor import LoraConfig, Request, SamplingConfig
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.desired_state import State
+from lmi.shared.desired_state import Adapter, State
 from lmi.shared.state import Block, Phase
 from tests.system.engines.foreign_engine import MAX_ADAPTERS, write_adapter
 
@@ -166,12 +166,12 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
                 await registry.load("formal", path)
             assert folder.entries() == [], "what could not be loaded is not registered"
 
-            entry = write_down(server, path)
+            write_down(server, path)
             await until(lambda: all(one.info and one.info.adapters == loaded for one in engines.open.values()))
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
             write_down(server, other)
             await until_answer(engines, {PROMPT[0] + 6})
-            folder.remove(entry)
+            await registry.unload("formal")
             await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
 
     run(test)
@@ -188,11 +188,8 @@ async def until_answer(engines: Engines, tokens: set[int]) -> None:
             await asyncio.sleep(0.01)
 
 
-def write_down(server: Server, path: str) -> str:
-    from lmi.shared.desired_state import Adapter
-
+def write_down(server: Server, path: str) -> None:
     server.runtime.adapters().replace(Adapter(name="formal", path=path, state=State.READY))
-    return "formal"
 
 
 def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path) -> None:
