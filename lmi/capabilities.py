@@ -1,6 +1,6 @@
 """Checks what a request asks for against what an engine can do.
 
-One table serves every door and every engine. The front end uses it before it submits a request; each Executor uses it
+One table serves every API and every engine. The front end uses it before it submits a request; each Executor uses it
 again in `enqueue_request`, so that a user of the library gets the same answer as a client. Knows nothing of text or
 HTTP.
 """

@@ -22,9 +22,12 @@ import orjson
 
 from lmi import __version__
 from lmi.errors import StartError
-from lmi.settings.choices import vllm_arguments
-from lmi.settings.config import Resolved, Setting, resolve_folder
-from lmi.settings.options import BOOLEAN, MODELS, OPTIONS, Option, elsewhere, known_keys
+from lmi.settings.handler import announced
+from lmi.settings.kinds import BOOLEAN, MODELS
+from lmi.settings.options import OPTIONS, Option, known_keys
+from lmi.settings.reference import elsewhere
+from lmi.settings.report import Resolved, Setting
+from lmi.settings.resolve import resolve_folder
 from lmi.shared import log, sink
 
 REPORTED_LIBRARIES = (
@@ -90,7 +93,7 @@ def _unknown(flag: str) -> str:
     if elsewhere(flag):
         return f"{flag}: {elsewhere(flag)}."
     key = flag.removeprefix("--").replace("-", "_")
-    known = {*known_keys(), *(f"option.{name}" for name in vllm_arguments())}
+    known = {*known_keys(), *(name for handler in announced().values() for name in handler.option_keys() or ())}
     named = [name for name in (key, f"option.{key}") if name in known]
     if named:
         return f"{flag} is not a flag, say --set {named[0]}=VALUE."

@@ -13,26 +13,59 @@
      │   └─ EngineLost            the engine that worked on the request died
      ├─ DeadlineExceeded          the request took longer than it was allowed to
      ├─ OutOfMemory               the accelerator had no memory left for this request
-     ├─ GenerationFailed          the engine gave this request up for a reason of its own
-     ├─ ClientGone                nobody waits for the answer any more
+     ├─ GenerationFailed          the engine gave up this request for its own reasons
+     │   └─ UserCodeFailed        user code raised
+     ├─ ClientGone                the client no longer waits for the answer
      └─ StartError                the process cannot start; carries the exit code
          ├─ BadConfiguration      2
          ├─ PortUnavailable       3
          ├─ ModelUnusable         4
          └─ SecurityRefused       5
 
-Each class carries a stable `label` for logs and metrics and the HTTP `status` that its cause has at every door; a
-door that answers differently (the LMI door turns 400 into 424) says so in its row of `dialects.py`.
+Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has at most APIs; an API
+that answers differently (LMI turns 400 into 424) has a table in `formatters/errors.py`. An error passes between our
+processes as an `ErrorInfo`, and comes out as the class that it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+
+class ErrorInfo(NamedTuple):
+    """An error as it passes between processes. `message` says what is wrong with `field`, where there is one."""
+
+    label: str
+    message: str
+    field: str | None = None
+
 
 class LmiError(Exception):
-    """Base of all: something that lmi can explain to whoever caused it."""
+    """Base of all: something that lmi can explain to the person who caused it.
+
+    `field` is the part of the request that is at fault, under the name that it has where the fault was found. The text
+    of the error begins with it, and `message` is the rest.
+    """
 
     status = 500
     label = "internal"
+
+    def __init__(self, message: str = "", field: str | None = None) -> None:
+        self.message = writable(message)
+        self.field = None if field is None else writable(field)
+        super().__init__(self.spelled({}))
+
+    def spelled(self, names: Mapping[str, str]) -> str:
+        """The text of the error, with the field under the name that `names` has for it."""
+        return self.message if self.field is None else f"{names.get(self.field, self.field)} {self.message}"
+
+    @property
+    def info(self) -> ErrorInfo:
+        """What `from_info` makes the error from. A class from outside of this file counts as its nearest base here."""
+        kinds = (kind for kind in type(self).__mro__ if issubclass(kind, LmiError))
+        label = next(kind.label for kind in kinds if CLASSES.get(kind.label) is kind)
+        return ErrorInfo(label, self.message, self.field)
 
 
 class InvalidRequest(LmiError):
@@ -43,7 +76,7 @@ class InvalidRequest(LmiError):
 
 
 class MalformedRequest(InvalidRequest):
-    """The body cannot be read as a request of this door."""
+    """The body cannot be read as a request of this API."""
 
     label = "malformed_request"
 
@@ -54,12 +87,13 @@ class InvalidParameter(InvalidRequest):
     label = "invalid_parameter"
 
     def __init__(self, name: str, rule: str, given: object) -> None:
-        super().__init__(f"{name} must be {rule}, given {shorten(given)}")
-        self.name = name
+        super().__init__(f"must be {rule}, given {shorten(given)}", name)
 
 
 class PromptTooLong(InvalidParameter):
     """The prompt leaves no room in the model's context."""
+
+    label = "prompt_too_long"
 
     def __init__(self, rule: str, given: str) -> None:
         super().__init__("inputs", rule, given)
@@ -77,8 +111,7 @@ class Unsupported(InvalidRequest):
     label = "unsupported"
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name} is not supported here: {reason}")
-        self.name = name
+        super().__init__(f"is not supported here: {reason}", name)
 
 
 class UnknownModel(LmiError):
@@ -93,6 +126,7 @@ class Overloaded(LmiError):
 
     status = 503
     label = "overloaded"
+    retry_after_s = 1
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -127,14 +161,20 @@ class OutOfMemory(LmiError):
 
 
 class GenerationFailed(LmiError):
-    """The engine accepted the request and then failed on it alone."""
+    """The engine accepted the request and then gave up only this one."""
 
     status = 424
     label = "generation_failed"
 
 
+class UserCodeFailed(GenerationFailed):
+    """User code raised an exception with this message."""
+
+    label = "custom_code_failed"
+
+
 class ClientGone(LmiError):
-    """The client closed its connection or stopped reading; nobody sees this answer."""
+    """The client closed its connection or stopped reading; its answer reaches no one."""
 
     status = 499
     label = "client_gone"
@@ -175,11 +215,44 @@ class SecurityRefused(StartError):
     label = "security_refused"
 
 
-def shorten(value: object, max_chars: int = 80) -> str:
-    """A value as it may stand in an error message: one line, quoted, never longer than `max_chars`.
+def _tree(kind: type[LmiError]) -> Iterator[type[LmiError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _tree(child)
 
-    null, true and false are said as in JSON; a text keeps single quotes, which JSON need not escape. Lists and objects
-    are counted, not printed: a client may nest them deeper than Python can print.
+
+CLASSES = {kind.label: kind for kind in _tree(LmiError)}
+"""Every class above, by its label."""
+
+
+def from_info(info: ErrorInfo) -> LmiError:
+    """The error that `info` was made from. An unknown label gives the base class."""
+    kind = CLASSES.get(info.label, LmiError)
+    error = kind.__new__(kind)
+    LmiError.__init__(error, info.message, info.field)
+    return error
+
+
+def cause_line(error: BaseException, max_chars: int = 300) -> str:
+    """What an error of a library says, on one line.
+
+    Of a long text the beginning and the end remain, because either may name the cause.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    half = max_chars // 2 - 2
+    return text if len(text) <= max_chars else f"{text[:half]} … {text[-half:]}"
+
+
+def writable(text: str) -> str:
+    """Text that JSON and sockets take: a file name may hold bytes that are not UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def shorten(value: object, max_chars: int = 80) -> str:
+    """A value for an error message: one line, quoted, at most `max_chars` long.
+
+    null, true and false are written as in JSON; a text keeps single quotes, which JSON need not escape. Lists and
+    objects are counted, not printed: a client may nest them deeper than Python can print.
     """
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()

@@ -21,7 +21,7 @@ from typing import Self
 
 import msgspec
 
-from lmi.errors import Unsupported
+from lmi.errors import Unsupported, writable
 
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # flat by far
@@ -65,7 +65,7 @@ class FinishReason(enum.IntEnum):
 
 
 class ErrorKind(enum.IntEnum):
-    """The class of a failure (ours), from which a door chooses a status without reading the message."""
+    """The class of a failure (ours), from which an API chooses a status without reading the message."""
 
     GENERATION = 0  # this request's own fault or bad luck; its neighbours are unharmed
     OUT_OF_MEMORY = 1
@@ -260,8 +260,14 @@ class Result(msgspec.Struct, array_like=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request ended without a Result. `field` of the Request is at fault where one is; the message says how."""
+
     message: str
     kind: ErrorKind = ErrorKind.GENERATION
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "message", writable(self.message))
 
 
 class Response(msgspec.Struct, array_like=True):
@@ -277,7 +283,9 @@ class Response(msgspec.Struct, array_like=True):
 
     @property
     def error_msg(self) -> str:
-        return "" if self.error is None else self.error.message
+        if self.error is None:
+            return ""
+        return self.error.message if self.error.field is None else f"{self.error.field} {self.error.message}"
 
     @property
     def is_final(self) -> bool:

@@ -4,7 +4,7 @@
 
 Nothing here knows a wire format or a device. A bad request is refused before it is sent, so it can never hurt its
 neighbours; every request ends with a Delta that has a finish reason or with an LmiError; Cancel is sent from the one
-`finally` below, whoever gave up.
+`finally` below, on every way out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
 
 
 class Pipeline:
-    """Turns requests into streams of Deltas, for every door and every engine."""
+    """Turns requests into streams of Deltas, for every API and every engine."""
 
     def __init__(self, tokenizer: Tokenizer, engines: Engines, chat_template: ChatTemplate | None = None) -> None:
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class Pipeline:
         self._chat_template = chat_template
 
     def generate(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
-        """The answer, piece by piece. Raises LmiError, before the first Delta or after some.
+        """The answer as it comes. Raises LmiError, before the first Delta or after some.
 
         Requests that are answered together run at once, and the first of them that fails ends the answer.
         """
@@ -129,7 +129,7 @@ class Pipeline:
             arrived.put_nowait(error)
 
     async def _encode(self, request: GenerationRequest, prompt: str, info: EngineInfo) -> list[int]:
-        """The prompt's token ids. Raises InvalidParameter for a prompt that alone is too long."""
+        """The prompt's token ids. Raises InvalidParameter for a prompt that is too long without an answer."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids[-(request.truncate or 0) :])
         return await self._tokenizer.encode_prompt(
@@ -182,16 +182,6 @@ class Pipeline:
             spaces_between_special_tokens=request.spaces_between_special_tokens,
             min_tokens=request.sampling.min_tokens or 0,
         )
-
-
-class NoPipeline(Pipeline):
-    """Of a server whose model is code of its own, so that nothing is generated here."""
-
-    def __init__(self) -> None:
-        pass
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
-        raise Unsupported("this route", "the model is code of its own")
 
 
 def read_result(answer: AnswerText, result: Result) -> Delta:

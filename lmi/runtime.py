@@ -54,11 +54,11 @@ class Runtime:
     def _num_records(self) -> tuple[int, int, int]:
         return self.config.engine.num_engines, self.num_front_end_slots, self.config.num_formatters
 
-    def code_records(self, block: Block) -> list[EngineRecord]:
-        """Of the processes that run the model's own code: the engines themselves where it is the model."""
-        return block.engines if self.config.is_custom else block.formatters
+    def user_code_records(self, block: Block) -> list[EngineRecord]:
+        """The records of the processes that run user code: those of the engines if it is the model."""
+        return block.engines if self.config.is_user_code else block.formatters
 
-    def code_socket(self, slot: int) -> str:
+    def user_code_socket(self, slot: int) -> str:
         return str(self.path / f"code-{slot}.sock")
 
     @property

@@ -1,4 +1,4 @@
-"""The front end's own words, between the wire's and the engine's.
+"""The types of the front end, between the wire's and the engine's.
 
 A schema turns bytes into a GenerationRequest, the pipeline turns engine Responses into Deltas, a formatter turns
 Deltas into bytes. No wire format's names and no I/O here.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lmi.executor import GuidedDecodingParams, SamplingConfig
 
 
 class FinishReason(enum.StrEnum):
-    """Why an answer ended, in the words of the LMI wire; other doors translate."""
+    """Why an answer ended, in the words of the LMI wire; other APIs translate."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
@@ -24,7 +24,7 @@ class FinishReason(enum.StrEnum):
 
 
 class OutputFormat(enum.StrEnum):
-    """How an answer is framed."""
+    """What separates the records of an answer."""
 
     JSON = "json"
     JSONLINES = "jsonlines"
@@ -32,15 +32,25 @@ class OutputFormat(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """The form of an answer: all that must be known to answer a request at all, if only with an error.
+class AnswerFormat:
+    """How the answer to a request looks. Known before the parameters are checked, so that errors can use it.
 
-    `field_names`: the request's own names for words of the engines' contract, beside those that its door always has.
+    An API that has more to say has a subclass beside its schema. What only the parameters say is filled in when they
+    are checked. `details`: the answer holds more than its text. `field_names` are the request's own names for fields of
+    the engines' contract, beside those that its API always has.
     """
 
     output_format: OutputFormat = OutputFormat.JSON
-    tgi_compat: bool = False
+    details: bool = False
     field_names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the body is a sequence of records."""
+        return self.output_format is not OutputFormat.JSON
+
+
+Format = TypeVar("Format", bound=AnswerFormat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +68,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A checked request: what to generate and how, in one vocabulary for every door.
+    """A checked request: what to generate and how, in one vocabulary for every API.
 
     The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values that mean
     something ("off" values are None by now); its `num_return_sequences` is how many sequences are generated.
@@ -73,7 +83,6 @@ class GenerationRequest:
     max_new_tokens: int | None
     sampling: SamplingConfig
     is_streaming: bool = False
-    output_format: OutputFormat = OutputFormat.JSON
     stop_sequences: tuple[str, ...] = ()
     bad_sequences: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -83,7 +92,6 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     return_full_text: bool = False
-    details: bool = False
     prefill_details: bool = False
     num_top_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
@@ -91,7 +99,6 @@ class GenerationRequest:
     guided_decoding: GuidedDecodingParams | None = None
     token_biases: tuple[tuple[int, float], ...] = ()
     adapter: str | None = None
-    tgi_compat: bool = False
 
     @property
     def num_sequences(self) -> int:
@@ -104,8 +111,8 @@ class Token:
     """One token of prompt or answer.
 
     `text` is the piece of text that this token released: the pieces of an answer concatenate exactly to the whole
-    text, so it is "" while half a character or a possible stop string is held back. `piece` is what it was before a
-    stop string was looked for, None where none is. `log_prob` None: unknown (first prompt token).
+    text, so it is "" while half a character or a possible stop string is held back. `piece` is the text before the
+    search for stop strings, None where there is no search. `log_prob` None: unknown (first prompt token).
     """
 
     id: int
@@ -126,7 +133,7 @@ class Delta:
     """What one engine Response brought of one sequence: new tokens, and on its last Delta the reason of the end.
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
-    of the second. `prefill` (prompt tokens), `num_prompt_tokens` and `prompt_token_ids` stand on the first Delta of
+    of the second. `prefill` (prompt tokens), `num_prompt_tokens` and `prompt_token_ids` are on the first Delta of
     each request, prefill when it was asked for. `prompt` is the text that the answer continues, on every Delta: as
     given, as rendered from a chat, or, where `return_full_text` asks for it, as decoded from token ids. `stop_reason`:
     the stop string or the stop token's id that ended the sequence. An error inside a stream is raised by the

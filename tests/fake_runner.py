@@ -1,7 +1,7 @@
 """A runner without weights: the logits of a position are a fixed function of the tokens up to it.
 
-It keeps the tokens of each row as a real cache would keep keys and values, and refuses a plan that reads what was never
-written, so a scheduler that forgets to recompute is found out.
+It keeps the tokens of each slot as a real cache would keep keys and values, and refuses a plan that reads what was
+never written, so a scheduler that forgets to recompute is found out.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class FakeRunner:
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
         """`poison`: what stands in the logits after a token; such tokens come in prompts only, never as an answer."""
         self.vocab_size, self.context_length = vocab_size, context_length
-        self.rows: dict[int, list[int]] = {}
+        self.slots: dict[int, list[int]] = {}
         self.plans: list[Plan] = []
         self.poison = poison or {}
 
     def forward(self, plan: Plan) -> Tensor:
         self.plans.append(plan)
         logits: list[Tensor] = []
-        for piece in plan.pieces:
-            row = self.rows.setdefault(piece.row, [])
-            assert piece.start <= len(row), "reads keys that nobody wrote"
-            row[piece.start :] = piece.token_ids
-            logits += [self.logits(row[: end + 1]) for end in range(piece.end - piece.num_logits, piece.end)]
+        for chunk in plan.chunks:
+            slot = self.slots.setdefault(chunk.slot, [])
+            assert chunk.start <= len(slot), "reads keys that nobody wrote"
+            slot[chunk.start :] = chunk.token_ids
+            logits += [self.logits(slot[: end + 1]) for end in range(chunk.end - chunk.num_logits, chunk.end)]
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
     def logits(self, token_ids: list[int]) -> Tensor:
@@ -48,9 +48,9 @@ class FakeRunner:
             logits[3] = self.poison[token_ids[-1]]
         return logits
 
-    def copy(self, row: int, to_rows: list[int], num_tokens: int) -> None:
-        assert row not in to_rows and num_tokens <= len(self.rows[row]), "copies keys that nobody wrote"
-        self.rows |= {to_row: self.rows[row][:num_tokens] for to_row in to_rows}
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
+        assert slot not in to_slots and num_tokens <= len(self.slots[slot]), "copies keys that nobody wrote"
+        self.slots |= {to_slot: self.slots[slot][:num_tokens] for to_slot in to_slots}
 
-    def release(self, row: int) -> None:
-        self.rows.pop(row, None)
+    def release(self, slot: int) -> None:
+        self.slots.pop(slot, None)

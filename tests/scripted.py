@@ -10,6 +10,8 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
     trip            raise what no engine should as the request comes
+    refuse FIELD    refuse the request as it comes, for that field of the contract
+    reject FIELD    refuse it so in the first step
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from pathlib import Path
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from handlers.python_model import Functions, PythonModel
 from lmi.engine.client import Engines
-from lmi.engine.server import Desk, FrontEnd
+from lmi.engine.server import Dispatcher, FrontEnd
+from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
     Capabilities,
     EngineInfo,
@@ -49,12 +51,14 @@ from lmi.http.protocol import GuardedProtocol
 from lmi.pipeline import Pipeline
 from lmi.server.app import build_app
 from lmi.server.service import Service
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
-from lmi.user_code import worker
-from lmi.user_code.client import CodeWorkers
+from lmi.user_code.client import UserCodeWorkers
+from lmi.user_code.code_thread import CodeThread
+from lmi.user_code.runner import UserCode
+from lmi.user_code.server import FrontEnd as UserCodeFrontEnd
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
 END_ID = 256
@@ -129,6 +133,8 @@ class ScriptedExecutor(Executor):
         order, _, text = bytes(i for i in request.input_token_ids if i < 256).decode(errors="replace").partition(" ")
         if order == "trip":
             raise KeyError("the engine's own fault")
+        if order == "refuse":
+            raise PromptTooLong("short", text) if text == "inputs" else InvalidParameter(text, "another", None)
         with self._changed:
             request_id = len(self.requests)
             self.requests.append(request)
@@ -190,6 +196,9 @@ class ScriptedExecutor(Executor):
         request, stops = turn.request, {word[0] for word in turn.request.stop_words}
         if turn.is_cancelled:
             return self._result(turn, [], FinishReason.CANCELLED)
+        if turn.order == "reject":
+            field = bytes(turn.left).decode()
+            return Response(turn.request_id, error=ResponseError("must be another", ErrorKind.INVALID, field))
         if turn.order == "flood":
             return self._result(turn, turn.left * 100, FinishReason.NOT_FINISHED)
         if turn.left:
@@ -236,7 +245,7 @@ class Host:
     block: Block
     config: Config
     loop: asyncio.AbstractEventLoop
-    code: CodeWorkers | None = None
+    user_code: UserCodeWorkers | None = None
 
     def post(
         self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
@@ -272,18 +281,18 @@ def host(
     server: dict[str, object] | None = None,
     model: dict[str, object] | None = None,
     capabilities: Capabilities = CAPABILITIES,
-    code: CodeConfig | None = None,
+    user_code: UserCodeConfig | None = None,
 ) -> Iterator[Host]:
-    """Serve a scripted engine on a free port of loopback, with the model's own code in a thread if there is any."""
+    """Serve a scripted engine on a free port of loopback, with user code in a thread if there is any."""
     write_byte_tokenizer(folder / "model")
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
         model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
-        engine=EngineConfig(),
-        code=code,
+        engine=EngineConfig(handler="lmi-dist"),
+        user_code=user_code,
     )
     executor = ScriptedExecutor(capabilities)
-    block = Block.create(folder / "state", 1, 1, int(code is not None))
+    block = Block.create(folder / "state", 1, 1, int(user_code is not None))
     started: list[Host] = []
     stop = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(folder, config, executor, block, started, stop)))
@@ -301,24 +310,24 @@ async def _serve(
     folder: Path, config: Config, executor: ScriptedExecutor, block: Block, started: list[Host], stop: threading.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    desk = Desk(executor, block.engines[0])
+    dispatcher = Dispatcher(executor, block.engines[0])
     connections: list[FrontEnd] = []
 
     def connect() -> FrontEnd:
-        connections.append(FrontEnd(desk))
+        connections.append(FrontEnd(dispatcher))
         return connections[-1]
 
     engine_server = await loop.create_unix_server(connect, str(folder / "engine-0.sock"))
     block.engines[0].phase = Phase.READY
-    pump = asyncio.create_task(_pump(executor, desk, block, connections))
+    pump = asyncio.create_task(_pump(executor, dispatcher, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
     tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    code, code_server = None, None
-    if config.code is not None:
-        code, code_server = await _run_code(folder, config, config.code, block)
-    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, code))
+    user_code, user_code_server = None, None
+    if config.user_code is not None:
+        user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
+    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, user_code))
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1
@@ -329,35 +338,36 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, config, loop, code))
+    started.append(Host(port, executor, block, config, loop, user_code))
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True
     await task
     pump.cancel()
     engine_server.close()
-    if code_server is not None:
-        code_server.close()
+    if user_code_server is not None:
+        user_code_server.close()
 
 
-async def _run_code(folder: Path, config: Config, code: CodeConfig, block: Block) -> tuple[CodeWorkers, asyncio.Server]:
-    """What a code worker does, on the loop; `djl_python` must be importable."""
-    functions = Functions(code.handler, code.output_formatter, code.input_formatter)
-    model = PythonModel(code.path, functions, code.properties, folder=config.model.path, name=config.model.name)
+async def _run_user_code(
+    folder: Path, config: Config, code: UserCodeConfig, block: Block
+) -> tuple[UserCodeWorkers, asyncio.Server]:
+    """What the process of user code does, on the loop; `djl_python` must be importable."""
+    model = UserCode(code, folder=config.model.path, name=config.model.name)
     record = block.formatters[0]
-    bench = worker.Bench(model, record)
+    thread = CodeThread(record)
     path = str(folder / "code-0.sock")
-    server = await asyncio.get_running_loop().create_unix_server(lambda: worker.FrontEnd(bench), path)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: UserCodeFrontEnd(model, thread), path)
     record.phase = Phase.READY
-    return CodeWorkers([path], [record]), server
+    return UserCodeWorkers([path], [record]), server
 
 
-async def _pump(executor: ScriptedExecutor, desk: Desk, block: Block, connections: list[FrontEnd]) -> None:
+async def _pump(executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEnd]) -> None:
     """What the engine worker's thread does, on the loop."""
     while True:
         block.engines[0].beat_s = time.monotonic()
         responses = await asyncio.to_thread(executor.await_responses, None, 0.05)
-        desk.deliver(responses)  # type: ignore[arg-type]
+        dispatcher.deliver(responses)  # type: ignore[arg-type]
         if executor.lost.is_set():
             block.engines[0].phase = Phase.LOST
             for connection in connections:

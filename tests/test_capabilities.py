@@ -80,7 +80,7 @@ def test_what_an_engine_lacks_is_refused_by_name(name: str) -> None:
     check_request(request(**NEEDS[name]), info())
     with pytest.raises(Unsupported, match=f"^{name} is not supported here: some-engine ") as caught:
         check_request(request(**NEEDS[name]), info(CAN_NOTHING))
-    assert caught.value.name == name
+    assert caught.value.field == name
 
 
 def test_a_plain_request_needs_nothing() -> None:

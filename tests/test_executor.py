@@ -151,3 +151,9 @@ def test_an_error_is_always_final_and_a_result_when_it_says_so() -> None:
     open_result, last_result = Response(1, result=Result([[2]])), Response(1, result=Result([[2]], is_final=True))
     assert (open_result.is_final, last_result.is_final, last_result.has_error()) == (False, True, False)
     assert last_result.error_msg == ""
+
+
+def test_an_error_names_its_field_first_and_can_be_sent_whatever_bytes_a_file_name_has() -> None:
+    error = ResponseError("must not be \udcff.json", ErrorKind.INVALID, "guide")
+    response = msgspec.msgpack.decode(msgspec.msgpack.encode(Response(1, error=error)), type=Response)
+    assert (response.error, response.error_msg) == (error, "guide must not be ?.json")

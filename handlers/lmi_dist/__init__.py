@@ -1,4 +1,4 @@
-"""The embedded executor: continuous batching of decoder-only checkpoints, on torch alone.
+"""The embedded executor: continuous batching of decoder-only checkpoints, with torch only.
 
     from handlers.lmi_dist import Executor
 

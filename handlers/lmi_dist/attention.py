@@ -1,9 +1,9 @@
-"""Attention of one step over the rows of the cache.
+"""Attention of one step over the slots of the cache.
 
-Decodes are answered in groups of neighbouring rows: one call over views of the rows, all padded to the longest, with
-a mask. The queries that share a key head are folded into the query length, so no key is repeated. Prompt pieces go
-one by one with a causal mask. A padded length comes from the `Grid`: lengths between which the kernel gives the same
-bits. Knows nothing of projections.
+Decodes are computed in groups of neighbouring slots: one call over views of the slots, all padded to the longest, with
+a mask. The queries that share a key head are folded into the query length, so no key is repeated. Prompt chunks are
+computed one by one with a causal mask. A padded length comes from the `Grid`: lengths between which the kernel gives
+the same bits. Knows nothing of projections.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from handlers.lmi_dist.kv_slots import KvRows, Span
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.kv_slots import KvSlots, Span
+from handlers.lmi_dist.plan import Chunk, Plan
 
 KEY_BLOCK = 512  # keys that torch's CPU kernel takes at a time; whole blocks never change each other's rounding
-# A group of rows is split where that saves more than the cost of one more call: bytes of keys and values read
+# A group of slots is split where that saves more than the cost of one more call: bytes of keys and values read
 # meanwhile.
 _SPLIT_BYTES = 400_000
 
@@ -48,26 +48,26 @@ def query_counts(group: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class RowGroup:
-    """Decodes of neighbouring rows, answered by one call. Row i of the span asks with token `first_query` + i."""
+class SlotGroup:
+    """Decodes of neighbouring slots, answered by one call. Slot i of the span asks with token `first_query` + i."""
 
     span: Span
-    mask: Tensor  # (rows, 1, 1, positions), 0 or -inf
+    mask: Tensor  # (slots, 1, 1, positions), 0 or -inf
     first_query: int
     first_token: int  # the tokens that get the answers
     num_tokens: int
-    queries: Tensor | None = None  # instead of first_query, where rows without a token lie between: (rows,)
-    answers: Tensor | None = None  # then the rows whose answer counts: (num_tokens,)
+    queries: Tensor | None = None  # instead of first_query, where slots without a token lie between: (slots,)
+    answers: Tensor | None = None  # then the slots whose answer counts: (num_tokens,)
 
     @property
-    def num_plain_rows(self) -> int:
-        """Rows of the span if row i is the query `first_query` + i, else 0."""
-        return self.span.last_row - self.span.first_row if self.queries is None else 0
+    def num_plain_slots(self) -> int:
+        """Slots of the span if slot i is the query `first_query` + i, else 0."""
+        return self.span.last_slot - self.span.first_slot if self.queries is None else 0
 
 
 @dataclass(slots=True)
-class PieceSpan:
-    """One prompt piece: its tokens and the keys that they may see."""
+class ChunkSpan:
+    """One prompt chunk: its tokens and the keys that they may see."""
 
     span: Span
     mask: Tensor | None  # (tokens, positions); None: plain causal from position 0
@@ -80,24 +80,24 @@ class View:
     """What the layers of one window size see in one step."""
 
     num_tokens: int
-    groups: list[RowGroup]
-    pieces: list[PieceSpan]
+    groups: list[SlotGroup]
+    chunks: list[ChunkSpan]
 
 
 @dataclass(frozen=True)
 class Attention:
     """Attention over `kv` with `group` queries for each key head, handed over padded to `grid.num_queries`.
 
-    With `is_paired` a call never holds a single row: alone, a row may round differently from the same row in a batch.
+    With `is_paired` no call has a single row: a row may round differently there than in a batch.
     """
 
-    kv: KvRows
+    kv: KvSlots
     grid: Grid
     group: int
     is_paired: bool
 
     def new_queries(self, num_rows: int) -> Tensor | None:
-        """Zeros to put padded queries in, or None where no padding is needed."""
+        """Zeros (num_rows, num_queries, kv_heads, head_dim) to put queries in, or None where no padding is needed."""
         if self.grid.num_queries == self.group:
             return None
         shape = (num_rows, self.grid.num_queries, self.kv.num_heads, self.kv.head_dim)
@@ -109,74 +109,77 @@ class Attention:
             self._group(plan.decodes[first:last], first, num_tokens, window)
             for first, last in self._split(plan.decodes)
         ]
-        pieces, first_token = [], len(plan.decodes)
-        for piece in plan.prefills:
-            pieces.append(self._piece(piece, first_token, window))
-            first_token += len(piece.token_ids)
-        return View(num_tokens, groups, pieces)
+        chunks, first_token = [], len(plan.decodes)
+        for chunk in plan.prefills:
+            chunks.append(self._chunk(chunk, first_token, window))
+            first_token += len(chunk.token_ids)
+        return View(num_tokens, groups, chunks)
 
-    def _split(self, decodes: Sequence[Piece]) -> list[tuple[int, int]]:
+    def _split(self, decodes: Sequence[Chunk]) -> list[tuple[int, int]]:
         """Cut the decodes where padding them together would read more than one more call costs."""
         spare_keys = _SPLIT_BYTES // self.kv.bytes_per_key
         cuts: list[int] = []
-        first_row = last_row = longest = 0
-        for index, piece in enumerate(decodes):
-            length = self.grid.length(piece.end)
-            together = (piece.row + 1 - first_row) * max(longest, length)
-            if not cuts or together > (last_row - first_row) * longest + length + spare_keys:
+        first_slot = last_slot = longest = 0
+        for index, chunk in enumerate(decodes):
+            length = self.grid.length(chunk.end)
+            together = (chunk.slot + 1 - first_slot) * max(longest, length)
+            if not cuts or together > (last_slot - first_slot) * longest + length + spare_keys:
                 cuts.append(index)
-                first_row, longest = piece.row, 0
-            last_row, longest = piece.row + 1, max(longest, length)
+                first_slot, longest = chunk.slot, 0
+            last_slot, longest = chunk.slot + 1, max(longest, length)
         return list(zip(cuts, [*cuts[1:], len(decodes)], strict=True)) if cuts else []
 
-    def _group(self, decodes: Sequence[Piece], first_token: int, num_tokens: int, window: int | None) -> RowGroup:
-        first_row, last_row, first_query = decodes[0].row, decodes[-1].row + 1, first_token
+    def _group(self, decodes: Sequence[Chunk], first_token: int, num_tokens: int, window: int | None) -> SlotGroup:
+        first_slot, last_slot, first_query = decodes[0].slot, decodes[-1].slot + 1, first_token
         if self.is_paired and len(decodes) == 1:  # a neighbour joins in; its answer is dropped
             if first_token + 1 < num_tokens:
-                last_row += 1
+                last_slot += 1
             else:
-                first_row, first_query = first_row - 1, first_query - 1
-        end = self.grid.length(max(piece.end for piece in decodes))
-        start = 0 if window is None else max(0, min(piece.end for piece in decodes) - window) // KEY_BLOCK * KEY_BLOCK
-        span = Span(first_row, last_row, start, end)
-        group = RowGroup(span, self._mask(span, decodes, window), first_query, first_token, len(decodes))
-        if len(decodes) > 1 and last_row - first_row > len(decodes):
-            tokens_of = {piece.row: first_token + index for index, piece in enumerate(decodes)}
-            queries = [tokens_of.get(row, first_token) for row in range(first_row, last_row)]
+                first_slot, first_query = first_slot - 1, first_query - 1
+        end = self.grid.length(max(chunk.end for chunk in decodes))
+        start = 0 if window is None else max(0, min(chunk.end for chunk in decodes) - window) // KEY_BLOCK * KEY_BLOCK
+        span = Span(first_slot, last_slot, start, end)
+        group = SlotGroup(span, self._mask(span, decodes, window), first_query, first_token, len(decodes))
+        if len(decodes) > 1 and last_slot - first_slot > len(decodes):
+            tokens_of = {chunk.slot: first_token + index for index, chunk in enumerate(decodes)}
+            queries = [tokens_of.get(slot, first_token) for slot in range(first_slot, last_slot)]
             group.queries = torch.tensor(queries, device=self.kv.device)
-            group.answers = torch.tensor([piece.row - first_row for piece in decodes], device=self.kv.device)
+            group.answers = torch.tensor([chunk.slot - first_slot for chunk in decodes], device=self.kv.device)
         return group
 
-    def _mask(self, span: Span, decodes: Sequence[Piece], window: int | None) -> Tensor:
-        """Row by row, what its one new token sees. Rows without a token see all: a row that sees nothing gives NaN."""
-        ends = dict.fromkeys(range(span.first_row, span.last_row), span.end)
-        ends.update((piece.row, piece.end) for piece in decodes)
+    def _mask(self, span: Span, decodes: Sequence[Chunk], window: int | None) -> Tensor:
+        """What the new token of each slot sees: (slots, 1, 1, positions).
+
+        Slots without a token see everything, because a slot that sees nothing gives NaN.
+        """
+        ends = dict.fromkeys(range(span.first_slot, span.last_slot), span.end)
+        ends.update((chunk.slot, chunk.end) for chunk in decodes)
         positions = torch.arange(span.start, span.end, device=self.kv.device)
-        ends_of_rows = torch.tensor(list(ends.values()), device=self.kv.device)[:, None]
-        is_hidden = positions >= ends_of_rows  # (rows, positions)
+        ends_of_slots = torch.tensor(list(ends.values()), device=self.kv.device)[:, None]
+        is_hidden = positions >= ends_of_slots  # (slots, positions)
         if window is not None:
-            firsts = {row: 0 for row in ends} | {piece.row: piece.end - window for piece in decodes}
+            firsts = {slot: 0 for slot in ends} | {chunk.slot: chunk.end - window for chunk in decodes}
             is_hidden |= positions < torch.tensor(list(firsts.values()), device=self.kv.device)[:, None]
         mask = torch.zeros(is_hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
         return mask.masked_fill_(is_hidden, -math.inf)[:, None, None]
 
-    def _piece(self, piece: Piece, first_token: int, window: int | None) -> PieceSpan:
-        start = 0 if window is None else max(0, piece.start + 1 - window) // KEY_BLOCK * KEY_BLOCK
-        span = Span(piece.row, piece.row + 1, start, piece.end)
-        last_token = first_token + len(piece.token_ids)
-        if piece.start == 0 and (window is None or window >= piece.end):
-            return PieceSpan(span, None, first_token, last_token)
-        keys = torch.arange(start, piece.end, device=self.kv.device)
-        queries = torch.arange(piece.start, piece.end, device=self.kv.device)[:, None]
+    def _chunk(self, chunk: Chunk, first_token: int, window: int | None) -> ChunkSpan:
+        start = 0 if window is None else max(0, chunk.start + 1 - window) // KEY_BLOCK * KEY_BLOCK
+        span = Span(chunk.slot, chunk.slot + 1, start, chunk.end)
+        last_token = first_token + len(chunk.token_ids)
+        if chunk.start == 0 and (window is None or window >= chunk.end):
+            return ChunkSpan(span, None, first_token, last_token)
+        keys = torch.arange(start, chunk.end, device=self.kv.device)
+        queries = torch.arange(chunk.start, chunk.end, device=self.kv.device)[:, None]
         is_hidden = keys > queries  # (tokens, positions)
         if window is not None:
             is_hidden |= keys <= queries - window
         mask = torch.zeros(is_hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
-        return PieceSpan(span, mask.masked_fill_(is_hidden, -math.inf), first_token, last_token)
+        return ChunkSpan(span, mask.masked_fill_(is_hidden, -math.inf), first_token, last_token)
 
     def __call__(self, layer: int, query: Tensor, view: View, scale: float, softcap: float | None = None) -> Tensor:
         """(tokens, num_queries, kv_heads, head_dim) to (tokens, group * kv_heads * head_dim)."""
-        if len(view.groups) == 1 and view.groups[0].num_plain_rows == view.num_tokens and not view.pieces:
+        if len(view.groups) == 1 and view.groups[0].num_plain_slots == view.num_tokens and not view.chunks:
             return self._decode(layer, query, view.groups[0], scale, softcap).flatten(1)
         output = query.new_zeros(query.shape[0], self.group, *query.shape[2:])
         for group in view.groups:
@@ -187,27 +190,27 @@ class Attention:
                 offset = group.first_token - group.first_query
                 answer = answer[offset : offset + group.num_tokens]
             output[group.first_token : group.first_token + group.num_tokens] = answer
-        for piece in view.pieces:
-            output[piece.first_token : piece.last_token] = self._prefill(layer, query, piece, scale, softcap)
+        for chunk in view.chunks:
+            output[chunk.first_token : chunk.last_token] = self._prefill(layer, query, chunk, scale, softcap)
         return output.flatten(1)
 
-    def _decode(self, layer: int, query: Tensor, group: RowGroup, scale: float, softcap: float | None) -> Tensor:
-        """The answers of all rows of a group: (rows, group, kv_heads, head_dim)."""
+    def _decode(self, layer: int, query: Tensor, group: SlotGroup, scale: float, softcap: float | None) -> Tensor:
+        """The answers of all slots of a group: (slots, group, kv_heads, head_dim)."""
         keys, values = self.kv.read(layer, group.span)
         if group.queries is None:
             query = query[group.first_query : group.first_query + keys.shape[0]]
         else:
             query = query.index_select(0, group.queries)
-        query = query.transpose(1, 2)  # (rows, kv_heads, queries, head_dim)
+        query = query.transpose(1, 2)  # (slots, kv_heads, queries, head_dim)
         answer = _attend(query, keys, values, group.mask, scale, softcap)
         return answer.transpose(1, 2)[:, : self.group]
 
-    def _prefill(self, layer: int, query: Tensor, piece: PieceSpan, scale: float, softcap: float | None) -> Tensor:
-        """One piece, its query groups as a batch over the same keys: (tokens, group, kv_heads, head_dim)."""
-        keys, values = self.kv.read(layer, piece.span)
-        query = query[piece.first_token : piece.last_token, : self.group].permute(1, 2, 0, 3)
+    def _prefill(self, layer: int, query: Tensor, chunk: ChunkSpan, scale: float, softcap: float | None) -> Tensor:
+        """One chunk, its query groups as a batch over the same keys: (tokens, group, kv_heads, head_dim)."""
+        keys, values = self.kv.read(layer, chunk.span)
+        query = query[chunk.first_token : chunk.last_token, : self.group].permute(1, 2, 0, 3)
         keys, values = keys.expand(self.group, -1, -1, -1), values.expand(self.group, -1, -1, -1)
-        return _attend(query, keys, values, piece.mask, scale, softcap).permute(2, 0, 1, 3)
+        return _attend(query, keys, values, chunk.mask, scale, softcap).permute(2, 0, 1, 3)
 
 
 def _attend(

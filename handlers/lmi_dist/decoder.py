@@ -2,39 +2,26 @@
 
 Projections of query, key and value are fused, heads are stored as (group, kv_head) so that the queries of one
 key head fold into one attention call without a copy, and weights are packed. All tokens of a step, decodes and prompt
-pieces, go through one matrix of rows. Knows nothing of requests or scheduling.
+chunks, go through one matrix of rows. Knows nothing of requests or scheduling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from handlers.lmi_dist.attention import Attention, View
-from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, turn
+from handlers.lmi_dist.attention import Attention
+from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, rotate
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.linear import Linear, LinearBuilder
+from handlers.lmi_dist.model import Step
 from handlers.lmi_dist.rotary import Rotary
 from handlers.lmi_dist.weights import Checkpoint
 
 Norm = Callable[[Tensor], Tensor]
-
-
-@dataclass(slots=True)
-class Step:
-    """The tensors of one step. Rows past `num_tokens` are padding and leave no keys and values."""
-
-    token_ids: Tensor  # (rows,)
-    positions: Tensor  # (rows,)
-    num_tokens: int
-    slots: Tensor  # where keys and values go, see KvRows.slots
-    views: Mapping[int | None, View]  # by window
-    wanted: Tensor  # rows whose logits are asked for
-    queries: Tensor | None  # zeros (rows, padded group, kv_heads, head_dim) to put queries in, where a group is padded
 
 
 class Decoder:
@@ -52,13 +39,13 @@ class Decoder:
         self.architecture = architecture
         self.embedding, head = reader.embedding_and_head()
         self.positions = reader.positions()
-        self.turns = {
+        self.rotations = {
             rotary: rotary.table(max_length, architecture.head_dim, build.device)[:, None, None]
             for rotary in set(architecture.rotaries)
             if rotary is not None
         }
         self.layers = [Layer(reader, index, attention) for index in range(architecture.num_layers)]
-        self.norm = reader.norm("norm") if "norm" in architecture.names else None
+        self.norm = reader.norm("norm")
         self.head = build(head, reader.head_bias())
 
     def kinds(self) -> list[Layer]:
@@ -72,13 +59,10 @@ class Decoder:
             x = x * self.architecture.embedding_scale
         if self.positions is not None:
             x = x + self.positions.index_select(0, step.positions)
-        turns = {rotary: table.index_select(0, step.positions) for rotary, table in self.turns.items()}
+        rotations = {rotary: table.index_select(0, step.positions) for rotary, table in self.rotations.items()}
         for layer in layers or self.layers:
-            x = layer(x, step, turns)
-        x = x.index_select(0, step.wanted)
-        if self.norm is not None:
-            x = self.norm(x)
-        logits = self.head(x).float()
+            x = layer(x, step, rotations)
+        logits = self.head(self.norm(x.index_select(0, step.wanted))).float()  # (num_wanted, vocab_size)
         cap = self.architecture.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -91,11 +75,13 @@ class RmsNorm:
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
+        """`weight` is (num_channels,), or (group + 1, 1, head_dim) for the norms of heads."""
         num_channels = weight.shape[-1]
         self.weight, self.eps = weight, eps
         self._scaled_weight, self._sum_eps = weight * num_channels**0.5, eps * num_channels
 
     def __call__(self, x: Tensor) -> Tensor:
+        """(…, num_channels) to the same shape."""
         if x.dtype != torch.float32:
             return functional.rms_norm(x, x.shape[-1:], None, self.eps) * self.weight
         scale = (x * x).sum(-1, keepdim=True).add_(self._sum_eps).rsqrt_()
@@ -118,41 +104,43 @@ class Layer:
         self.is_gated, self.activation = a.is_gated, ACTIVATIONS[a.activation]
         self.up, self.down = reader.feed_forward(index)
         self.input_norm = reader.norm("input_norm", index)
-        self.post_attention_norm = reader.norm_if_any("post_attention_norm", index)
-        self.mlp_norm = reader.norm_if_any("mlp_norm", index)
-        self.post_mlp_norm = reader.norm_if_any("post_mlp_norm", index)
+        self.post_attention_norm = reader.norm("post_attention_norm", index)
+        self.mlp_norm = reader.norm("mlp_norm", index)
+        self.post_mlp_norm = reader.norm("post_mlp_norm", index)
 
-    def __call__(self, x: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, rotations: Mapping[Rotary, Tensor]) -> Tensor:
+        """(rows, hidden_size) to the same shape; each of `rotations` is (rows, 1, 1, head_dim / 2)."""
         if self.is_parallel:
             h = self.input_norm(x)
-            return self.o(self._attend(h, step, turns)).add_(self.down(self._expand(h))).add_(x)
+            return self.o(self._attend(h, step, rotations)).add_(self.down(self._expand(h))).add_(x)
         if self.is_post_norm:
-            x = self.input_norm(self.o(self._attend(x, step, turns)).add_(x))
+            x = self.input_norm(self.o(self._attend(x, step, rotations)).add_(x))
             return self.mlp_norm(self.down(self._expand(x)).add_(x))
-        h = self.o(self._attend(self.input_norm(x), step, turns))
-        x = (h if self.post_attention_norm is None else self.post_attention_norm(h)).add_(x)
+        h = self.o(self._attend(self.input_norm(x), step, rotations))
+        x = self.post_attention_norm(h).add_(x)
         h = self.down(self._expand(self.mlp_norm(x)))
-        return (h if self.post_mlp_norm is None else self.post_mlp_norm(h)).add_(x)
+        return self.post_mlp_norm(h).add_(x)
 
     def _expand(self, h: Tensor) -> Tensor:
+        """(rows, hidden_size) to (rows, intermediate_size)."""
         h = self.up(h)
         return gate(h, self.activation) if self.is_gated else h
 
-    def _attend(self, h: Tensor, step: Step, turns: Mapping[Rotary, Tensor]) -> Tensor:
+    def _attend(self, h: Tensor, step: Step, rotations: Mapping[Rotary, Tensor]) -> Tensor:
         """(rows, hidden_size) to (rows, num_heads * head_dim)."""
         group, num_kv_heads, head_dim = self.group, self.num_kv_heads, self.head_dim
         heads = self.qkv(h).view(len(h), group + 2, num_kv_heads, head_dim)  # queries, then keys, then values
-        turned, values = heads[:, : group + 1], heads[:, group + 1 :]
+        rotated, values = heads[:, : group + 1], heads[:, group + 1 :]
         if self.head_norms is not None:
-            turned = self.head_norms(turned)
+            rotated = self.head_norms(rotated)
         if self.rotary is not None:
-            turned = turn(turned, turns[self.rotary])
-        if turned.data_ptr() == heads.data_ptr():
+            rotated = rotate(rotated, rotations[self.rotary])
+        if rotated.data_ptr() == heads.data_ptr():
             keys_values = heads[: step.num_tokens, group:]
         else:
-            keys_values = torch.cat((turned[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
-        self.attention.kv.write(self.index, step.slots, keys_values.reshape(-1, head_dim))
-        queries = turned[:, :group]
+            keys_values = torch.cat((rotated[: step.num_tokens, group:], values[: step.num_tokens]), dim=1)
+        self.attention.kv.write(self.index, step.cells, keys_values.reshape(-1, head_dim))
+        queries = rotated[:, :group]
         if step.queries is not None:
             step.queries[:, :group] = queries
             queries = step.queries
@@ -182,9 +170,11 @@ class _Reader:
         return table @ into.t(), head @ out
 
     def head_bias(self) -> Tensor | None:
+        """(vocab_size,)."""
         return self._bias("head", None, self.architecture.vocab_size)
 
     def positions(self) -> Tensor | None:
+        """The table of learned positions, (context_length, hidden_size), where the family has one."""
         a = self.architecture
         if "positions" not in a.names:
             return None
@@ -207,7 +197,10 @@ class _Reader:
         return self._build(*_join(ordered))
 
     def _order(self, part: Tensor, index: int, layer: int) -> Tensor:
-        """Rows of the query (0), key (1) or value (2) projection, as the step wants them."""
+        """Rows of the query (0), key (1) or value (2) projection, in the order that the step needs.
+
+        `part` is a weight (heads * head_dim, hidden_size) or a bias (heads * head_dim,).
+        """
         a, rest = self.architecture, part.shape[1:]
         heads = part.view(a.num_kv_heads, -1, a.head_dim, *rest).transpose(0, 1)  # (group, kv_head, channel, ...)
         if index < 2 and (rotary := a.rotaries[layer]) is not None:
@@ -246,10 +239,10 @@ class _Reader:
             up = self._build(*self._linear("up", layer, a.intermediate_size, a.hidden_size), a.activation)
         return up, self._build(*self._linear("down", layer, a.hidden_size, a.intermediate_size))
 
-    def norm_if_any(self, name: str, layer: int) -> Norm | None:
-        return self.norm(name, layer) if name in self.architecture.names else None
-
     def norm(self, name: str, layer: int | None = None) -> Norm:
+        """The norm of that name; a family without it leaves the tensor as it is."""
+        if name not in self.architecture.names:
+            return _unchanged
         a, shape = self.architecture, (self.architecture.hidden_size,)
         weight = self._vector(name, layer, *shape) + a.norm_offset
         if a.norm == "rms":
@@ -258,19 +251,23 @@ class _Reader:
         return lambda x: functional.layer_norm(x, shape, weight, bias, a.norm_eps)
 
     def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor | None]:
+        """The weight (num_out, num_in) and the bias (num_out,), where there is one."""
         is_transposed = self.architecture.is_transposed
         weight = self._matrix(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
         return weight.t() if is_transposed else weight, self._bias(name, layer, num_out)
 
     def _bias(self, name: str, layer: int | None, size: int) -> Tensor | None:
+        """(size,)."""
         if name not in self.architecture.biases:
             return None
         return self._take(self._path(name, layer) + ".bias", (size,))
 
     def _vector(self, name: str, layer: int | None, size: int) -> Tensor:
+        """(size,)."""
         return self._take(self._path(name, layer) + ".weight", (size,))
 
     def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Tensor:
+        """The weight, which must have this shape."""
         return self._take(self._path(name, layer) + ".weight", shape)
 
     def _path(self, name: str, layer: int | None) -> str:
@@ -281,7 +278,12 @@ class _Reader:
         return self._checkpoint.take(name, shape, self._build.dtype).to(self._build.device)
 
 
+def _unchanged(x: Tensor) -> Tensor:
+    """Any shape."""
+    return x
+
+
 def _join(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Several linears of the same input as one: weights and biases under each other."""
+    """Several linears of the same input as one: weights (sum of num_out, num_in), biases (sum of num_out,)."""
     weights, biases = zip(*parts, strict=True)
     return torch.cat(weights), None if biases[0] is None else torch.cat(biases)

@@ -1,9 +1,9 @@
 """Element-wise work whose bits do not depend on how many rows are done together.
 
-From some number of elements on, torch cuts an element-wise call over threads wherever the count falls, in the middle
-of a row and of a vector; and the last elements of a piece, done one by one, round differently from those of a vector
-(the exponential, the complex product). So larger calls are cut here, between rows. Within a row every element then
-meets the same code, since none of these tensors is contiguous over rows.
+From some number of elements on, torch divides an element-wise call between threads wherever the count falls, in the
+middle of a row and of a vector; and the last elements of a share, computed one by one, round differently from those of
+a vector (the exponential, the complex product). So larger calls are cut here, between rows. Within a row every element
+then meets the same code, since none of these tensors is contiguous over rows.
 """
 
 from __future__ import annotations
@@ -36,28 +36,35 @@ def gate(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     return output
 
 
-def turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of channels of (rows, heads, kv_heads, head_dim): in place for float32."""
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """Rotate neighbouring pairs of channels of (rows, heads, kv_heads, head_dim), in place for float32.
+
+    `rotations` are complex numbers (rows, 1, 1, head_dim / 2).
+    """
     if x.dtype != torch.float32:
         pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+        return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
     pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
     width = pairs[0].numel()
     if _must_be_cut(x, width):
         num_rows = max(1, (_GRAIN - 1) // width)
-        for part, part_turns in zip(pairs.split(num_rows), turns.split(num_rows), strict=True):
-            part *= part_turns
+        for part, part_rotations in zip(pairs.split(num_rows), rotations.split(num_rows), strict=True):
+            part *= part_rotations
     else:
-        pairs *= turns
+        pairs *= rotations
     return x
 
 
 def _must_be_cut(x: Tensor, width: int) -> bool:
+    """Whether torch would divide `x` (rows, …), with `width` elements a row, between threads."""
     return len(x) * width >= _GRAIN and x.device.type == "cpu" and torch.get_num_threads() > 1
 
 
 def _slices(x: Tensor, width: int) -> Iterator[slice]:
-    """Rows in equal slices, the last one overlapping: a lone row left over would be contiguous and take another way."""
+    """The rows of `x` (rows, …) in equal slices, the last one overlapping.
+
+    A single row left over would be contiguous and meet other code.
+    """
     num_rows = max(1, (_GRAIN - 1) // width)
     for first in range(0, len(x), num_rows):
         first = min(first, max(0, len(x) - num_rows))

@@ -1,7 +1,7 @@
 """The embedded executor: schedule, run, sample, finish.
 
-Everything around the step (queue, cancel, deadlines, answers, statistics) is `SteppedExecutor`; which tokens are
-computed is the scheduler's choice; tensors begin in the model runner and end in the sampler.
+`SteppedExecutor` does everything around the step: queue, cancel, deadlines, responses, statistics. The scheduler
+chooses which tokens are computed. Tensors begin in the model runner and end in the sampler.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from handlers.base.cache_budget import default_budget
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
-from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache, default_budget
-from handlers.lmi_dist.plan import Piece, Plan
-from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS, Sampler
-from handlers.lmi_dist.scheduler import PIECE_LENGTH, Batch, Scheduler
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
+from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache
+from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS, prompt_log_probs
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.sampler import Sampler
+from handlers.lmi_dist.scheduler import Batch, Scheduler
+from lmi.errors import cause_line
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
-from lmi.settings.config import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS, EngineConfig
+from lmi.settings.config import EngineConfig
 from lmi.shared import processes
 
 log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What runs the model; `model_runner.ModelRunner` is the real one."""
+    """Runs the model. `model_runner.ModelRunner` is the real one; tests have one without weights."""
 
     vocab_size: int
     context_length: int
@@ -38,20 +42,20 @@ class Runner(Protocol):
     is_batch_invariant: bool
 
     def forward(self, plan: Plan) -> Tensor:
-        """Logits (num_logits, vocab) float32: pieces in order, the wanted positions of each in order."""
+        """Logits (num_logits, vocab) float32: chunks in order, the wanted positions of each in order."""
 
-    def copy(self, row: int, to_rows: list[int], num_tokens: int) -> None:
-        """Give other rows the keys and values of the first `num_tokens` of a row."""
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
+        """Give other slots the keys and values of the first `num_tokens` of a slot."""
 
-    def release(self, row: int) -> None:
-        """The row's keys and values are not needed any more."""
+    def release(self, slot: int) -> None:
+        """The slot's keys and values are not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How many sequences run, how long one may be, and how many tokens the cache holds in all."""
 
-    num_rows: int
+    num_slots: int
     max_length: int
     num_cache_tokens: int
 
@@ -74,10 +78,10 @@ class Executor(SteppedExecutor):
             self._runner, limits = _load(os.fspath(model), config, progress)
         else:
             self._runner, limits = model, choose_limits(config, model.context_length, token_bytes=1)
-        self._cache = KvCache(limits.num_cache_tokens // TOKENS_PER_BLOCK, limits.num_rows, self._release)
+        self._cache = KvCache(limits.num_cache_tokens // TOKENS_PER_BLOCK, limits.num_slots, self._release)
         self._scheduler = Scheduler(
             self._cache,
-            max_num_sequences=limits.num_rows,
+            max_num_sequences=limits.num_slots,
             max_prefill_tokens=config.max_prefill_tokens or MAX_PREFILL_TOKENS,
         )
         self._sampler = Sampler(self._runner.vocab_size, self._runner.device)
@@ -115,38 +119,39 @@ class Executor(SteppedExecutor):
             touched = [_fail_largest(batch, error)]
         return Step(
             touched,
-            num_context_tokens=sum(len(piece.token_ids) for piece in batch.plan.prefills),
+            num_context_tokens=sum(len(chunk.token_ids) for chunk in batch.plan.prefills),
             num_generation_tokens=len(batch.plan.decodes),
             num_preemptions=batch.num_preemptions,
         )
 
     def _copy_prompts(self, batch: Batch) -> None:
         for leader, followers in batch.followers.items():
-            rows = [one.row for one in followers if one.row is not None]
-            if leader.row is not None and rows:
-                self._runner.copy(leader.row, rows, leader.num_prefill)
+            slots = [one.slot for one in followers if one.slot is not None]
+            if leader.slot is not None and slots:
+                self._runner.copy(leader.slot, slots, leader.num_prefill)
 
     def _advance(self, batch: Batch, logits: Tensor) -> list[Sequence]:
-        """Give each sequence what the step computed for it; returns those with a new token or an error.
+        """Give each sequence what the step computed for it: `logits` (num_logits, vocab).
 
-        Nothing moves before everything is computed, so that a step that ran out of memory can be repeated.
+        Returns the sequences with a new token or an error. No sequence changes before everything is computed, so that a
+        step that ran out of memory can be repeated.
         """
-        pairs = list(zip(batch.plan.pieces, batch.sequences, strict=True))
+        pairs = list(zip(batch.plan.chunks, batch.sequences, strict=True))
         failed, sampled, rows, end = [], [], [], 0
-        for piece, sequence in pairs:
-            start, end = end, end + piece.num_logits
-            if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, piece, logits[start:end]):
+        for chunk, sequence in pairs:
+            start, end = end, end + chunk.num_logits
+            if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, chunk, logits[start:end]):
                 failed.append(sequence)
-            elif piece.end == sequence.num_tokens:
+            elif chunk.end == sequence.num_tokens:
                 drawing = [sequence, *batch.followers.get(sequence, ())]
                 sampled += drawing
                 rows += [end - 1] * len(drawing)
         if rows != list(range(len(logits))):
             logits = logits[rows]  # (num_sampled, vocab)
         draws = self._sampler.sample(logits, sampled) if sampled else []
-        for piece, sequence in pairs:
+        for chunk, sequence in pairs:
             for one in (sequence, *batch.followers.get(sequence, ())):
-                one.num_computed = piece.end
+                one.num_computed = chunk.end
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
         for sequence, draw in zip(sampled, draws, strict=True):
@@ -156,15 +161,18 @@ class Executor(SteppedExecutor):
                 sequence.append(*draw)
         return failed + sampled
 
-    def _note_prompt(self, sequence: Sequence, piece: Piece, logits: Tensor) -> bool:
-        """Log-probs of the prompt's tokens after each position of the piece; False if they are not numbers."""
-        next_ids = sequence.token_ids[piece.start + 1 : min(piece.end + 1, sequence.num_prompt_tokens)]
+    def _note_prompt(self, sequence: Sequence, chunk: Chunk, logits: Tensor) -> bool:
+        """Keep the log-probs of the prompt tokens that follow each position of the chunk.
+
+        `logits` is (chunk length, vocab). Returns False if they are not numbers.
+        """
+        next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
         num_top = sequence.request.output_config.num_prompt_log_probs or 0
-        log_probs = self._sampler.prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
+        log_probs = prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
         if log_probs is None:
             return False
-        known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing stands before the first token
-        sequence.prompt_log_probs = known[: piece.start + 1] + log_probs
+        known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing comes before the first token
+        sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
         return True
 
     def _kv_cache_stats(self) -> KvCacheStats:
@@ -175,8 +183,8 @@ class Executor(SteppedExecutor):
             tokens_per_block=TOKENS_PER_BLOCK,
         )
 
-    def _release(self, row: int) -> None:
-        self._runner.release(row)
+    def _release(self, slot: int) -> None:
+        self._runner.release(slot)
 
     def _close(self) -> None:
         del self._runner, self._sampler
@@ -190,9 +198,10 @@ def choose_limits(
     memory_bytes: int | None = None,
     is_lazy: bool = True,
 ) -> Limits:
-    """`token_bytes`: keys and values of one token. `is_lazy`: a row costs memory only where it was written.
+    """How much of the configuration the model and the memory allow.
 
-    A sequence is never longer than the whole cache: what the cache cannot hold would wait for ever.
+    `token_bytes` is the size of the keys and values of one token. `is_lazy` says that a slot costs memory only where it
+    was written. A sequence is never longer than the whole cache: one that the cache cannot hold would wait for ever.
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
     if max_length < (config.max_sequence_length or 0):
@@ -201,9 +210,9 @@ def choose_limits(
             config.max_sequence_length,
             context_length,
         )
-    num_rows = config.max_num_sequences or MAX_NUM_SEQUENCES
+    num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = memory_bytes or processes.memory_bytes()
-    budget = config.max_kv_cache_tokens or default_budget(num_rows, max_length, token_bytes, memory_bytes)
+    budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
     num_cache_tokens = max(budget // TOKENS_PER_BLOCK, 1) * TOKENS_PER_BLOCK
     if num_cache_tokens < max_length:
         log.warning(
@@ -213,30 +222,27 @@ def choose_limits(
         )
         max_length = num_cache_tokens
     if not is_lazy:
-        num_rows = max(1, min(num_rows, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
-    return Limits(num_rows, max_length, num_cache_tokens)
+        num_slots = max(1, min(num_slots, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
+    return Limits(num_slots, max_length, num_cache_tokens)
 
 
 def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.model_runner import ModelRunner, choose_device, kv_bytes_per_token
+    from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.placement import choose_placement
     from handlers.lmi_dist.weights import read_facts
 
-    is_cuda = choose_device(config).type == "cuda"
+    facts = read_facts(path)
+    placement = choose_placement(config, facts.dtype)
+    is_cuda = placement.device.type == "cuda"
     limits = choose_limits(
         config,
-        read_facts(path).context_length,
-        token_bytes=kv_bytes_per_token(path, config),
+        facts.context_length,
+        token_bytes=facts.kv_bytes_per_token(placement.dtype),
         memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
         is_lazy=not is_cuda,
     )
     runner = ModelRunner(
-        path,
-        config,
-        num_rows=limits.num_rows,
-        max_length=limits.max_length,
-        piece_length=PIECE_LENGTH,
-        allow_pickle=config.allow_pickle,
-        progress=progress,
+        facts, placement, config, num_slots=limits.num_slots, max_length=limits.max_length, progress=progress
     )
     return runner, limits
 
@@ -246,7 +252,7 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
         name="lmi-dist",
         vocab_size=runner.vocab_size,
         max_sequence_length=limits.max_length,
-        max_num_sequences=limits.num_rows,
+        max_num_sequences=limits.num_slots,
         dtype=runner.dtype,
         device=runner.device,
         max_kv_cache_tokens=limits.num_cache_tokens,
@@ -264,21 +270,21 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """The host's allocator of torch raises a plain RuntimeError."""
+    """On the host, torch's allocator raises a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _fail_largest(batch: Batch, error: Exception) -> Sequence:
-    """End the sequence that asked most of the step: a prompt before a decode, the longer before the shorter.
+    """Fail the sequence that needs most memory: a prompt before a decode, a longer one before a shorter one.
 
-    The others have not moved; they repeat the step.
+    The others have not changed; they repeat the step.
     """
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     start = len(batch.plan.decodes) if batch.plan.prefills else 0
-    pieces = list(zip(batch.plan.pieces, batch.sequences, strict=True))[start:]
-    _, sequence = max(pieces, key=lambda pair: (pair[0].num_logits, pair[0].end))
-    sequence.fail(f"out of memory: {str(error).splitlines()[0]}", ErrorKind.OUT_OF_MEMORY)
+    chunks = list(zip(batch.plan.chunks, batch.sequences, strict=True))[start:]
+    _, sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))
+    sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence

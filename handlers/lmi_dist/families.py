@@ -1,7 +1,7 @@
 """What each family of decoders looks like: one small table of tensor names and a few switches for each.
 
 `describe` turns a transformers configuration into an `Architecture`, or None for a model that the generic decoder
-does not know; that one runs through `hf_fallback`. Which parts a layer has is said by the names in its table: a
+does not know; that one runs through `hf_fallback`. The names in its table say which parts a layer has: a
 family with `q_norm` normalises its queries, one with `gate_up` has a fused gate. Nothing here loads a weight.
 """
 
@@ -115,7 +115,7 @@ class Architecture:
     final_softcap: float | None = None  # of logits
     is_tied: bool = False
     is_parallel: bool = False  # attention and feed-forward read the same input and are added together
-    is_post_norm: bool = False  # norms stand after the residual sum instead of before the block
+    is_post_norm: bool = False  # norms follow the residual sum instead of preceding the block
     is_transposed: bool = False  # linears are stored (in, out)
 
     @property
@@ -175,7 +175,7 @@ def _qwen3(config: Any) -> Architecture | None:
 
 
 def _mistral(config: Any) -> Architecture | None:
-    """Its window holds in every layer; so does that of Phi-3."""
+    """Every layer has the window, as in Phi-3."""
     return _llama(config, windows=(config.sliding_window,) * config.num_hidden_layers)
 
 

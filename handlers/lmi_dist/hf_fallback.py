@@ -1,32 +1,33 @@
-"""Any other decoder: the modules of transformers around our rows of keys and values.
+"""Any other decoder: the modules of transformers around our slots of keys and values.
 
-transformers lets a model call an attention function by name; ours writes to the cache rows and answers from them, so
-the modules see one long ragged "sequence" and keep no cache of their own. Linears are swapped for packed ones. A
-model that keeps its past elsewhere, or whose attention wants more than this function knows, is found out at load: a
-few tokens, step by step, must give the logits of the untouched model.
+transformers lets a model call an attention function by name. Ours writes to the cache slots and reads from them, so the
+modules see one long ragged "sequence" and keep no cache. Linears are replaced by packed ones. A check at load finds a
+model that keeps its past elsewhere, or whose attention needs more than this function knows: a few tokens, step by step,
+must give the logits of the untouched model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.decoder import Step
 from handlers.lmi_dist.linear import Linear, LinearBuilder
-from handlers.lmi_dist.plan import Piece, Plan
-from handlers.lmi_dist.weights import one_line
-from lmi.errors import ModelUnusable
+from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.weights import ModelFacts
+from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
-_NAME = "lmi_rows"
+_NAME = "lmi_slots"
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
-_OWNER = "lmi_owner"  # attribute of an attention module: the model whose step it serves
+_SITE = "lmi_site"  # the attribute of an attention module that holds its _Site
 
 
 class HuggingFaceModel:
@@ -34,42 +35,48 @@ class HuggingFaceModel:
 
     def __init__(
         self,
-        path: str,
-        config: PretrainedConfig,
+        facts: ModelFacts,
         build: LinearBuilder,
         attention: Attention,
         progress: Progress,
     ) -> None:
+        config = facts.config
         self.attention = attention
-        self.step: Step | None = None
-        self._name = config.architectures[0]
+        self._step: Step | None = None
+        self._name = facts.name
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
         if self._layer_types and not set(self._layer_types) <= {"full_attention", "sliding_attention"}:
-            raise ModelUnusable(f"{path}: {self._name} has layers of a kind that is not supported")
+            raise ModelUnusable(f"{facts.path}: {self._name} has layers of a kind that is not supported")
         AttentionInterface.register(_NAME, _attend)
         transformers_logging.disable_progress_bar()
         progress("weights", 0.0)
-        self._model = _load(path, config, build)
+        self._model = _load(facts, build)
         progress("weights", 1.0)
         for module in self._model.modules():
-            if hasattr(module, "layer_idx"):
-                setattr(module, _OWNER, self)
+            if isinstance(layer := getattr(module, "layer_idx", None), int):
+                setattr(module, _SITE, _Site(self, layer))
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
 
     def __call__(self, step: Step) -> Tensor:
-        self.step = step
+        self._step = step
         output = self._model(
             input_ids=step.token_ids[None],
             position_ids=step.positions[None],
             use_cache=False,
             logits_to_keep=step.wanted,
         )
-        return output.logits[0].float()
+        logits: Tensor = output.logits[0]  # (num_wanted, vocab_size)
+        return logits.float()
+
+    @property
+    def step(self) -> Step:
+        assert self._step is not None, "attention is asked for outside of a step"
+        return self._step
 
     def window(self, layer: int, given: int | None) -> int | None:
-        """The window of a layer: the configuration's word counts where it has one, else what the module said."""
+        """The window of a layer: the one of the configuration where it has one, else the one that the module gave."""
         if self._layer_types is None:
             return given
         return self._window if self._layer_types[layer] == "sliding_attention" else None
@@ -79,39 +86,57 @@ class HuggingFaceModel:
         _swap_linears(self._model, build)
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
-        """Compare a prompt piece and three decodes in row 0 with the untouched model."""
-        pieces = [Piece(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
-        plans = [Plan([], [Piece(0, 0, self._token_ids[:6], 6)])] + [Plan([piece], []) for piece in pieces]
+        """Compare a prompt chunk and three decodes in slot 0 with the untouched model.
+
+        `forward` gives logits (num_logits, vocab_size).
+        """
+        chunks = [Chunk(0, index, [self._token_ids[index]]) for index in (6, 7, 8)]
+        plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [Plan([chunk], []) for chunk in chunks]
         try:
             logits = torch.cat([forward(plan) for plan in plans])
-        except Exception as error:  # foreign code fed in a way that its author may not have thought of
-            raise ModelUnusable(f"{self._name} does not run on rows of keys and values: {error!r:.200}") from error
+        except Exception as error:  # foreign code, used in a way that its author may not have foreseen
+            raise ModelUnusable(f"{self._name} does not run on slots of keys and values: {error!r:.200}") from error
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise ModelUnusable(f"{self._name} does more than attend to keys and values, so it is not supported")
 
     def _untouched_logits(self) -> Tensor:
+        """(num_token_ids, vocab_size)."""
         ids = torch.tensor([self._token_ids], device=self._model.device)
         try:
             self._model.set_attn_implementation("eager")
-            logits = self._model(input_ids=ids, use_cache=False).logits[0].float()
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
             self._model.set_attn_implementation(_NAME)
         except Exception as error:
             raise ModelUnusable(f"{self._name} cannot be run: {error!r:.200}") from error
         return logits
 
 
-def _load(path: str, config: PretrainedConfig, build: LinearBuilder) -> nn.Module:
-    name = config.architectures[0]
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where an attention module is: the model whose step it serves, and its layer."""
+
+    model: HuggingFaceModel
+    layer: int
+
+
+def _load(facts: ModelFacts, build: LinearBuilder) -> PreTrainedModel:
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=build.dtype, attn_implementation=_NAME, local_files_only=True, output_loading_info=True
+        loaded = AutoModelForCausalLM.from_pretrained(
+            facts.path,
+            config=facts.config,
+            dtype=build.dtype,
+            attn_implementation=_NAME,
+            local_files_only=True,
+            output_loading_info=True,
         )
-    except Exception as error:  # transformers raises a type of its own choice for each obstacle
-        raise ModelUnusable(f"{path}: {name} cannot be loaded: {one_line(error)}") from error
+    except Exception as error:  # transformers raises a different type for each obstacle
+        raise ModelUnusable(f"{facts.path}: {facts.name} cannot be loaded: {cause_line(error)}") from error
+    model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):
-        raise ModelUnusable(f"{path}: tensor {missing[0]} is missing from its weight files")
-    return model.eval().to(build.device)
+        raise ModelUnusable(f"{facts.path}: tensor {missing[0]} is missing from its weight files")
+    model.eval().to(build.device)
+    return model
 
 
 def _attend(
@@ -126,16 +151,16 @@ def _attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls: q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
-    model: HuggingFaceModel = getattr(module, _OWNER)
-    attention, step, layer = model.attention, model.step, module.layer_idx
+    site: _Site = getattr(module, _SITE)
+    attention, step, layer = site.model.attention, site.model.step, site.layer
     num_kv_heads, num_rows, head_dim = key.shape[1:]
     keys_values = torch.cat((key[0], value[0])).transpose(0, 1)[: step.num_tokens]
-    attention.kv.write(layer, step.slots, keys_values.reshape(-1, head_dim))
+    attention.kv.write(layer, step.cells, keys_values.reshape(-1, head_dim))
     queries = query.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 1, 0, 3)  # (rows, group, kv_heads, d)
     if step.queries is not None:
         step.queries[:, : attention.group] = queries
         queries = step.queries
-    view = step.views[model.window(layer, sliding_window)]
+    view = step.views[site.model.window(layer, sliding_window)]
     answer = attention(layer, queries, view, scaling or head_dim**-0.5, softcap)
     answer = answer.view(num_rows, attention.group, num_kv_heads, head_dim).transpose(1, 2)
     return answer.reshape(1, num_rows, -1, head_dim), None
@@ -150,6 +175,7 @@ class _Wrapped(nn.Module):
         self.in_features, self.out_features = plain.in_features, plain.out_features
 
     def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) to (…, out_features)."""
         return self._linear(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
 
 

@@ -1,8 +1,8 @@
-"""Finds out, on this CPU and with this number of threads, what keeps a sequence's bits free of its neighbours.
+"""Finds out, on this CPU and with this number of threads, what makes a sequence bit-identical in every batch.
 
-`find_grid` looks for attention shapes between which the kernel rounds alike; it differs between makers of CPUs.
-`layers_agree` then runs the layers that were loaded, some rows alone and all together, and compares every bit. Both
-use random numbers of their own and take well under a second for models that a CPU serves.
+`find_grid` looks for attention shapes between which the kernel rounds alike; they differ between makers of CPUs.
+`layers_agree` then runs the loaded layers, a few slots by themselves and all together, and compares every bit. Both
+use their own random numbers and take well under a second for models that a CPU serves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.attention import KEY_BLOCK, Grid, query_counts
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 
 _NUM_ROWS, _MAX_HEADS = 9, 4
 _MAX_CHECK_S = 1.0
@@ -39,6 +39,7 @@ class _Probe:
     """One random attention problem that can be asked in different shapes."""
 
     def __init__(self, query: Tensor, keys: Tensor, values: Tensor) -> None:
+        """(rows, heads, queries, head_dim) for `query`, (rows, heads, positions, head_dim) for the others."""
         self.query, self.keys, self.values = query, keys, values
 
     def rows_agree(self) -> bool:
@@ -65,28 +66,29 @@ class _Probe:
         )
 
     def _ask(self, num_rows: int, num_keys: int, length: int, start: int = 0, first: int = 0) -> Tensor:
-        """Keys [first, num_keys) are visible, keys [start, length) are handed over."""
+        """(num_rows, heads, queries, head_dim): keys [first, num_keys) are visible, keys [start, length) passed."""
         mask = torch.full((num_rows, 1, 1, length - start), -math.inf)
         mask[..., first - start if first else 0 : num_keys - start] = 0.0
         keys, values = self.keys[:num_rows, :, start:length], self.values[:num_rows, :, start:length]
         return functional.scaled_dot_product_attention(self.query[:num_rows], keys, values, attn_mask=mask)
 
 
-def layers_agree(run: Callable[[Plan], Tensor], num_rows: int, max_length: int, vocab_size: int) -> bool:
-    """`run` gives a sequence the same bits alone, beside a few others and in a step of 64 tokens.
+def layers_agree(run: Callable[[Plan], Tensor], num_slots: int, max_length: int, vocab_size: int) -> bool:
+    """Whether `run` gives a sequence the same bits by itself, beside a few others and in a step of 64 tokens.
 
-    The rows must hold random keys and values up to `max_length`. Stops early, content with what it saw, after a second.
+    `run` returns logits (num_logits, vocab_size). The slots must hold random keys and values up to `max_length`. The
+    check stops after a second, satisfied with what it has compared until then.
     """
     deadline = time.monotonic() + _MAX_CHECK_S
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (64,), generator=draw).tolist()
-    starts = torch.randint(max_length, (num_rows,), generator=draw).tolist()
-    decodes = [Piece(row, starts[row], [ids[row]]) for row in range(num_rows - 1)]
+    starts = torch.randint(max_length, (num_slots,), generator=draw).tolist()
+    decodes = [Chunk(slot, starts[slot], [ids[slot]]) for slot in range(num_slots - 1)]
     num_prompt_ids = min(64 - len(decodes), max_length)
-    prompt = Piece(num_rows - 1, 0, ids[-num_prompt_ids:], num_prompt_ids)
+    prompt = Chunk(num_slots - 1, 0, ids[-num_prompt_ids:], num_prompt_ids)
     together = run(Plan(decodes, [prompt]))
-    answers = {piece.row: together[index : index + 1] for index, piece in enumerate(decodes)}
-    answers[prompt.row] = together[len(decodes) :]
+    answers = {chunk.slot: together[index : index + 1] for index, chunk in enumerate(decodes)}
+    answers[prompt.slot] = together[len(decodes) :]
     few = max(1, len(decodes) // 3)
     for plan in (
         Plan([], [prompt]),
@@ -97,7 +99,7 @@ def layers_agree(run: Callable[[Plan], Tensor], num_rows: int, max_length: int, 
         Plan(decodes[few : few + 1], []),
         Plan(decodes[::2], [prompt]),
     ):
-        if plan.pieces and not torch.equal(run(plan), torch.cat([answers[piece.row] for piece in plan.pieces])):
+        if plan.chunks and not torch.equal(run(plan), torch.cat([answers[chunk.slot] for chunk in plan.chunks])):
             return False
         if time.monotonic() > deadline:
             break

@@ -1,8 +1,8 @@
-"""The budget of the key-value cache, in blocks and rows. Plain Python.
+"""The budget of the key-value cache, in blocks and slots. Plain Python.
 
-Physically a running sequence owns one row of contiguous memory, which the operating system fills page by page;
-logically it is charged blocks of 16 tokens against one budget, as in a paged cache. So every rule of a paged cache
-stays (admission, growth, preemption) and only the table of addresses is gone.
+In memory a running sequence owns one contiguous slot, which the operating system fills page by page. In the budget it
+pays for blocks of 16 tokens, as in a paged cache. So every rule of a paged cache applies (admission, growth,
+preemption), and only the table of addresses is missing.
 """
 
 from __future__ import annotations
@@ -17,20 +17,14 @@ def num_blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // TOKENS_PER_BLOCK)
 
 
-def default_budget(max_num_sequences: int, max_length: int, token_bytes: int, memory_bytes: int) -> int:
-    """Tokens of cache: room for all sequences at 2048 tokens each, at most a quarter of memory, at least one block."""
-    wanted = max_num_sequences * min(max_length, 2048)
-    return max(min(wanted, memory_bytes // 4 // token_bytes), TOKENS_PER_BLOCK)
-
-
 class KvCache:
-    """Who holds how much. `on_free` is told each row that is given back, before anyone else can get it."""
+    """Which slot holds how many blocks. `on_free` is called with each freed slot before it can be allocated again."""
 
-    def __init__(self, num_blocks: int, num_rows: int, on_free: Callable[[int], None] = lambda row: None) -> None:
+    def __init__(self, num_blocks: int, num_slots: int, on_free: Callable[[int], None] = lambda slot: None) -> None:
         self.num_blocks = num_blocks
         self.num_free_blocks = num_blocks
-        self._free_rows = list(range(num_rows))  # a heap: the lowest row first keeps the active rows dense
-        self._held: dict[int, int] = {}  # row -> blocks
+        self._free_slots = list(range(num_slots))  # a heap: the lowest slot first keeps the active slots dense
+        self._held: dict[int, int] = {}  # slot -> blocks
         self._on_free = on_free
 
     @property
@@ -38,28 +32,28 @@ class KvCache:
         return self.num_blocks - self.num_free_blocks
 
     def can_allocate(self, num_tokens: int, num_reserved: int = 0) -> bool:
-        """Whether a row is free and blocks for `num_tokens`, with `num_reserved` blocks to spare."""
-        return bool(self._free_rows) and num_blocks_for(num_tokens) + num_reserved <= self.num_free_blocks
+        """Whether a slot is free and blocks for `num_tokens`, with `num_reserved` blocks to spare."""
+        return bool(self._free_slots) and num_blocks_for(num_tokens) + num_reserved <= self.num_free_blocks
 
     def allocate(self, num_tokens: int) -> int:
-        """The lowest free row, charged with the blocks of `num_tokens`; ask `can_allocate` first."""
+        """The lowest free slot, charged with the blocks of `num_tokens`; ask `can_allocate` first."""
         assert self.can_allocate(num_tokens)
-        row = heapq.heappop(self._free_rows)
-        self._held[row] = num_blocks_for(num_tokens)
-        self.num_free_blocks -= self._held[row]
-        return row
+        slot = heapq.heappop(self._free_slots)
+        self._held[slot] = num_blocks_for(num_tokens)
+        self.num_free_blocks -= self._held[slot]
+        return slot
 
-    def grow(self, row: int, num_tokens: int) -> bool:
-        """Charge the row for `num_tokens` in all; False, and nothing changed, when blocks are short."""
-        num_more = num_blocks_for(num_tokens) - self._held[row]
+    def grow(self, slot: int, num_tokens: int) -> bool:
+        """Charge the slot for `num_tokens` in all. Returns False and changes nothing when there are too few blocks."""
+        num_more = num_blocks_for(num_tokens) - self._held[slot]
         if num_more > self.num_free_blocks:
             return False
         if num_more > 0:
-            self._held[row] += num_more
+            self._held[slot] += num_more
             self.num_free_blocks -= num_more
         return True
 
-    def free(self, row: int) -> None:
-        self.num_free_blocks += self._held.pop(row)
-        self._on_free(row)
-        heapq.heappush(self._free_rows, row)
+    def free(self, slot: int) -> None:
+        self.num_free_blocks += self._held.pop(slot)
+        self._on_free(slot)
+        heapq.heappush(self._free_slots, slot)

@@ -1,9 +1,9 @@
-"""Keys and values of all running sequences: one row of contiguous memory for each sequence.
+"""Keys and values of all running sequences: one slot of contiguous memory for each sequence.
 
-Rows are addressed by views and never gathered: reading scattered blocks would copy the whole cache in every layer of
-every step. On a CPU the rows are one private anonymous mapping, so the system commits a page when it is first
-written; a released row gives its pages back and reads as zeros. Which sequence owns which row, and how many tokens
-may be held at all, is decided elsewhere.
+Slots are addressed by views and never gathered: reading scattered blocks would copy the whole cache in every layer of
+every step. On a CPU the slots are one private anonymous mapping, so the system commits a page when it is first
+written; a released slot gives its pages back and reads as zeros. The scheduler decides which sequence owns which slot,
+and the cache budget how many tokens there may be.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 _MAX_CACHED_SPANS = 512
-_MAP_NORESERVE = 0x4000  # Linux: rows may be longer in sum than the memory; Python 3.11 has no name for it
+_MAP_NORESERVE = 0x4000  # Linux: slots may be longer in sum than the memory; Python 3.11 has no name for it
 
 
 class Span(NamedTuple):
-    """Rows [first_row, last_row) and, in each of them, positions [start, end)."""
+    """Slots [first_slot, last_slot) and, in each of them, positions [start, end)."""
 
-    first_row: int
-    last_row: int
+    first_slot: int
+    last_slot: int
     start: int
     end: int
 
 
-class KvRows:
-    """Storage (row, layer, keys of all heads then values of all heads, position, channel)."""
+class KvSlots:
+    """Storage (slot, layer, keys of all heads then values of all heads, position, channel)."""
 
     def __init__(
         self,
         *,
-        num_rows: int,
+        num_slots: int,
         num_layers: int,
         num_heads: int,
         max_length: int,
@@ -41,12 +41,12 @@ class KvRows:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_rows, num_layers, 2 * num_heads, max_length, head_dim)
+        shape = (num_slots, num_layers, 2 * num_heads, max_length, head_dim)
         self.num_heads, self.head_dim, self.max_length = num_heads, head_dim, max_length
         self.dtype, self.device = dtype, device
         self.bytes_per_key = 2 * num_heads * head_dim * dtype.itemsize  # of one position in one layer
-        self._row_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
-        self._mapping = _map_lazily(num_rows * self._row_bytes) if device.type == "cpu" else None
+        self._slot_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
+        self._mapping = _map_lazily(num_slots * self._slot_bytes) if device.type == "cpu" else None
         if self._mapping is None:
             # Not lazy on an accelerator, and masked positions must hold finite numbers: 0 x NaN is NaN.
             self._storage = torch.zeros(shape, dtype=dtype, device=device)
@@ -56,55 +56,61 @@ class KvRows:
         flat = self._storage.view(-1, head_dim)
         self._flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
         self._heads = torch.arange(2 * num_heads, device=device) * max_length
-        self._row_stride = num_layers * heads_of_layer
+        self._slot_stride = num_layers * heads_of_layer
         self._spans: dict[Span, list[tuple[Tensor, Tensor]]] = {}
 
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Where the keys and values of each token lie, the same in every layer: (num_tokens * 2 * num_heads,)."""
-        first = rows * self._row_stride + positions
+    def cell_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where the keys and values of each token go, the same in every layer.
+
+        (num_tokens,) and (num_tokens,) to (num_tokens * 2 * num_heads,): a cell is one head's key or value.
+        """
+        first = slots * self._slot_stride + positions
         return (first[:, None] + self._heads).view(-1)
 
-    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Store (num_tokens * 2 * num_heads, head_dim) at `slots`."""
-        self._flat[layer].index_copy_(0, slots, keys_values)
+    def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
+        """Store (num_tokens * 2 * num_heads, head_dim) at the indices `cells`."""
+        self._flat[layer].index_copy_(0, cells, keys_values)
 
     def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
-        """Views of keys and values, each (rows, num_heads, positions, head_dim)."""
+        """Views of keys and values, each (slots, num_heads, positions, head_dim)."""
         views = self._spans.get(span)
         if views is None:
             views = self._views(span)
         return views[layer]
 
     def _views(self, span: Span) -> list[tuple[Tensor, Tensor]]:
+        """What `read` returns, for each layer: each (slots, num_heads, positions, head_dim)."""
         if len(self._spans) >= _MAX_CACHED_SPANS:
             self._spans.clear()
-        rows = self._storage[span.first_row : span.last_row, :, :, span.start : span.end]
-        views = [(rows[:, layer, : self.num_heads], rows[:, layer, self.num_heads :]) for layer in range(rows.shape[1])]
+        slots = self._storage[span.first_slot : span.last_slot, :, :, span.start : span.end]
+        views = [
+            (slots[:, layer, : self.num_heads], slots[:, layer, self.num_heads :]) for layer in range(slots.shape[1])
+        ]
         self._spans[span] = views
         return views
 
-    def copy(self, row: int, to_rows: list[int], length: int) -> None:
-        """The first `length` positions of a row, in every layer, to other rows. Needs no memory but theirs."""
-        source = self._storage[row, :, :, :length]
-        for to_row in to_rows:
-            self._storage[to_row, :, :, :length] = source
+    def copy(self, slot: int, to_slots: list[int], length: int) -> None:
+        """Copy the first `length` positions of a slot, in every layer, to other slots, without a buffer."""
+        source = self._storage[slot, :, :, :length]
+        for to_slot in to_slots:
+            self._storage[to_slot, :, :, :length] = source
 
     @torch.inference_mode()
-    def randomize(self, num_rows: int, length: int) -> None:
-        """Random keys and values in the first rows, for measurements; `release` ends it."""
-        self._storage[:num_rows, :, :, :length].normal_()
+    def randomize(self, num_slots: int, length: int) -> None:
+        """Random keys and values in the first slots, for measurements; `release` ends it."""
+        self._storage[:num_slots, :, :, :length].normal_()
 
     @torch.inference_mode()
-    def release(self, row: int) -> None:
-        """Give the pages of a free row back to the system; those shared with a neighbouring row stay.
+    def release(self, slot: int) -> None:
+        """Give the pages of a free slot back to the system; those shared with a neighbouring slot stay.
 
         On an accelerator it is cleared: what it held may not have been finite, and its next owner reads behind its end.
         """
         if self._mapping is None:
-            self._storage[row].zero_()
+            self._storage[slot].zero_()
             return
-        first = -(-row * self._row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (row + 1) * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        first = -(-slot * self._slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (slot + 1) * self._slot_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 

@@ -8,6 +8,7 @@ of layers. A packed weight is opaque: it cannot be sliced, saved or copied.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,9 @@ from torch.nn import functional
 from handlers.lmi_dist.elementwise import ACTIVATIONS
 
 _reorder = torch.ops.mkldnn._reorder_linear_weight
-_pointwise = torch.ops.mkldnn._linear_pointwise.default
+_pointwise: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+
+_int8_product: Callable[..., Tensor] = torch.ops.quantized.linear_dynamic
 
 # Our name -> oneDNN's name and algorithm.
 _POST_OPS = {
@@ -33,9 +36,10 @@ _MAX_DENSE_ELEMENTS = 1 << 18  # up to here the plain product of one row beats t
 
 
 class Linear(Protocol):
-    """x (rows, K) to activation(x W^T + b) (rows, N)."""
+    """activation(x W^T + b). Every kind is built from a weight W (N, K) and a bias b (N,) or None."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, K) to (rows, N)."""
 
 
 class DenseLinear:
@@ -89,12 +93,12 @@ class Int8Linear:
         self.is_narrow = not torch.cpu._is_vnni_supported()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.activation(torch.ops.quantized.linear_dynamic(x, self.weight, self.is_narrow))
+        return self.activation(_int8_product(x, self.weight, self.is_narrow))
 
 
 @dataclass(frozen=True, slots=True)
 class LinearBuilder:
-    """Chooses the kind of every Linear of one model."""
+    """Chooses the kind of every Linear of one model, by its weight (N, K)."""
 
     device: torch.device
     dtype: torch.dtype
@@ -119,5 +123,5 @@ def can_pack(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Piece:
+class Chunk:
     """A run of consecutive tokens of one sequence, computed in one step.
 
-    A decode is a piece of one token; a prompt comes in pieces cut at fixed positions (multiples of the piece length),
-    so that its bits do not depend on the load. Keys and values of positions 0..start are in cache row `row` already,
-    or are written by an earlier piece of the same plan.
+    A decode is a chunk of one token; a prompt comes in chunks cut at fixed positions (multiples of the chunk length),
+    so that its bits do not depend on the load. Keys and values of positions 0..start are in cache slot `slot` already,
+    or are written by an earlier chunk of the same plan.
     """
 
-    row: int
+    slot: int
     start: int
     token_ids: list[int]
     num_logits: int = 1  # wanted for the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
@@ -26,11 +26,11 @@ class Piece:
 
 @dataclass(slots=True)
 class Plan:
-    """Decode pieces first, in order of rows, then prompt pieces."""
+    """Decode chunks first, in order of slots, then prompt chunks."""
 
-    decodes: list[Piece]
-    prefills: list[Piece]
+    decodes: list[Chunk]
+    prefills: list[Chunk]
 
     @property
-    def pieces(self) -> list[Piece]:
+    def chunks(self) -> list[Chunk]:
         return self.decodes + self.prefills

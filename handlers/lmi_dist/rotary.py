@@ -1,6 +1,6 @@
 """Rotary position embeddings as one complex product.
 
-Pairs of a head's channels are the real and imaginary parts of a number that turns with the position. Checkpoints keep
+Pairs of a head's channels are the real and imaginary parts of a number that rotates with the position. Checkpoints keep
 the two parts of a pair half a head apart; `interleave` brings the rows of query and key projections into neighbouring
 order once, so that a step needs a single multiplication. Frequencies come from transformers, which knows every
 scaling rule.
@@ -24,20 +24,20 @@ _FIXED_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turns of one pair per position, in radians, and a factor on the result. Channels past the pairs stand still."""
+    """The angle of each pair per position, in radians, and a factor on the result. Other channels stay as they are."""
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
 
     def table(self, max_length: int, head_dim: int, device: torch.device) -> Tensor:
-        """Complex numbers of length `factor`, (max_length, head_dim / 2); 1 for channels that stand still."""
+        """Complex numbers of length `factor`, (max_length, head_dim / 2); 1 for channels that stay as they are."""
         angles = torch.arange(max_length).float()[:, None] * torch.tensor(self.frequencies)
-        turns = torch.complex(angles.cos() * self.factor, angles.sin() * self.factor)
-        still = torch.ones(max_length, head_dim // 2 - len(self.frequencies), dtype=turns.dtype)
-        return torch.cat((turns, still), dim=1).to(device)
+        rotations = torch.complex(angles.cos() * self.factor, angles.sin() * self.factor)
+        unrotated = torch.ones(max_length, head_dim // 2 - len(self.frequencies), dtype=rotations.dtype)
+        return torch.cat((rotations, unrotated), dim=1).to(device)
 
     def interleave(self, head_dim: int) -> Tensor:
-        """The order of a head's channels in which the two parts of each pair are neighbours."""
+        """The order (head_dim,) of a head's channels in which the two parts of each pair are neighbours."""
         num_pairs = len(self.frequencies)
         pairs = torch.arange(2 * num_pairs).view(2, num_pairs).t().reshape(-1)
         return torch.cat((pairs, torch.arange(2 * num_pairs, head_dim)))
@@ -58,7 +58,7 @@ def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple
 def stable_context_length(config: Any) -> int:
     """How long a sequence may get.
 
-    Rules whose frequencies change with the length of the sequence (dynamic, longrope) would turn its own past and its
+    Rules whose frequencies change with the length of the sequence (dynamic, longrope) would rotate its own past and its
     neighbours in the batch: with them the context ends where their first stage does.
     """
     longest: int = config.max_position_embeddings

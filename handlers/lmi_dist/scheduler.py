@@ -1,12 +1,12 @@
 """Which sequences run in the next step, and which of their tokens. Plain Python: ints and lists, no tensors.
 
-A step holds one token of every decoding sequence and, under a token budget, pieces of prompts. Prompts are cut at
-multiples of the piece length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
+A step holds one token of every decoding sequence and, under a token budget, chunks of prompts. Prompts are cut at
+multiples of the chunk length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
 rank by priority, then by age: the first in rank is admitted first, the last in rank is preempted first.
 
-The prompt of a request is computed once for those of its sequences that find room together: the first leads, the others
-hold a row and follow, and in the step that completes the prompt they get a copy. A sequence that finds no room then, or
-was preempted after its first token, computes for itself.
+The prompt of a request is computed once for those of its sequences that find room together: the first leads; the
+others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no room then,
+or was preempted after its first token, computes for itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 
-PIECE_LENGTH = 128
+CHUNK_LENGTH = 128
 
 
 @dataclass(slots=True)
 class Batch:
-    """One step's plan and whose pieces they are: `sequences` is parallel to `plan.pieces`.
+    """One step's plan and whose chunks they are: `sequences` is parallel to `plan.chunks`.
 
     `followers` of a sequence whose prompt is complete in this step: they get a copy of it, and draw from its logits.
     """
@@ -42,14 +42,14 @@ class Scheduler:
         self,
         cache: KvCache,
         *,
-        max_num_sequences: int = 64,
-        max_prefill_tokens: int = 256,
-        piece_length: int = PIECE_LENGTH,
+        max_num_sequences: int,
+        max_prefill_tokens: int,
+        chunk_length: int = CHUNK_LENGTH,
     ) -> None:
         self.cache = cache
         self.max_num_sequences = max_num_sequences
         self.max_prefill_tokens = max_prefill_tokens
-        self.piece_length = piece_length
+        self.chunk_length = chunk_length
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
 
@@ -57,22 +57,22 @@ class Scheduler:
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended, wherever it stands; its blocks and its row are free at once."""
-        if sequence.row is None:
+        """Forget a sequence that ended, waiting or running. Its blocks and its slot are free at once."""
+        if sequence.slot is None:
             self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
-        self.cache.free(sequence.row)
-        sequence.row = None
+        self.cache.free(sequence.slot)
+        sequence.slot = None
 
     def schedule(self) -> Batch:
-        """Decodes first, then prompts: the running ones, then new ones as long as budget, rows and blocks allow."""
+        """Decodes first, then prompts: the running ones, then new ones as long as budget, slots and blocks allow."""
         num_preemptions = self._make_room()
         decodes = [(sequence, _decode(sequence)) for sequence in self.running if not sequence.is_prefilling]
-        decodes.sort(key=lambda pair: pair[1].row)
+        decodes.sort(key=lambda pair: pair[1].slot)
         prefills = list(self._prefills())
-        plan = Plan([piece for _, piece in decodes], [piece for _, piece in prefills])
-        ended = [sequence for sequence, piece in prefills if piece.end == sequence.num_prefill]
+        plan = Plan([chunk for _, chunk in decodes], [chunk for _, chunk in prefills])
+        ended = [sequence for sequence, chunk in prefills if chunk.end == sequence.num_prefill]
         followers = {sequence: _followers(sequence) for sequence in ended}
         return Batch(plan, [sequence for sequence, _ in decodes + prefills], followers, num_preemptions)
 
@@ -82,9 +82,9 @@ class Scheduler:
         for sequence in self.running[:]:
             if sequence.is_prefilling:
                 continue  # charged for its whole prompt when it was admitted
-            while sequence.row is not None and not self.cache.grow(sequence.row, sequence.num_tokens):
+            while sequence.slot is not None and not self.cache.grow(sequence.slot, sequence.num_tokens):
                 self._preempt(self.running[-1])  # perhaps itself; everyone before it has its block already
-            if sequence.row is None:
+            if sequence.slot is None:
                 break  # everyone after it was preempted before it
         return num_before - len(self.running)
 
@@ -93,17 +93,17 @@ class Scheduler:
         sequence.restart()
         self.add(sequence)  # its age puts it before all that came later
 
-    def _prefills(self) -> Iterator[tuple[Sequence, Piece]]:
-        """Prompt pieces in rank order. The first always comes, however small the budget is."""
+    def _prefills(self) -> Iterator[tuple[Sequence, Chunk]]:
+        """Prompt chunks in rank order. The first always comes, however small the budget is."""
         budget, is_first = self.max_prefill_tokens, True
         for sequence in self._prefilling():
             start = sequence.num_computed
             while start < sequence.num_prefill:
-                piece = self._next_piece(sequence, start)
-                if len(piece.token_ids) > budget and not is_first:
+                chunk = self._next_chunk(sequence, start)
+                if len(chunk.token_ids) > budget and not is_first:
                     return
-                yield sequence, piece
-                budget, is_first, start = budget - len(piece.token_ids), False, piece.end
+                yield sequence, chunk
+                budget, is_first, start = budget - len(chunk.token_ids), False, chunk.end
             if budget <= 0:
                 return
 
@@ -125,7 +125,7 @@ class Scheduler:
 
     def _admit_first(self) -> Sequence:
         sequence = self.waiting.pop(0)
-        sequence.row = self.cache.allocate(sequence.num_prefill)
+        sequence.slot = self.cache.allocate(sequence.num_prefill)
         insort(self.running, sequence, key=_rank)
         return sequence
 
@@ -134,12 +134,12 @@ class Scheduler:
         num_running = len(self.running)
         return num_running < self.max_num_sequences and self.cache.can_allocate(sequence.num_prefill, num_running)
 
-    def _next_piece(self, sequence: Sequence, start: int) -> Piece:
-        assert sequence.row is not None
-        end = min(start - start % self.piece_length + self.piece_length, sequence.num_prefill)
+    def _next_chunk(self, sequence: Sequence, start: int) -> Chunk:
+        assert sequence.slot is not None
+        end = min(start - start % self.chunk_length + self.chunk_length, sequence.num_prefill)
         token_ids = sequence.token_ids[start:end]
         num_logits = int(end == sequence.num_prefill)
-        return Piece(sequence.row, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
+        return Chunk(sequence.slot, start, token_ids, len(token_ids) if sequence.lacks_prompt_log_probs else num_logits)
 
 
 def _rank(sequence: Sequence) -> tuple[float, int, int]:
@@ -147,22 +147,22 @@ def _rank(sequence: Sequence) -> tuple[float, int, int]:
 
 
 def _follows(sequence: Sequence) -> bool:
-    """Whether the bare prompt is all that it needs and one before it in the request is at it."""
+    """Whether it needs only the prompt, and a sequence before it in the request computes that prompt."""
     return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.group.sequences[: sequence.index]))
 
 
 def _followers(sequence: Sequence) -> list[Sequence]:
-    """Those that took a row to copy this one's prompt."""
+    """The sequences that took a slot and wait for a copy of this one's prompt."""
     if not _is_at_prompt(sequence):
         return []
     return [sibling for sibling in sequence.group.sequences[sequence.index + 1 :] if _is_at_prompt(sibling)]
 
 
 def _is_at_prompt(sequence: Sequence) -> bool:
-    """Whether it runs without a token yet: its prompt is being computed, by itself or by its leader."""
-    return sequence.row is not None and sequence.num_generated == 0
+    """Whether it runs and has no token yet: it or its leader computes the prompt."""
+    return sequence.slot is not None and sequence.num_generated == 0
 
 
-def _decode(sequence: Sequence) -> Piece:
-    assert sequence.row is not None
-    return Piece(sequence.row, sequence.num_computed, sequence.token_ids[-1:])
+def _decode(sequence: Sequence) -> Chunk:
+    assert sequence.slot is not None
+    return Chunk(sequence.slot, sequence.num_computed, sequence.token_ids[-1:])

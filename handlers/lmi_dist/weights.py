@@ -1,8 +1,8 @@
 """A model folder on disk: its configuration and its tensors, one at a time.
 
-The format is that of Hugging Face: config.json, model.safetensors (or shards with an index), generation_config.json.
-Whatever is wrong with a folder becomes one line that names the file, the tensor and the cause. Pickled weights can
-run code when they are read, so they are refused unless the caller allows them. Knows nothing of layers or devices.
+The format is that of Hugging Face: config.json, model.safetensors (or shards with an index).
+A fault of a folder becomes one line that names the file, the tensor and the cause. Pickled weights can run code when
+they are read, so they are refused unless the caller allows them. Knows nothing of layers or devices.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from handlers.base.pickled import pickled_files, refusal
-from handlers.lmi_dist.families import describe
+from handlers.lmi_dist.families import Architecture, describe
 from handlers.lmi_dist.rotary import stable_context_length
-from lmi.errors import ModelUnusable
+from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
 _INDEX = "model.safetensors.index.json"
@@ -29,66 +29,74 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model before its weights are read."""
+    """What the configuration of a folder says: read once, before the weights, and passed to all who need it."""
 
-    architecture: str
-    is_generic: bool  # False: it runs through the Hugging Face modules
+    path: str
+    config: PretrainedConfig  # with every default filled in and old spellings made new
+    architecture: Architecture | None  # None: only the modules of transformers can run it
     vocab_size: int
     context_length: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    end_ids: tuple[int, ...]
 
     @property
-    def kv_elements_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+    def name(self) -> str:
+        """The class that transformers has for it."""
+        return _class_name(self.config)
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the checkpoint, where its configuration has one."""
+        return getattr(self.config, "dtype", None)
 
-def read_config(path: str) -> PretrainedConfig:
-    """The configuration with every default filled in and old spellings made new."""
-    file = _existing(Path(path), "config.json")
-    raw = _read_json(file)
-    if not raw.get("architectures"):
-        raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # transformers raises a type of its own choice for each way a file can be wrong
-        raise ModelUnusable(f"{file}: {one_line(error)}") from error
-    if not config.architectures[0].endswith(("ForCausalLM", "LMHeadModel")):
-        raise ModelUnusable(f"{file}: {config.architectures[0]} is not a decoder of text")
-    return config
+    @property
+    def group(self) -> int:
+        """How many query heads share one key head."""
+        return self.num_heads // self.num_kv_heads
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of cache that one token needs over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
 def read_facts(path: str) -> ModelFacts:
-    config = read_config(path)
+    config = _read_config(path)
     for name in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
         if not hasattr(config, name):
-            raise ModelUnusable(f"{path}: {config.architectures[0]} has no {name}: it does not run on attention alone")
+            raise ModelUnusable(f"{path}: {_class_name(config)} has no {name}: it does not run on attention alone")
     architecture = describe(config)
     num_heads = config.num_attention_heads
     return ModelFacts(
-        architecture=config.architectures[0],
-        is_generic=architecture is not None,
+        path=path,
+        config=config,
+        architecture=architecture,
         vocab_size=config.vocab_size,
         context_length=architecture.context_length if architecture else stable_context_length(config),
         num_layers=config.num_hidden_layers,
         num_heads=num_heads,
         num_kv_heads=1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", num_heads),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-        end_ids=read_end_ids(path, config),
     )
 
 
-def read_end_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:
-    """End tokens: those of generation_config.json, else those of config.json."""
-    file = Path(path, "generation_config.json")
-    found = _read_json(file).get("eos_token_id") if file.is_file() else None
-    found = getattr(config, "eos_token_id", None) if found is None else found
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list | tuple) else (found,)
+def _read_config(path: str) -> PretrainedConfig:
+    file = _existing(Path(path), "config.json")
+    raw = _read_json(file)
+    if not raw.get("architectures"):
+        raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises a different type for each way a file can be wrong
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
+    if not _class_name(config).endswith(("ForCausalLM", "LMHeadModel")):
+        raise ModelUnusable(f"{file}: {_class_name(config)} is not a decoder of text")
+    return config
+
+
+def _class_name(config: PretrainedConfig) -> str:
+    return (config.architectures or [""])[0]
 
 
 class Checkpoint:
@@ -127,12 +135,14 @@ class Checkpoint:
         return tensor.to(dtype)
 
     def _read(self, file: Path, name: str) -> Tensor:
+        """In the shape and dtype of the file."""
         if name in self._pickled:
             return self._pickled[name]
         try:
-            return self._readers[file].get_tensor(name)
+            tensor: Tensor = self._readers[file].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelUnusable(f"{file}: tensor {name} cannot be read: {one_line(error)}") from error
+            raise ModelUnusable(f"{file}: tensor {name} cannot be read: {cause_line(error)}") from error
+        return tensor
 
     def _load_pickled(self, allow_pickle: bool) -> None:
         files = pickled_files(self.folder)
@@ -144,7 +154,7 @@ class Checkpoint:
             try:
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # unpickling fails in as many ways as there are bytes
-                raise ModelUnusable(f"{file}: cannot be read: {one_line(error)}") from error
+                raise ModelUnusable(f"{file}: cannot be read: {cause_line(error)}") from error
             if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
                 raise ModelUnusable(f"{file}: holds something else than a table of tensors")
             self._pickled |= tensors
@@ -166,7 +176,7 @@ def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise ModelUnusable(f"{file}: not a whole safetensors file: {one_line(error)}") from error
+        raise ModelUnusable(f"{file}: not a whole safetensors file: {cause_line(error)}") from error
 
 
 def _existing(folder: Path, name: str) -> Path:
@@ -183,14 +193,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, OSError) as error:
-        raise ModelUnusable(f"{file}: not JSON: {one_line(error)}") from error
+        raise ModelUnusable(f"{file}: not JSON: {cause_line(error)}") from error
     if not isinstance(content, dict):
         raise ModelUnusable(f"{file}: not a JSON object")
     return content
-
-
-def one_line(error: BaseException) -> str:
-    """What an error of a library says, whose cause may stand on its last line: never longer than 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines or [type(error).__name__])
-    return said if len(said) <= 300 else f"{said[:148]} … {said[-148:]}"

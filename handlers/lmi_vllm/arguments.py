@@ -23,9 +23,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from handlers.base.cache_budget import default_budget
 from handlers.base.pickled import pickled_files, refusal
-from handlers.lmi_dist.kv_cache import default_budget
 from handlers.lmi_vllm import compiling
+from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
 from lmi.shared import processes
@@ -59,7 +60,6 @@ OUR_NAMES = {
     "num_gpu_blocks_override": "max_kv_cache_tokens",
     "cache_dtype": "kv_cache_dtype",
 }
-SPECULATIVE = frozenset({"speculative_draft_model", "speculative_length", "draft_model_tp_size"})
 # Keys of EngineConfig.options that the executor itself reads.
 NOT_FOR_VLLM = frozenset({"request_stats_max_iterations"})
 
@@ -166,7 +166,7 @@ def _tell_unknown(config: EngineConfig, name: str, faults: list[str]) -> None:
 
 
 def _flags() -> dict[str, argparse.Action]:
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))  # type: ignore[no-untyped-call]
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
     return {action.dest: action for action in parser._actions}
 
 

@@ -27,6 +27,7 @@ from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, sampling_param
 from handlers.lmi_vllm.start_errors import explained
 from handlers.lmi_vllm.startup_log import StartupLog
 from handlers.lmi_vllm.work import Work, lora_request
+from lmi.errors import LmiError
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, Progress
 from lmi.settings.config import EngineConfig
 
@@ -78,10 +79,12 @@ class Executor(DrivenExecutor[Work]):
             priority=priority(sequence.request),
         )
 
-    def _refusal(self, sequence: Sequence, error: Exception) -> str:
-        """Everything but a structure was checked before."""
-        has_guide = sequence.request.guided_decoding_params is not None
-        return guides.refusal(error) if has_guide else super()._refusal(sequence, error)
+    def _refuse(self, sequence: Sequence, error: Exception) -> None:
+        """What vLLM itself refuses is a structure: everything else was checked before."""
+        if sequence.request.guided_decoding_params is None or isinstance(error, LmiError):
+            super()._refuse(sequence, error)
+        else:
+            sequence.fail(guides.refusal(error), self._kind_of(error), guides.FIELD)
 
     def _kind_of(self, error: Exception) -> ErrorKind:
         if isinstance(error, torch.OutOfMemoryError):

@@ -16,7 +16,8 @@ from contextlib import suppress
 from lmi.errors import shorten
 
 ENVIRONMENT_NAME = "LMI_VLLM_GUIDES"
-RULE = "guided_decoding_params must be a structure that vLLM can follow"
+FIELD = "guided_decoding_params"
+RULE = "must be a structure that vLLM can follow"
 REPORTING = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
 NO_TEXT = "no text fits it"
 PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
@@ -37,7 +38,7 @@ def listen() -> None:
 
 
 def refusal(cause: Exception | str) -> str:
-    """One line for the client."""
+    """What is wrong with FIELD, in one line for the client."""
     said = PLACE.sub("", " ".join(str(cause).split()))
     return f"{RULE}: {shorten(said, MAX_CAUSE)[1:-1]}"
 

@@ -90,4 +90,4 @@ class Follower(Executor):
         self._is_closing.set()
         self._heartbeat.close()
         if is_whole:
-            self._ranks.shutdown()  # type: ignore[no-untyped-call]
+            self._ranks.shutdown()

@@ -11,7 +11,9 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
+
+from lmi.errors import cause_line
 
 BEAT_S = 0.5
 SILENT_S = 10.0  # a node that is silent for so long is lost
@@ -45,7 +47,7 @@ class NodeHeartbeat:
                     self._hear(node, store.add(f"lmi/beat/{node}", 0))
         except Exception as error:
             if not self._is_closed.is_set():
-                log.critical("node 0 is lost: its store does not answer: %s", str(error).partition("\n")[0])
+                log.critical("node 0 is lost: its store does not answer: %s", cause_line(error))
                 self.is_whole = False
 
     def _hear(self, node: int, num_beats: int) -> None:

@@ -66,7 +66,7 @@ def _end(name: str, reason: str) -> FinishReason | Exception:
     if reason in REASONS:
         return REASONS[reason]
     cause = guides.cause_of(name)
-    return RuntimeError(reason) if cause is None else InvalidRequest(guides.refusal(cause))
+    return RuntimeError(reason) if cause is None else InvalidRequest(guides.refusal(cause), guides.FIELD)
 
 
 def num_blocks(config: VllmConfig) -> int:

@@ -24,15 +24,15 @@ from pathlib import Path
 
 import lmi.shared.log
 from handlers.lmi_vllm import compiling, guides, startup_log
+from handlers.lmi_vllm.about import NOTHING_IS_SENT
 from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 from handlers.lmi_vllm.startup_log import BEGINS, SAID_AT_DEBUG
 from lmi.settings.config import EngineConfig
 from lmi.shared import processes
-from lmi.shared.sink import guard_streams
+from lmi.shared.sink import guard_streams, open_again
 
 ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
+    **NOTHING_IS_SENT,
     "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through our root logger
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -155,8 +155,8 @@ class _Stderr(io.TextIOBase):
 def _in_child() -> None:
     processes.die_with_parent(os.getppid(), signal.SIGKILL)
     hide_foreign_builds()  # before logging is set up: the parent has logged it
-    role, level, format = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto"]'))
-    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format)
+    role, level, format, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
+    lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format, open_again(path))
     guard_streams()
     sys.stderr = _Stderr()
     warnings.simplefilter("ignore", FutureWarning)  # of names that torch will drop, for vLLM's authors

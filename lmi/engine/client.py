@@ -1,8 +1,8 @@
 """The front end's end of the engine sockets.
 
-`Engines` keeps one connection to each engine, sends a request to the one with the fewest outstanding tokens and hands
-each Response to the stream it belongs to. Nothing here retries a request: an engine that is lost ends the requests it
-had with `EngineLost`, and a stream that is closed before its end sends the only message against the current, Cancel.
+`Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens and puts
+each Response into the stream of its request. Nothing here retries a request: when an engine is lost, its requests end
+with `EngineLost`. A stream that is closed before its end cancels its request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from lmi import errors
 from lmi.engine.messages import (
     Cancel,
     Done,
@@ -26,7 +25,16 @@ from lmi.engine.messages import (
     decode_to_front_end,
     encode,
 )
-from lmi.errors import EngineLost, GenerationFailed, LmiError, OutOfMemory, Unavailable
+from lmi.errors import (
+    EngineLost,
+    ErrorInfo,
+    GenerationFailed,
+    InvalidRequest,
+    LmiError,
+    OutOfMemory,
+    Unavailable,
+    from_info,
+)
 from lmi.executor import EngineInfo, ErrorKind, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import frame
@@ -34,32 +42,32 @@ from lmi.shared.state import EngineRecord
 
 
 class Stream:
-    """The Responses of one request, in order: `await arrival()`, then `take()`. Always `close` it."""
+    """The Responses of one request, in order: `await arrival()`, then `take()`. Close it whatever happens."""
 
     def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
-        self.num_tokens = num_tokens  # prompt and longest possible answer: the load it puts on the engine
+        self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
         self._connection = connection
         self._id = request_id
         self._inbox: deque[Result | LmiError] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._is_over = False  # the final Response has come, or nothing more will
+        self._is_over = False  # no further Response will come
 
     def arrival(self) -> asyncio.Future[None]:
-        """Await it, then `take`. A future and no coroutine, because this is waited for once a token."""
+        """A future that is done when `take` has something. It is not a coroutine, which would cost more per token."""
         self._waiter = waiter = self._connection.loop.create_future()
         if self._inbox:
             waiter.set_result(None)
         return waiter
 
     def take(self) -> Result:
-        """The next Result, which has arrived. Raises the LmiError that ended the request instead, if one did."""
+        """The next Result, which has arrived. Raises the LmiError that ended the request, if one did."""
         item = self._inbox.popleft()
         if isinstance(item, LmiError):
             raise item
         return item
 
     def close(self) -> None:
-        """Forget the request; tell the engine unless it has finished already."""
+        """Forget the request, and cancel it in the engine unless it has ended there."""
         if not self._is_over:
             self._is_over = True
             self._connection.cancel(self._id)
@@ -74,7 +82,7 @@ class Stream:
 
 
 class EngineConnection(Connection):
-    """One socket to one engine."""
+    """One socket to one engine, and the streams of its requests."""
 
     other_end = "an engine"
 
@@ -120,7 +128,7 @@ class EngineConnection(Connection):
         done = self._calls.get(message.request_id)
         if done is not None and not done.done():
             if isinstance(message, Refused):
-                done.set_exception(refusal(message))
+                done.set_exception(from_info(message.error))
             else:
                 done.set_result(None)
 
@@ -140,7 +148,7 @@ class EngineConnection(Connection):
         elif isinstance(message, Done) or message.request_id in self._calls:
             self._end_call(message)
         elif (stream := self._forget(message.request_id)) is not None:
-            stream.put(refusal(message))
+            stream.put(from_info(message.error))
 
     def _deliver(self, response: Response) -> None:
         stream = self._streams.get(response.request_id)
@@ -163,7 +171,7 @@ class EngineConnection(Connection):
 
 
 class Engines(Connections[EngineConnection]):
-    """Every engine of this server, as one front-end worker sees them."""
+    """The connections of one front end to all engines of this server."""
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(EngineConnection, sockets, records)
@@ -174,7 +182,7 @@ class Engines(Connections[EngineConnection]):
         return self._least_loaded().submit(request)
 
     async def ready(self) -> EngineInfo:
-        """Facts about the model, the same for every replica. Raises Unavailable when no engine is ready."""
+        """Facts about the model, which are equal for all replicas. Raises Unavailable when no engine is ready."""
         await self.wait_for(self._ready)
         info = self._least_loaded().info
         assert info is not None
@@ -212,7 +220,7 @@ class Engines(Connections[EngineConnection]):
         return connected
 
     def _ready(self) -> list[EngineConnection]:
-        """Connected engines; without those that have fallen silent, as long as there are others."""
+        """Connected engines, without those whose last heartbeat is old unless there are no others."""
         ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
         alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
         return alive or list(ready.values())
@@ -229,28 +237,16 @@ async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
-def refusal(message: Refused) -> LmiError:
-    """The error that an engine refused a request with, as the class it had there."""
-    for kind in (
-        errors.Overloaded,
-        errors.Unavailable,
-        errors.InvalidRequest,
-        errors.OutOfMemory,
-        errors.ModelUnusable,
-    ):
-        if message.label == kind.label:
-            return kind(message.message)
-    invalid = errors.InvalidRequest(message.message)
-    invalid.label = message.label
-    return invalid
+LABELS = {
+    ErrorKind.GENERATION: GenerationFailed.label,
+    ErrorKind.OUT_OF_MEMORY: OutOfMemory.label,
+    ErrorKind.ENGINE_LOST: EngineLost.label,
+    ErrorKind.INVALID: InvalidRequest.label,
+}
 
 
 def failure(error: ResponseError | None) -> LmiError:
+    """The error that ended a request after the engine had accepted it."""
     if error is None:
         return GenerationFailed("the engine sent neither a result nor an error")
-    kinds: dict[ErrorKind, type[LmiError]] = {
-        ErrorKind.OUT_OF_MEMORY: OutOfMemory,
-        ErrorKind.ENGINE_LOST: EngineLost,
-        ErrorKind.INVALID: errors.InvalidRequest,
-    }
-    return kinds.get(error.kind, GenerationFailed)(error.message)
+    return from_info(ErrorInfo(LABELS[error.kind], error.message, error.field))

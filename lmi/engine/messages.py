@@ -1,17 +1,18 @@
-"""What the two ends of the engine socket say to each other.
+"""The messages between a front end and an engine.
 
-Front end to engine: Submit, Cancel, LoadAdapter and UnloadAdapter. Engine to front end: Ready, first of all and again
-when the engine's adapters have changed; Output: one message per step with the Responses of all of that front end's
-requests; Refused and Done. Request ids on the wire are the front end's own, unique on
-its connection: `Submit.request_id` goes, and comes back as `Response.request_id`. An engine that starts again has new
-connections, so nothing of its predecessor can arrive. Encoding is msgpack of typed structs; anything else closes the
-connection.
+A front end sends Submit, Cancel, LoadAdapter and UnloadAdapter. An engine sends Ready, first of all and again when its
+adapters have changed; Refused for a request that it does not accept, or for adapters that it cannot change, and Done
+for those that it has changed; and one Output per step with the Responses of all requests of that front end. The front
+end chooses the ids of its requests, unique on its connection; `Response.request_id` on the socket is such an id. An
+engine that starts again has new connections, so nothing of its predecessor can arrive. Messages are encoded as msgpack
+of typed structs; anything else closes the connection.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from lmi.errors import ErrorInfo
 from lmi.executor import EngineInfo, Request, Response
 
 
@@ -49,11 +50,10 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """A request that the executor did not accept: the label of an error class of `lmi.errors`, and its message."""
+    """The executor did not accept a request, or did not change its adapters."""
 
     request_id: int
-    label: str
-    message: str
+    error: ErrorInfo
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
@@ -75,7 +75,7 @@ def encode(message: ToEngine | ToFrontEnd) -> bytes:
 
 
 def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
-    """Raises msgspec.DecodeError or ValidationError for anything that is not one of ours."""
+    """Raises msgspec.DecodeError or ValidationError for anything that is not such a message."""
     return _to_engine.decode(frame)
 
 

@@ -1,23 +1,18 @@
-"""From the name of a handler to the function that loads it.
-
-Handlers announce themselves in the entry-point group `lmi.handlers`, so a package of someone else's can add an engine
-without a change here. A handler's module is imported only when it is asked for.
-"""
+"""Finds the function that loads an engine by the handler's name. The engine's module is first imported here."""
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from typing import Protocol, cast
 
 from lmi.errors import BadConfiguration
 from lmi.executor import Executor, Progress
 from lmi.settings.config import EngineConfig
-
-GROUP = "lmi.handlers"
+from lmi.settings.handler import GROUP, announced
 
 
 class Load(Protocol):
-    """What every entry point of the group is: loads a model and returns the engine that runs it.
+    """Loads a model and returns the engine that runs it.
 
     Raises a StartError that names the file or option at fault, or ImportError for a library that is not installed.
     """
@@ -26,12 +21,12 @@ class Load(Protocol):
 
 
 def resolve(handler: str) -> Load:
-    """Raises BadConfiguration for a name that nobody announced and for a handler whose library is missing."""
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    """Raises BadConfiguration for a name that no package announces and for a handler whose library is missing."""
+    found = announced()
     if handler not in found:
         raise BadConfiguration(f"option.rolling_batch: no engine is called {handler!r}, there are {sorted(found)}")
     try:
-        return cast(Load, found[handler].load())
+        return cast(Load, EntryPoint(handler, found[handler].load, GROUP).load())
     except ImportError as error:
         raise missing_library(handler, error) from error
 

@@ -1,18 +1,15 @@
 """The engine's end of the engine sockets: requests of all front ends on one executor.
 
-A `Desk` gives each request that a connection submits to the executor and hands every batch of Responses back in one
-frame for each connection. A front end that breaks the protocol or stops reading loses its connection and nothing
-else; a connection that closes cancels what it had asked for. Requests come on the event loop of the worker; `deliver`
-is called by the thread that makes the Responses.
+A `Dispatcher` gives each request of a connection to the executor, and sends each batch of Responses back in one frame
+for each connection. A front end that breaks the protocol or stops reading loses its connection and nothing else. A
+connection that closes cancels its requests. Requests come on the event loop of the worker; the thread that makes the
+Responses calls `deliver`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import struct
 import threading
 import time
 from typing import cast
@@ -34,19 +31,19 @@ from lmi.engine.messages import (
 )
 from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
-from lmi.ipc.connection import Connection
 from lmi.ipc.frames import FrameTooLarge, frame
-from lmi.ipc.writer import Outlet
+from lmi.ipc.listener import Accepted
+from lmi.ipc.writer import ThreadSafeWriter
 from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import EngineRecord
 
-MAX_UNSENT_BYTES = 64 << 20  # a front end that lets this much pile up is not reading any more
+MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves this much unread is gone
 
 log = logging.getLogger(__name__)
 
 
-class Desk:
-    """Keeps the books between connections and executor, and the engine's record."""
+class Dispatcher:
+    """Knows which connection each request belongs to, and keeps the engine's record."""
 
     def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
         self.ready = Ready(executor.info)
@@ -56,14 +53,14 @@ class Desk:
         self.is_closing = False
         self._executor = executor
         self._record = record
-        self._lock = threading.Lock()  # guards the books: the next one, each connection's ids and the record
-        self._owners: dict[int, tuple[FrontEnd, int]] = {}  # executor's id -> whose request, and its id there
+        self._lock = threading.Lock()  # guards `_owners`, each connection's ids and the record
+        self._owners: dict[int, tuple[FrontEnd, int]] = {}  # the executor's id -> connection and the id there
         record.max_num_sequences = executor.info.max_num_sequences
         record.step_s = time.monotonic()
 
     @property
     def num_requests(self) -> int:
-        """Those whose end has not been handed out."""
+        """Requests whose last Response has not been delivered."""
         with self._lock:
             return len(self._owners)
 
@@ -71,12 +68,12 @@ class Desk:
         try:
             if self.is_closing:
                 raise Unavailable("this engine is shutting down")
-            with self._lock:  # the first Response may be there before its id is
+            with self._lock:  # the first Response may come before enqueue_request returns
                 self._note_owner(self._executor.enqueue_request(message.request), connection, message.request_id)
-        except Exception as error:  # an engine's own fault too is this request's alone
+        except Exception as error:  # a fault of the engine itself too hurts only this request
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not take a request")
-            connection.send(Refused(message.request_id, _label(error), str(error)))
+            connection.send(Refused(message.request_id, _refusal(error).info))
 
     def change_adapters(self, connection: FrontEnd, message: LoadAdapter | UnloadAdapter) -> None:
         task = asyncio.create_task(self._change_adapters(connection, message))
@@ -89,7 +86,7 @@ class Desk:
         except Exception as error:
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not change its adapters")
-            connection.send(Refused(message.request_id, _label(error), str(error)))
+            connection.send(Refused(message.request_id, _refusal(error).info))
         else:
             connection.send(Done(message.request_id))
 
@@ -101,7 +98,7 @@ class Desk:
 
     def _note_owner(self, engine_id: int, connection: FrontEnd, request_id: int) -> None:
         if not self._owners:
-            self._record.step_s = time.monotonic()  # idleness is no hang
+            self._record.step_s = time.monotonic()  # an idle engine does not hang
         self._owners[engine_id] = connection, request_id
         connection.engine_ids[request_id] = engine_id
         self._count()
@@ -110,7 +107,7 @@ class Desk:
         self._executor.cancel_request(engine_id)
 
     def deliver(self, responses: list[Response]) -> None:
-        """Hand out what one or more steps made: one frame for each connection. From any one thread."""
+        """Send the Responses of one or more steps, one frame for each connection. Call it from one thread only."""
         with self._lock:
             for connection, batch in self._by_connection(responses).items():
                 connection.send_output(batch)
@@ -136,7 +133,7 @@ class Desk:
             self._observe(has_output=False)
 
     def _observe(self, *, has_output: bool) -> None:
-        """Output is a step even if the executor counts none."""
+        """Output counts as a step even where the executor counts none."""
         steps = self._executor.get_latest_iteration_stats()
         if steps:
             self._note(steps)
@@ -154,58 +151,55 @@ class Desk:
         record.max_num_blocks = last.kv_cache_stats.max_num_blocks
 
     def _count(self, num_active: int | None = None) -> None:
-        """Running and waiting together are the requests that have no end yet, whatever the executor says."""
+        """Running and waiting requests together are all that have not ended, even where the executor differs."""
         active = self._record.num_running if num_active is None else num_active
         self._record.num_running = min(active, len(self._owners))
         self._record.num_waiting = len(self._owners) - self._record.num_running
 
 
-class FrontEnd(Connection):
+class FrontEnd(Accepted):
     """One socket to one front end."""
 
     other_end = "a front end"
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()
         self.engine_ids: dict[int, int] = {}  # the front end's id -> the executor's
-        self._desk = desk
-        self._outlet: Outlet | None = None
+        self._dispatcher = dispatcher
+        self._writer: ThreadSafeWriter | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if _peer_uid(transport.get_extra_info("socket")) not in (os.geteuid(), 0):
-            log.error("refused a connection of another user")
-            self.close()
-            return
-        self._outlet = Outlet(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
-        self._desk.connections.add(self)
-        self.send(self._desk.ready)
+        if not cast(asyncio.Transport, transport).is_closing():
+            self._writer = ThreadSafeWriter(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
+            self._dispatcher.connections.add(self)
+            self.send(self._dispatcher.ready)
 
     def resume_writing(self) -> None:
-        if self._outlet is not None:
-            self._outlet.resume()
+        if self._writer is not None:
+            self._writer.resume()
 
     def take(self, payload: bytes) -> None:
         message = decode_to_engine(payload)
         if isinstance(message, Submit):
             if message.request_id in self.engine_ids:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
-            self._desk.submit(self, message)
+            self._dispatcher.submit(self, message)
         elif not isinstance(message, Cancel):
-            self._desk.change_adapters(self, message)
+            self._dispatcher.change_adapters(self, message)
         elif (engine_id := self.engine_ids.get(message.request_id)) is not None:
-            self._desk.cancel(engine_id)
+            self._dispatcher.cancel(engine_id)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._desk.connections.discard(self)
-        if self._outlet is not None:
-            self._outlet.close()
+        self._dispatcher.connections.discard(self)
+        if self._writer is not None:
+            self._writer.close()
         for engine_id in list(self.engine_ids.values()):
-            self._desk.cancel(engine_id)
+            self._dispatcher.cancel(engine_id)
 
     def send_output(self, responses: list[Response]) -> None:
-        """One frame, or several where one would be over the limit; a Response that fills a frame alone is an error."""
+        """Send one frame, or several where one would be too large. One Response that is too large becomes an error."""
         try:
             self.send(Output(responses))
         except FrameTooLarge as error:
@@ -216,41 +210,17 @@ class FrontEnd(Connection):
                 return
             request_id = responses[0].request_id
             if (engine_id := self.engine_ids.get(request_id)) is not None:
-                self._desk.cancel(engine_id)
+                self._dispatcher.cancel(engine_id)
             self.send(Output([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
 
     def send(self, message: Ready | Output | Refused | Done) -> None:
-        """From any thread. A front end that has stopped reading loses its connection."""
-        if self._outlet is not None:
-            self._outlet.write(frame(encode(message)))
+        """Send a message from any thread. A front end that has stopped reading loses its connection."""
+        if self._writer is not None:
+            self._writer.write(frame(encode(message)))
 
 
-async def listen(desk: Desk, path: str) -> asyncio.Server:
-    """Accept front ends of this user alone at `path`."""
-    return await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(desk), sock=bind(path))
-
-
-def bind(path: str) -> socket.socket:
-    """A socket at `path` for this user alone; what a dead predecessor left there goes."""
-    if os.path.exists(path):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(previous)
-    return listener
-
-
-def _peer_uid(peer: socket.socket) -> int:
-    """Source of the layout (pid, uid, gid): unix(7), SO_PEERCRED."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", credentials)[1]
-    return uid
-
-
-def _label(error: Exception) -> str:
+def _refusal(error: Exception) -> LmiError:
+    """An executor may raise plain exceptions too: ValueError for a wrong request, others for its own faults."""
     if isinstance(error, LmiError):
-        return error.label
-    return InvalidRequest.label if isinstance(error, ValueError) else Unavailable.label
+        return error
+    return InvalidRequest(str(error)) if isinstance(error, ValueError) else Unavailable(str(error))

@@ -21,19 +21,20 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, cast
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import lmi.shared.log
 from lmi.engine.resolve import missing_library, resolve
-from lmi.engine.server import Desk, listen
+from lmi.engine.server import Dispatcher, FrontEnd
 from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
+from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.shared import processes
 from lmi.shared.desired_state import Adapter, Folder
-from lmi.shared.sink import guard_streams
+from lmi.shared.report import LoadReport, write_report
+from lmi.shared.sink import guard_streams, stream
 from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
@@ -42,13 +43,6 @@ LOG_S = 1.0  # at least between two lines about the progress of a load
 FINISH_S = 2.0  # for requests that are still open when the worker is told to stop
 
 log = logging.getLogger("lmi.engine.worker")  # this module is __main__ where it runs
-
-
-class LoadReport(msgspec.Struct, frozen=True):
-    """What the supervisor tells people about a loaded engine."""
-
-    info: EngineInfo
-    stages_s: dict[str, float]  # seconds by stage, in order
 
 
 class Loading:
@@ -63,7 +57,7 @@ class Loading:
         self._task: TaskID | None = None
         if has_bar:
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
 
     def __call__(self, stage: str, share: float) -> None:
         now = time.monotonic()
@@ -105,10 +99,10 @@ class Loading:
 
 
 class Worker:
-    """An executor and the desk in front of it, with a thread between them where the executor needs one."""
+    """An executor and the dispatcher in front of it, with a thread between them where the executor needs one."""
 
     def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
-        self.desk = Desk(executor, record, adapters)
+        self.dispatcher = Dispatcher(executor, record, adapters)
         self.failure: BaseException | None = None
         self._executor = executor
         self._record = record
@@ -121,14 +115,14 @@ class Worker:
         """Serve until SIGTERM or until the executor fails; then `failure` says how."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
-        await self.desk.adapters.reconcile()
-        server = await listen(self.desk, socket_path)
-        if not self._executor.pass_responses_to(self.desk.deliver):
+        await self.dispatcher.adapters.reconcile()
+        server = await listen(lambda: FrontEnd(self.dispatcher), socket_path)
+        if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()
         self._beat()
         self._record.phase = Phase.READY
         await self._stop.wait()
-        self.desk.is_closing = True
+        self.dispatcher.is_closing = True
         self._record.phase = Phase.DRAINING
         server.close()
         await self._finish()
@@ -137,14 +131,14 @@ class Worker:
 
     async def _finish(self) -> None:
         deadline_s = time.monotonic() + FINISH_S
-        while self.desk.num_requests and self.failure is None and time.monotonic() < deadline_s:
+        while self.dispatcher.num_requests and self.failure is None and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
 
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
-        self.desk.observe()
+        self.dispatcher.observe()
         if self._reconciling is None or self._reconciling.done():
-            self._reconciling = self._loop.create_task(self.desk.adapters.reconcile())
+            self._reconciling = self._loop.create_task(self.dispatcher.adapters.reconcile())
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
             self._fail(RuntimeError("the executor has stopped by itself"))
         self._loop.call_later(BEAT_S, self._beat)
@@ -152,10 +146,10 @@ class Worker:
     def _pump(self) -> None:
         """In its own thread: wait for responses and deliver each batch."""
         try:
-            while not self.desk.is_closing or self.desk.num_requests:
+            while not self.dispatcher.is_closing or self.dispatcher.num_requests:
                 responses = cast(list[Response], self._executor.await_responses(timeout_s=AWAIT_S))
                 if responses:
-                    self.desk.deliver(responses)
+                    self.dispatcher.deliver(responses)
         except BaseException as error:
             with suppress(RuntimeError):  # the loop is closed: we are stopping anyway
                 self._loop.call_soon_threadsafe(self._fail, error)
@@ -170,7 +164,7 @@ def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
     engine = runtime.config.engine
     is_alone = engine.num_engines == 1
     with Loading(
-        record, has_bar=is_alone and sys.stderr.isatty() and runtime.config.server.log_format != "json"
+        record, has_bar=is_alone and os.isatty(lmi.shared.log.fd()) and runtime.config.server.log_format != "json"
     ) as loading:
         loading("import", 0.0)
         load_engine = resolve(engine.handler)
@@ -178,19 +172,18 @@ def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
             executor = load_engine(engine, runtime.config.model.path, loading)
         except ImportError as error:
             raise missing_library(engine.handler, error) from error
-    return executor, LoadReport(executor.info, loading.stages_s)
+    return executor, describe(executor.info, loading.stages_s)
 
 
-def write_report(runtime: Runtime, slot: int, report: LoadReport) -> None:
-    path = runtime.engine_report(slot)
-    if path.exists():
-        return  # an earlier process of this slot wrote it, perhaps before the disk was full
-    path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
-    path.with_suffix(".new").rename(path)
-
-
-def read_report(runtime: Runtime, slot: int) -> LoadReport:
-    return msgspec.json.decode(runtime.engine_report(slot).read_bytes(), type=LoadReport)
+def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
+    return LoadReport(
+        engine=info.name,
+        device=info.device,
+        dtype=info.dtype,
+        max_sequence_length=info.max_sequence_length,
+        max_num_sequences=info.max_num_sequences,
+        stages_s=stages_s,
+    )
 
 
 async def serve(
@@ -208,12 +201,13 @@ def run(slot: int) -> int:
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-engine-{slot}")
-    lmi.shared.log.setup(f"engine {slot}", runtime.config.server.log_level, runtime.config.server.log_format)
+    server = runtime.config.server
+    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, processes.log_fd())
     lmi.shared.log.count_dropped_in(record)
     try:
         executor, report = load(runtime, record)
         with executor:
-            write_report(runtime, slot, report)
+            write_report(runtime.engine_report(slot), report)
             failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot), runtime.adapters()))
             if failure is not None:
                 raise failure
@@ -234,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.engine.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
     guard_streams()
+    processes.print_lines_at_once()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
     sys.stdout.flush()

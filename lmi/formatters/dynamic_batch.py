@@ -1,4 +1,4 @@
-"""The answers to several inputs at once, as a list or as lines with what is new of each.
+"""The answers to several inputs at once, as a list or as lines that hold what each input has gained.
 
     [
       {
@@ -7,33 +7,33 @@
     ]
     {"outputs": ["This", ""]}
 
-Indents, separators and escapes as the reference writes them. Of several sequences of an input the most probable is its
+Indents, separators and escapes are those of the reference. The most probable of an input's sequences is its
 answer. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from orjson import dumps
 
 from lmi.formatters.base import ErrorFields, Formatter
-from lmi.types import Answer, Answers, Delta, GenerationRequest
+from lmi.schemas.common import Parsed
+from lmi.types import Answer, AnswerFormat, Answers, Delta, GenerationRequest
 
 FAILURE = "invoke handler failure"
 
 
-class TextList(Formatter):
+class BatchWhole(Formatter[AnswerFormat]):
     """The whole answer: an object for each input, in the inputs' order."""
 
     media_type = "application/json"
     is_streaming = False
 
-    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
-        super().__init__(requests[0])
-        self._requests = requests
-        self._answers = Answers(sum(request.num_sequences for request in requests))
+    def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
+        super().__init__(parsed)
+        self._requests = parsed.requests
+        self._answers = Answers(parsed.num_sequences)
 
     def feed(self, delta: Delta) -> list[bytes]:
         if not self._answers.add(delta):
@@ -51,20 +51,19 @@ class TextList(Formatter):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        message = error.message.encode(errors="replace").decode()
-        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(message))
+        return b'{\n  "code":%d,\n  "message":%b,\n  "error":%b\n}' % (error.code, dumps(FAILURE), dumps(error.message))
 
 
-class TextLines(Formatter):
+class BatchStream(Formatter[AnswerFormat]):
     """The answer as it comes: a line for what comes together, as of one step, "" for the inputs it has nothing of."""
 
     media_type = "application/jsonlines"
     is_streaming = True
 
-    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
-        super().__init__(requests[0])
-        self._prefixes = [request.prompt if request.return_full_text else "" for request in requests]
-        self._outputs = [""] * len(requests)  # of the next line
+    def __init__(self, parsed: Parsed[AnswerFormat]) -> None:
+        super().__init__(parsed)
+        self._prefixes = [request.prompt if request.return_full_text else "" for request in parsed.requests]
+        self._outputs = [""] * len(parsed.requests)  # of the next line
         self._has_news = False
 
     def feed(self, delta: Delta) -> list[bytes]:

@@ -1,25 +1,26 @@
-"""What the answers of OpenAI's two doors share, and those of completions.
+"""What the answers of OpenAI's two APIs share, and those of completions.
 
     {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
      "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
 
-A stream has such objects as server-sent events, each with what is new of one choice, and ends with `data: [DONE]`;
-or as lines, whose end is the body's.
+A stream sends such objects as server-sent events, each with new text of one choice, and ends with `data: [DONE]`; or
+as lines, which end with the body.
 JSON without spaces, keys in a fixed order. Source: OpenAI's API reference; what its client reads.
 """
 
 from __future__ import annotations
 
 import math
+import time
+import uuid
 from abc import abstractmethod
 from typing import Any, ClassVar
 
 from orjson import dumps
 
-from lmi.formatters.base import ErrorFields, Formatter
-from lmi.formatters.jsonlines import one_line
+from lmi.formatters.base import ErrorFields, Formatter, one_line
 from lmi.schemas.common import Parsed
-from lmi.schemas.openai import Echo
+from lmi.schemas.openai import OpenAIFormat
 from lmi.types import Answer, Answers, Delta, FinishReason, Token
 
 LEAST_LOG_PROB = -9999.0  # JSON has no infinity
@@ -31,22 +32,23 @@ REASONS = {
 }
 
 
-class OpenAIFormatter(Formatter):
+class OpenAIFormatter(Formatter[OpenAIFormat]):
     """Counts tokens, and knows which choice of the answer each sequence is."""
 
     kind: ClassVar[str]  # of the objects
+    id_prefix: ClassVar[str]
 
-    def __init__(self, parsed: Parsed) -> None:
-        super().__init__(parsed.requests[0])
-        assert isinstance(parsed.echo, Echo)
-        self._echo = parsed.echo
-        self._num_sequences = sum(request.num_sequences for request in parsed.requests)
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._id = f"{self.id_prefix}{uuid.uuid4().hex}"
+        self._created_s = int(time.time())
+        self._num_sequences = parsed.num_sequences
         self._num_open = self._num_sequences
         self._num_prompt_tokens = self._num_tokens = 0
 
     def _count(self, delta: Delta) -> None:
         self._num_prompt_tokens += delta.num_prompt_tokens
-        if self._echo.is_answer_wanted:
+        if self._format.is_answer_wanted:
             self._num_tokens += len(delta.tokens)
         self._num_open -= delta.finish_reason is not None
 
@@ -59,26 +61,29 @@ class OpenAIFormatter(Formatter):
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._echo.id,
+            "id": self._id,
             "object": self.kind,
-            "created": self._echo.created,
-            "model": self._echo.model,
+            "created": self._created_s,
+            "model": self._format.model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
             "choices": choices,
         }
 
-    @staticmethod
-    def error(error: ErrorFields) -> bytes:
-        return error_object(error.message, error.code)
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        status = error.code
+        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        fields = {"message": error.message, "type": kind, "param": error.param, "code": error.kind}
+        return dumps({"error": fields})
 
 
-class Whole(OpenAIFormatter):
+class OpenAIWhole(OpenAIFormatter):
     """The answer as one object."""
 
     media_type = "application/json"
     is_streaming = False
 
-    def __init__(self, parsed: Parsed) -> None:
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._answers = Answers(self._num_sequences)
         self._prompts: dict[int, str] = {}  # by index
@@ -93,7 +98,7 @@ class Whole(OpenAIFormatter):
 
     def _chosen(self) -> list[tuple[int, Answer]]:
         """The answers that are wanted, by sequence: the first, or where more were made, the most probable."""
-        num_made, num_wanted = self._request.num_sequences, self._echo.num_choices
+        num_made, num_wanted = self._request.num_sequences, self._format.num_choices
         indexed = list(enumerate(self._answers.all))
         chosen = []
         for first in range(0, len(indexed), num_made):
@@ -107,7 +112,7 @@ class Whole(OpenAIFormatter):
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]: ...
 
 
-class Stream(OpenAIFormatter):
+class OpenAIStream(OpenAIFormatter):
     """The answer as server-sent events."""
 
     media_type = "text/event-stream"
@@ -121,24 +126,28 @@ class Stream(OpenAIFormatter):
         records = [self._chunk([choice]) for choice in self._choices(delta)]
         if self._num_open:
             return records
-        if self._echo.has_usage:
+        if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
         return [*records, self.done] if self.done else records
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         chunk = self._object(choices)
-        return self.record(dumps(chunk | {"usage": None} if self._echo.has_usage else chunk))
+        return self.record(dumps(chunk | {"usage": None} if self._format.has_usage else chunk))
 
     @classmethod
     def record(cls, data: bytes) -> bytes:
         return cls.opening + one_line(data) + cls.closing
 
+    @classmethod
+    def error(cls, error: ErrorFields) -> bytes:
+        return cls.record(super().error(error)) + cls.done
+
     @abstractmethod
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
-        """What is new, one record each."""
+        """The new choices, one record each."""
 
 
-class Lines(Stream):
+class OpenAILines(OpenAIStream):
     """The answer as lines."""
 
     media_type = "application/jsonlines"
@@ -147,59 +156,61 @@ class Lines(Stream):
     done = b""
 
 
-class Completion(Whole):
+class CompletionWhole(OpenAIWhole):
     kind = "text_completion"
+    id_prefix = "cmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        text, log_probs = answer.text, LogProbs(self._echo)
-        if self._echo.has_log_probs and self._echo.echoes_prompt:
-            first = index - index % self._request.num_sequences  # where the request's prompt was told
+        text, log_probs = answer.text, LogProbs(self._format)
+        if self._format.has_log_probs and self._format.echoes_prompt:
+            first = index - index % self._request.num_sequences  # whose Delta brought the request's prompt
             log_probs.add(self._answers.all[first].prefill or [])
-        if self._echo.is_answer_wanted:
+        if self._format.is_answer_wanted:
             log_probs.add(shown_tokens(answer.tokens, answer.finish_reason))
-        if self._echo.echoes_prompt:
-            text = self._prompts[index] + (text if self._echo.is_answer_wanted else "")
+        if self._format.echoes_prompt:
+            text = self._prompts[index] + (text if self._format.is_answer_wanted else "")
         assert answer.finish_reason is not None
         return {
             "index": number,
             "text": text,
-            "logprobs": log_probs.fields() if self._echo.has_log_probs else None,
-            "finish_reason": REASONS[answer.finish_reason] if self._echo.is_answer_wanted else "length",
+            "logprobs": log_probs.fields() if self._format.has_log_probs else None,
+            "finish_reason": REASONS[answer.finish_reason] if self._format.is_answer_wanted else "length",
         }
 
 
-class CompletionStream(Stream):
+class CompletionStream(OpenAIStream):
     kind = "text_completion"
+    id_prefix = "cmpl-"
 
-    def __init__(self, parsed: Parsed) -> None:
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
         self._begun: dict[int, int] = {}  # index -> characters so far
         self._prefills: dict[int, list[Token]] = {}  # by request
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         is_first = delta.index not in self._begun
-        log_probs = LogProbs(self._echo, self._begun.get(delta.index, 0))
-        text = "".join(token.text for token in delta.tokens) if self._echo.is_answer_wanted else ""
-        if is_first and self._echo.echoes_prompt:
+        log_probs = LogProbs(self._format, self._begun.get(delta.index, 0))
+        text = "".join(token.text for token in delta.tokens) if self._format.is_answer_wanted else ""
+        if is_first and self._format.echoes_prompt:
             text = delta.prompt + text
-            if self._echo.has_log_probs:
+            if self._format.has_log_probs:
                 log_probs.add(self._prefill(delta))
-        if self._echo.is_answer_wanted:
+        if self._format.is_answer_wanted:
             log_probs.add(shown_tokens(delta.tokens, delta.finish_reason))
         self._begun[delta.index] = log_probs.offset
-        if not (text or delta.finish_reason or (self._echo.has_log_probs and delta.tokens)):
+        if not (text or delta.finish_reason or (self._format.has_log_probs and delta.tokens)):
             return []
         return [
             {
                 "index": delta.index,
                 "text": text,
-                "logprobs": log_probs.fields() if self._echo.has_log_probs else None,
+                "logprobs": log_probs.fields() if self._format.has_log_probs else None,
                 "finish_reason": self._reason(delta),
             }
         ]
 
     def _prefill(self, delta: Delta) -> list[Token]:
-        """Of the delta's request; they come with its first sequence, which others may overtake."""
+        """The prompt tokens of the delta's request. They come with its first sequence, which others may overtake."""
         request = delta.index // self._request.num_sequences
         if delta.prefill:
             self._prefills[request] = delta.prefill
@@ -208,18 +219,18 @@ class CompletionStream(Stream):
     def _reason(self, delta: Delta) -> str | None:
         if delta.finish_reason is None:
             return None
-        return REASONS[delta.finish_reason] if self._echo.is_answer_wanted else "length"
+        return REASONS[delta.finish_reason] if self._format.is_answer_wanted else "length"
 
 
-class CompletionLines(Lines, CompletionStream):
+class CompletionLines(OpenAILines, CompletionStream):
     pass
 
 
 class LogProbs:
     """The four lists of a completion's log-probs. Offsets are those of the tokens' spellings, side by side."""
 
-    def __init__(self, echo: Echo, offset: int = 0) -> None:
-        self._num_top = echo.num_top_log_probs
+    def __init__(self, format: OpenAIFormat, offset: int = 0) -> None:
+        self._num_top = format.num_top_log_probs
         self.offset = offset
         self._tokens: list[str] = []
         self._log_probs: list[float | None] = []
@@ -246,7 +257,7 @@ class LogProbs:
 
 
 def shown_tokens(tokens: list[Token], finish_reason: FinishReason | None) -> list[Token]:
-    """The tokens that log-probs are told of: not the end token, which has no text."""
+    """The tokens whose log-probs the answer shows: not the end token, which has no text."""
     is_end = finish_reason is FinishReason.EOS_TOKEN and tokens and not tokens[-1].spelling
     return tokens[:-1] if is_end else tokens
 
@@ -256,10 +267,3 @@ def log_prob(token: Token) -> float | None:
     if token.log_prob is None:
         return None
     return max(token.log_prob, LEAST_LOG_PROB) if math.isfinite(token.log_prob) else LEAST_LOG_PROB
-
-
-def error_object(message: str, status: int, *, param: str | None = None, code: str | None = None) -> bytes:
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
-    clean = message.encode(errors="replace").decode()
-    return dumps({"error": {"message": clean, "type": kind, "param": param, "code": code}})

@@ -3,9 +3,9 @@
     {"id": "chatcmpl-…", "object": "chat.completion", …, "choices": [{"index": 0, "message": {"role": "assistant",
      "content": "Hi", "refusal": null}, "logprobs": null, "finish_reason": "stop"}], "usage": {…}}
 
-A stream tells the role first, then what is new, then the reason of the end in a delta of its own, whose content is
-empty as vLLM's: clients read it from every delta. Calls of tools and
-thoughts are found in the text (`text/tool_calls.py`, `text/reasoning.py`). Source: OpenAI's API reference;
+A stream sends the role first, then the text, then the reason of the end in a separate delta, whose content is empty as
+vLLM's: clients read it from every delta. Calls of tools and thoughts are found in the text (`text/tool_calls.py`,
+`text/reasoning.py`). Source: OpenAI's API reference;
 `reasoning_content` is DeepSeek's and vLLM's.
 """
 
@@ -14,28 +14,28 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from lmi.formatters.openai import REASONS, Lines, Stream, Whole, log_prob, shown_tokens
+from lmi.formatters.openai import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
 from lmi.schemas.common import Parsed
-from lmi.schemas.openai import Echo
+from lmi.schemas.openai import OpenAIFormat
 from lmi.text.reasoning import Reasoning
 from lmi.text.tool_calls import PARSERS, Arguments, Call, Named, Part, Text, ToolCalls
 from lmi.types import Answer, Delta, FinishReason, Token
 
 
-class Voice:
-    """One sequence's text, parted into what is thought, said and called."""
+class MessageSplitter:
+    """Splits one sequence's text into thoughts, content and calls."""
 
-    def __init__(self, echo: Echo, prompt: str) -> None:
-        self._reasoning = Reasoning(prompt) if echo.reasoning else None
+    def __init__(self, format: OpenAIFormat, prompt: str) -> None:
+        self._reasoning = Reasoning(prompt) if format.reasoning else None
         self._calls: ToolCalls | None = None
-        if echo.function is not None:
-            self._calls = Named(echo.function)
-        elif echo.tool_calls is not None:
-            self._calls = PARSERS[echo.tool_calls]()
+        if format.function is not None:
+            self._calls = Named(format.function)
+        elif format.tool_calls is not None:
+            self._calls = PARSERS[format.tool_calls]()
         self._num_calls = 0
 
     def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
-        """What is new, as the fields of deltas: neighbours of one kind are one."""
+        """The fields of the next deltas; neighbours of one kind are joined."""
         thought, said = self._reasoning.feed(text) if self._reasoning else ("", text)
         if is_last and self._reasoning:
             more_thought, more_said = self._reasoning.flush()
@@ -69,50 +69,52 @@ def call_fields(index: int, call: Call) -> dict[str, Any]:
     return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
-class Chat(Whole):
+class ChatWhole(OpenAIWhole):
     kind = "chat.completion"
+    id_prefix = "chatcmpl-"
 
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
-        voice = Voice(self._echo, self._prompts[index])
-        message = whole_message(voice.feed(answer.text, is_last=True))
+        splitter = MessageSplitter(self._format, self._prompts[index])
+        message = whole_message(splitter.feed(answer.text, is_last=True))
         assert answer.finish_reason is not None
         log_probs = None
-        if self._echo.has_log_probs:
+        if self._format.has_log_probs:
             log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason))
         return {
             "index": number,
             "message": message,
             "logprobs": log_probs,
-            "finish_reason": voice.end(answer.finish_reason),
+            "finish_reason": splitter.end(answer.finish_reason),
         }
 
 
-class ChatStream(Stream):
+class ChatStream(OpenAIStream):
     kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
 
-    def __init__(self, parsed: Parsed) -> None:
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._voices: dict[int, Voice] = {}
+        self._splitters: dict[int, MessageSplitter] = {}
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
-        if delta.index not in self._voices:
-            self._voices[delta.index] = Voice(self._echo, delta.prompt)
+        if delta.index not in self._splitters:
+            self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
             deltas.append({"role": "assistant", "content": ""})
-        voice, num_opening = self._voices[delta.index], len(deltas)
-        deltas += voice.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
-        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._echo.has_log_probs else []
+        splitter, num_opening = self._splitters[delta.index], len(deltas)
+        deltas += splitter.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
+        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
         if tokens and len(deltas) == num_opening:
             deltas.append({"content": ""})  # text held back: its log-probs are not
         choices = [choice(delta.index, fields) for fields in deltas]
         if tokens:
             choices[num_opening]["logprobs"] = log_prob_fields(tokens)
         if delta.finish_reason is not None:
-            choices.append(choice(delta.index, {"content": ""}, voice.end(delta.finish_reason)))
+            choices.append(choice(delta.index, {"content": ""}, splitter.end(delta.finish_reason)))
         return choices
 
 
-class ChatLines(Lines, ChatStream):
+class ChatLines(OpenAILines, ChatStream):
     pass
 
 
@@ -121,7 +123,7 @@ def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None)
 
 
 def whole_message(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stream's deltas put together; content is null where there are calls or thoughts alone."""
+    """A stream's deltas put together; content is null where there are only calls or thoughts."""
     texts: dict[str, str] = {}
     calls: list[dict[str, Any]] = []
     for fields in deltas:

@@ -4,8 +4,8 @@
     data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
 
 Keys, their order and the separators as Text Generation Inference 3.3 writes them: no space after the colon of `data:`,
-no `[DONE]`, events counted from 1, what was not asked for left out or null. `seed` is the client's own. Of several
-sequences the most probable is the answer, the others stand in its details.
+no `[DONE]`, events counted from 1, what was not asked for left out or null. `seed` is the client's. The most
+probable of several sequences is the answer, its details hold the others.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter
-from lmi.formatters.jsonlines import one_line
-from lmi.types import Answer, Answers, Delta, FinishReason, GenerationRequest, Token
+from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, one_line
+from lmi.schemas.common import Parsed
+from lmi.schemas.tgi import TgiFormat
+from lmi.types import Answer, Answers, Delta, FinishReason, Token
 
 
-class TgiObject(Formatter):
+class TgiWhole(Formatter[TgiFormat]):
     """The whole answer."""
 
     media_type = "application/json"
     is_streaming = False
 
-    def __init__(self, request: GenerationRequest, *, is_list: bool) -> None:
-        super().__init__(request)
-        self._is_list = is_list
-        self._answers = Answers(request.num_sequences)
+    def __init__(self, parsed: Parsed[TgiFormat]) -> None:
+        super().__init__(parsed)
+        self._answers = Answers(self._request.num_sequences)
 
     def feed(self, delta: Delta) -> list[bytes]:
         if not self._answers.add(delta):
             return []
         best, *others = self._answers.ranked()
         whole: dict[str, Any] = {"generated_text": self._full_text(best.text)}
-        if self._request.details:
+        if self._format.details:
             whole["details"] = self._sequence_details(best)
             if others:
                 whole["details"]["best_of_sequences"] = [
                     {"generated_text": self._full_text(other.text)} | self._sequence_details(other) for other in others
                 ]
-        return [dumps([whole] if self._is_list else whole)]
+        return [dumps([whole] if self._format.is_list else whole)]
 
     def _sequence_details(self, answer: Answer) -> dict[str, Any]:
         details: dict[str, Any] = {
@@ -57,18 +57,17 @@ class TgiObject(Formatter):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
-        return dumps({"error": error.message.encode(errors="replace").decode(), "error_type": error.tgi_type})
+        return dumps({"error": error.message, "error_type": error.kind})
 
 
-class TgiEvents(Formatter):
+class TgiStream(Formatter[TgiFormat]):
     """The answer token by token."""
 
     media_type = "text/event-stream"
     is_streaming = True
 
-    def __init__(self, request: GenerationRequest) -> None:
-        super().__init__(request)
+    def __init__(self, parsed: Parsed[TgiFormat]) -> None:
+        super().__init__(parsed)
         self._texts: list[str] = []
         self._num_prompt_tokens = 0
 
@@ -88,7 +87,7 @@ class TgiEvents(Formatter):
             event["top_tokens"] = [_token(other) for other in token.top or ()]
         is_last = finish_reason is not None
         event["generated_text"] = self._full_text("".join(self._texts)) if is_last else None
-        event["details"] = self._stream_details(finish_reason, token) if is_last and self._request.details else None
+        event["details"] = self._stream_details(finish_reason, token) if is_last and self._format.details else None
         return _data(dumps(event))
 
     def _stream_details(self, finish_reason: FinishReason | None, last: Token) -> dict[str, Any]:
@@ -101,7 +100,7 @@ class TgiEvents(Formatter):
 
     @staticmethod
     def error(error: ErrorFields) -> bytes:
-        return _data(TgiObject.error(error))
+        return _data(TgiWhole.error(error))
 
 
 def _data(event: bytes) -> bytes:

@@ -2,11 +2,11 @@
 
     {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
 
-The same object comes once, or as server-sent events that each hold what one Delta brought; the end of the body is the
-only end mark, since clients read every line that is not empty as such an object. Bytes as Triton writes them: keys
-sorted, no spaces, UTF-8 as it is (but for what clients take for the end of a line). Outputs that were asked for
-are further keys; like a tensor, one of one element is a scalar, and those of several sequences stand one after the
-other. Sources: Triton's extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
+The object comes once, or as server-sent events that each hold one Delta; only the end of the body ends the answer,
+since clients read every line that is not empty as such an object. Bytes are Triton's: keys sorted, no spaces, UTF-8 not
+escaped (except what clients take for the end of a line). Outputs that were asked for are further keys; like a tensor,
+one of one element is a scalar, and those of several sequences follow one another.
+Sources: Triton's extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
-from lmi.formatters.base import ErrorFields, Formatter
-from lmi.formatters.jsonlines import one_line
-from lmi.types import Answer, Answers, Delta, FinishReason, GenerationRequest, Token
+from lmi.formatters.base import ErrorFields, Formatter, one_line
+from lmi.schemas.common import Parsed
+from lmi.schemas.triton import TritonFormat
+from lmi.types import Answer, Answers, Delta, FinishReason, Token
 
 REASONS = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop", FinishReason.LENGTH: "length"}
 OUTPUTS = {  # beside text_output, as a model's metadata names them
@@ -32,33 +33,33 @@ OUTPUTS = {  # beside text_output, as a model's metadata names them
 }
 
 
-class Generate(Formatter):
-    """One object, the whole body. `head` stands in every object; `outputs` are names of OUTPUTS."""
+class TritonWhole(Formatter[TritonFormat]):
+    """One object, the whole body."""
 
     media_type = "application/json"
     is_streaming = False
     opening: ClassVar[bytes] = b""
     closing: ClassVar[bytes] = b""
 
-    def __init__(
-        self, request: GenerationRequest, head: Mapping[str, str], outputs: Sequence[str], num_answers: int
-    ) -> None:
-        super().__init__(request)
-        self._head, self._outputs, self._num_answers = head, outputs, num_answers
-        self._answers = Answers(request.num_sequences)
+    def __init__(self, parsed: Parsed[TritonFormat]) -> None:
+        super().__init__(parsed)
+        self._answers = Answers(self._request.num_sequences)
 
     def feed(self, delta: Delta) -> list[bytes]:
         if not self._answers.add(delta):
             return []
         answers, num_input_tokens = self._answers.all, self._answers.all[0].num_prompt_tokens
-        if self._num_answers < len(answers):
-            answers = self._answers.ranked()[: self._num_answers]
+        if self._format.num_answers < len(answers):
+            answers = self._answers.ranked()[: self._format.num_answers]
         return [self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])]
 
     def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
-        """`cum_log_probs`: of each sequence up to here, which in a stream is more than this piece of it."""
-        fields: dict[str, Any] = {**self._head, "text_output": _tensor([self._full_text(a.text) for a in answers])}
-        for name in self._outputs:
+        """`cum_log_probs`: the sum for each sequence up to here, which in a stream covers earlier events too."""
+        fields: dict[str, Any] = {
+            **self._format.head,
+            "text_output": _tensor([self._full_text(a.text) for a in answers]),
+        }
+        for name in self._format.outputs:
             if name == "num_input_tokens":
                 fields[name] = num_input_tokens
             elif name in ("cum_log_probs", "cumulative_logprob"):
@@ -73,11 +74,10 @@ class Generate(Formatter):
 
     @classmethod
     def error(cls, error: ErrorFields) -> bytes:
-        # A message may hold bytes of a file name that are no UTF-8; orjson would refuse them.
-        return cls._record({"error": error.message.encode(errors="replace").decode()})
+        return cls._record({"error": error.message})
 
 
-class OneEvent(Generate):
+class TritonOneEvent(TritonWhole):
     """The whole answer as the only event of a stream."""
 
     media_type = "text/event-stream; charset=utf-8"
@@ -85,15 +85,13 @@ class OneEvent(Generate):
     closing = b"\n\n"
 
 
-class Events(OneEvent):
+class TritonStream(TritonOneEvent):
     """An event for each Delta of the one sequence."""
 
     is_streaming = True
 
-    def __init__(
-        self, request: GenerationRequest, head: Mapping[str, str], outputs: Sequence[str], num_answers: int
-    ) -> None:
-        super().__init__(request, head, outputs, num_answers)
+    def __init__(self, parsed: Parsed[TritonFormat]) -> None:
+        super().__init__(parsed)
         self._num_input_tokens, self._cum_log_prob = 0, 0.0
 
     def feed(self, delta: Delta) -> list[bytes]:
@@ -108,7 +106,7 @@ def _tensor(values: Sequence[Any]) -> Any:
 
 
 def _values(name: str, answer: Answer) -> list[Any]:
-    """What one sequence, or a piece of it, adds to an output."""
+    """The values that one sequence, or a part of it, adds to an output."""
     if name == "finish_reason":
         return ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]]
     if name == "num_output_tokens":

@@ -1,16 +1,16 @@
-"""Request bodies in a front end: how many bytes of them there may be, and how their memory goes back.
+"""Request bodies in one process: how many bytes of them there may be, and how their memory goes back.
 
-A client may announce what it never sends, so bytes count as they come. They count until their request has ended,
-because its prompt is held so long.
+A client may announce more than it sends, so bytes count as they come. They count until their request has ended,
+because the request holds its prompt until then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+from typing import Protocol
 
 from lmi.errors import Overloaded
-from lmi.shared.state import FrontEndRecord
 
 SMALL_BODY_BYTES = 64 << 10
 TRIM_BYTES, TRIM_S = 16 << 20, 1.0
@@ -18,14 +18,20 @@ TRIM_BYTES, TRIM_S = 16 << 20, 1.0
 _libc = ctypes.CDLL(None)
 
 
-class BodyMemory:
-    """The bytes of bodies in one front end, at most `max_bytes`; `record` shows how many there are.
+class BodyRecord(Protocol):
+    """Where a process shows what its bodies hold."""
 
-    Small bodies have an eighth of that for themselves, on top of it: they are served beside large ones, and a few of
-    them do not keep a large one out.
+    num_body_bytes: int
+
+
+class BodyMemory:
+    """The bytes of bodies in one process, at most `max_bytes`; `record` shows how many there are.
+
+    Small bodies have an additional eighth of that: they are served beside large ones, and a few of them do not keep a
+    large one out.
     """
 
-    def __init__(self, record: FrontEndRecord, max_bytes: int) -> None:
+    def __init__(self, record: BodyRecord, max_bytes: int) -> None:
         self._record = record
         self._max_bytes = max_bytes
         self._num_small_bytes = self._num_large_bytes = 0
@@ -39,7 +45,7 @@ class BodyMemory:
             raise Overloaded(f"request bodies hold the {self._max_bytes} bytes that they may have (max_body_memory)")
 
     def change(self, num_before: int, num_after: int) -> None:
-        """Count a body that has now `num_after` bytes; 0 when its request has ended."""
+        """Count a body of `num_before` bytes that has `num_after` now; 0 when its request has ended."""
         self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
         self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
         self._num_ended_bytes += num_before if num_after == 0 and num_before > SMALL_BODY_BYTES else 0
@@ -56,7 +62,7 @@ class BodyMemory:
         return num_small, num_large
 
     def _trim_heap(self) -> None:
-        """Give free memory back to the kernel. glibc keeps what lies between blocks in use. Source: malloc_trim(3)."""
+        """Return free memory to the kernel: glibc keeps what lies between used blocks. Source: malloc_trim(3)."""
         self._trim, self._num_ended_bytes = None, 0
         if hasattr(_libc, "malloc_trim"):  # another C library has none
             _libc.malloc_trim(0)

@@ -1,8 +1,8 @@
 """One HTTP exchange: a request as a route reads it, and the response as it writes it.
 
-A thin skin over ASGI's scope, receive and send. It adds what every answer of ours has (request id, echoed
-Custom-Attributes), remembers the status for log and metrics, and turns a client that leaves into `ClientGone`, in
-streams and before them. Nothing wraps `send`, so a token costs no extra hop.
+A thin layer over ASGI's scope, receive and send. It adds the fields that each of our responses has (request id, echoed
+Custom-Attributes), keeps the status for log and metrics, and raises `ClientGone` when the client leaves, in streams and
+before them. Nothing wraps `send`, so a token costs no extra call.
 """
 
 from __future__ import annotations
@@ -80,27 +80,27 @@ class Exchange:
 
     @property
     def has_key(self) -> bool:
-        """Whether the client shows a key of an API. Signatures and passwords, which proxies read, are none."""
+        """Whether the client sends an API key. Signatures and passwords do not count, because proxies read them."""
         return any(
             name in KEY_FIELDS or (name == b"authorization" and value[:7].lower() == b"bearer ")
             for name, value in self.headers.raw
         )
 
     def _choose_id(self) -> str:
-        """The caller's id where it is short printable ASCII, else a new one."""
+        """The id that the client sent, if it is short printable ASCII, else a new one."""
         given = (self.headers.get(name, "") for name in REQUEST_ID_HEADERS)
         return next((value for value in given if SAFE_ID.fullmatch(value)), None) or uuid.uuid4().hex
 
     def check_is_whole(self) -> None:
-        """Raise UnsupportedMediaType for a body in parts. No other type is refused: curl calls JSON a form."""
+        """Raise UnsupportedMediaType for a multipart body. Any other type is read, because curl calls JSON a form."""
         given = self.headers.get("content-type", "")
         if given.strip().lower().startswith("multipart/"):
             raise UnsupportedMediaType(given)
 
     async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
-        """The whole body. Refuses by the announced length before a byte is read, else as soon as it is too long.
+        """Read the whole body. Refuses it by its announced length before a byte is read, else once it is too long.
 
-        Its bytes count in `memory` until the edge takes `num_body_bytes` off. Raises Overloaded where that is full.
+        Its bytes count in `memory` until the caller subtracts `num_body_bytes`. Raises Overloaded where that is full.
         """
         encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
         if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
@@ -126,21 +126,21 @@ class Exchange:
         return bytes(body)
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
-        """The head; without a content type where `media_type` is ""."""
+        """Send the head, without a content type where `media_type` is ""."""
         fields = [("content-type", media_type), ("x-request-id", self.request_id), *self._echoed(), *headers]
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields if value or name != "content-type"]
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     def write(self, data: bytes) -> Awaitable[None]:
-        """One record, flushed at once; await it."""
+        """Send one record, which is flushed at once; await it."""
         return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data})
 
     async def answer(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
-        """A whole response with its length."""
+        """Send a whole response with its length."""
         await self.start(status, media_type, [("content-length", str(len(body))), *headers])
         await self.end(body)
 
@@ -152,7 +152,7 @@ class Exchange:
 
     @asynccontextmanager
     async def deadline(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Raise DeadlineExceeded in what runs inside, `timeout_s` after the request came; None waits for ever."""
+        """Raise DeadlineExceeded inside the block `timeout_s` after the request came. None: it has no deadline."""
         left_s = None if timeout_s is None else max(0.0, self.started_s + timeout_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s) as timeout:
@@ -165,9 +165,9 @@ class Exchange:
     async def run_while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end; should the client leave first, cancel it and raise ClientGone.
 
-        Call it after the body was read: from then on all that `receive` can bring is the disconnect. `work` gets a task
-        of its own, which also makes it fast: a task is resumed through every frame that awaits in it, and a
-        route has a dozen of them above itself.
+        Call it after the body was read: from then on `receive` can only bring the disconnect. `work` runs in its own
+        task, which is also faster: a task is resumed through all awaiting frames, and a route has a dozen of them
+        above it.
         """
         worker = asyncio.create_task(work)
         departure = asyncio.create_task(self._until_gone())

@@ -1,10 +1,10 @@
 """HTTP/1.1 with limits: uvicorn's httptools protocol, and what it lacks against hostile or broken clients.
 
-httptools cuts requests strictly but knows no size and no time. Here a head has a bounded number of bytes, fields and
-seconds, a body has seconds, a least speed and a bounded number of chunks, a reader that stops reading is cut off, and
-a request that could be read in two ways is refused. A refusal is one JSON object, and the connection closes after it.
-The rest of a body that is not wanted any more is not waited for. An HTTP/1.0 client gets no chunks. Knows no route and
-no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
+httptools parses requests strictly but has no limits of size or time. This protocol limits the bytes, fields and seconds
+of a head, and the seconds, least speed and number of chunks of a body. It cuts off a client that stops reading, and
+refuses a request that could be read in two ways. A refusal is one JSON object, and the connection closes after it. The
+protocol does not wait for the rest of a body that nobody needs, and sends no chunks to an HTTP/1.0 client. It knows no
+route and no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import resource
 import sys
 import termios
 from collections.abc import Callable, Coroutine
@@ -35,11 +36,12 @@ MAX_FIELDS = 128
 MAX_CHUNKS = 65_536
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
-SLOW_START_S = 10.0  # a body may be slower than that in the beginning
+SLOW_START_S = 10.0  # so long a body may be slower
 LINGER_S = 1.0  # how long a refused client may go on sending before the connection is cut
-BODY_LINGER_S = 10.0  # the same for the rest of a body, so that a client that sends first and reads then has its answer
-MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early: so much is read and forgotten to keep the connection
+BODY_LINGER_S = 10.0  # how long a client may send the rest of a body that was answered early, before it reads
+MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; so much is discarded to keep the connection
 BODY_LOOK_S = 1.0
+RESERVED_FDS = 40  # for everything that is not a client
 
 
 class Refusal(Exception):
@@ -53,7 +55,7 @@ class Refusal(Exception):
 class Cycle(RequestResponseCycle):
     """One request and its response.
 
-    `num_missing_bytes`: of the body, still to come; of a chunked one nobody knows.
+    `num_missing_bytes` of the body have still to come; of a chunked body the number is unknown.
     """
 
     num_missing_bytes = 0
@@ -84,7 +86,7 @@ class GuardedProtocol(HttpToolsProtocol):
     header_timeout_s: ClassVar[float] = 10.0
     body_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 30.0
-    max_connections: ClassVar[int] = 10_000
+    max_connections: ClassVar[int] = max(1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
     cycle: Cycle
 
     def __init__(
@@ -117,7 +119,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_timer(self._head_is_late, self.header_timeout_s)
 
     def _make_room(self) -> bool:
-        """Close a connection that waits for nothing, so that a health check gets through a crowd of idle clients."""
+        """Close an idle connection, so that a health check gets through although idle clients hold all others."""
         for other in self.connections:
             if isinstance(other, GuardedProtocol) and other is not self and other.is_idle:
                 other.transport.abort()
@@ -131,7 +133,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self._is_lingering:
-            return  # read and forgotten
+            return  # discard it
         self._unset_keepalive_if_required()
         num_messages = self._num_messages
         try:
@@ -165,7 +167,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
 
     def _check_unparsed(self, num_new_bytes: int) -> None:
-        """The parser hands a field over when it is whole, so an endless one must be counted as it comes."""
+        """Count the bytes of a field as they come: the parser reports only whole fields, and one may be endless."""
         self._num_unparsed_bytes += num_new_bytes
         if self._num_unparsed_bytes > MAX_HEAD_BYTES:
             raise _head_too_large()
@@ -206,7 +208,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise Refusal(400, f"at most {MAX_PIPELINED} requests may wait on one connection")
 
     def _complete_scope(self) -> None:
-        """What the request line says. Source of the forms of its target: RFC 9112, 3.2."""
+        """Fill the scope from the request line. Source of the forms of its target: RFC 9112, 3.2."""
         method, url = self.parser.get_method().decode("ascii"), httptools.parse_url(self.url)
         if url.path == b"*":
             status = 405 if method == "OPTIONS" else 400
@@ -281,7 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _mind_time(self) -> None:
-        """After each read: a head that has begun has a deadline, and so has a body."""
+        """Called after each read. Sets the deadline of a head or a body that has begun."""
         is_idle = self.cycle is None or self.cycle.response_complete
         due = self._look_at_body if self._is_in_body else self._head_is_late if self._is_in_head or is_idle else None
         if due == self._due and self._timer is not None:
@@ -317,7 +319,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # Bytes out.
 
     def pause_writing(self) -> None:
-        """The client does not keep up; one that reads nothing at all for too long is cut off, its request with it."""
+        """The client reads too slowly. One that reads nothing for too long is cut off together with its request."""
         super().pause_writing()
         self._watch_reader()
 
@@ -331,7 +333,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _num_unread_bytes(self) -> int:
-        """What waits for the client here and in the kernel, which asks for more only when a third of its part is gone.
+        """Bytes that wait for the client, here and in the kernel, which takes more once a third of its part is read.
 
         Source: tcp(7), SIOCOUTQ, which has the same number as TIOCOUTQ.
         """
@@ -348,7 +350,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stall = None
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer and close; requests of this connection that came before and still run are answered first."""
+        """Answer and close, after the answers to earlier requests of this connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = refusal
@@ -359,7 +361,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answer_refusal(refusal)  # else on_response_complete comes back to it
 
     def _drop_request(self, cycle: RequestResponseCycle) -> None:
-        """The request whose body is at fault: its application, if it runs already, hears that the client has gone."""
+        """Drop the request whose body is at fault. Where its application runs already, it sees the client leave."""
         self._num_unanswered -= 1
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
@@ -384,12 +386,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._linger(LINGER_S)
 
     def note_refusal(self, refusal: Refusal) -> None:
-        """For log and metrics: no application hears of this request."""
+        """Log the refusal. No application sees this request, so a subclass counts it here too."""
         peer = self.client[0] if self.client else "a client"
         log.info("refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status})
 
     def _linger(self, linger_s: float) -> None:
-        """A close with unread bytes resets the connection, and a client that still sends would never see the answer."""
+        """Go on reading before the close: one with unread bytes would reset the connection and lose the answer."""
         self._is_lingering = True
         self._stop_timer()
         self._unset_keepalive_if_required()
@@ -418,7 +420,7 @@ def _head_too_large() -> Refusal:
 
 
 def _unreadable(error: httptools.HttpParserError) -> Refusal:
-    """What httptools could not parse. Its own words say nothing to a client, except about the version."""
+    """The refusal of what httptools could not parse. Its messages are useful only where they name the version."""
     if "Invalid HTTP version" in str(error) or "PRI" in str(error):
         return Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     return Refusal(400, "this is no HTTP/1.1 request")

@@ -1,7 +1,7 @@
-"""One end of a socket of frames, and the front ends' ends together.
+"""One end of a socket between two of our processes, and the ends of one process together.
 
-`Connection` takes frames apart and lets go of whoever sends what is no message of ours. `Connections` keeps one open to
-every process that its record says is ready: engines, and the workers of a model's own code.
+`Connection` decodes frames and closes when a frame is not a valid message. `Connections` keeps one connection open to
+each of several processes, as long as its record says that the process is ready.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from lmi.ipc.frames import FrameReader, FrameTooLarge
-from lmi.shared.state import EngineRecord, Phase
+from lmi.shared.state import Phase
 
 RECONNECT_S = 0.05
 CONNECT_TIMEOUT_S = 2.0
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Connection(asyncio.Protocol):
     """One end of one socket, from its first byte to its last."""
 
-    other_end: str  # who it is, for the log
+    other_end: str  # what is there, for the log
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -36,11 +36,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def take(self, payload: bytes) -> None:
-        """One message came. Raises msgspec.MsgspecError for what is none: that ends the connection."""
+        """Handle the payload of one frame. An invalid message raises MsgspecError, which closes the connection."""
         raise NotImplementedError
 
     def write(self, data: bytes) -> None:
-        """Send a frame; nothing happens once the other end is lost."""
+        """Send a frame. Does nothing once the other end is lost."""
         if self._transport is not None:
             self._transport.write(data)
 
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
             for payload in self._reader.feed(data):
                 self.take(payload)
         except (FrameTooLarge, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.error("%s sent something that is no message of ours, closing: %s", self.other_end, error)
+            log.error("%s sent something that is not a message of ours, closing: %s", self.other_end, error)
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -65,13 +65,23 @@ class Connection(asyncio.Protocol):
             self.closed.set_result(None)
 
 
+class PeerRecord(Protocol):
+    """What a process that others connect to says of itself in shared memory."""
+
+    @property
+    def phase(self) -> int: ...
+
+    @property
+    def is_alive(self) -> bool: ...
+
+
 C = TypeVar("C", bound=Connection)
 
 
 class Connections(Generic[C]):
-    """`open`: the connections there are, by slot; slot i listens at `sockets[i]` and has its phase in `records[i]`."""
+    """`open`: the connections there are, by slot. Slot i listens at `sockets[i]` and has its phase in `records[i]`."""
 
-    def __init__(self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
+    def __init__(self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[PeerRecord]) -> None:
         self.open: dict[int, C] = {}
         self.records = records
         self._make = make
@@ -88,17 +98,17 @@ class Connections(Generic[C]):
 
     @property
     def alive(self) -> list[C]:
-        """Without those that have just been lost."""
+        """The open connections without those that have just been lost."""
         return [connection for connection in self.open.values() if not connection.closed.done()]
 
     async def wait_for(self, is_there: Callable[[], object]) -> None:
-        """Wait a moment for a process that has just become ready and may not be connected yet."""
+        """Wait a moment, because a process that has just become ready may not be connected yet."""
         deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
         while not is_there() and time.monotonic() < deadline_s and self._is_any_ready():
             await asyncio.sleep(RECONNECT_S)
 
     def describe(self) -> str:
-        """The state of processes that cannot be reached, in a few words for people."""
+        """The states of the processes, for a message that none of them can be reached."""
         return ", ".join(
             "not connected yet" if record.phase == Phase.READY else Phase(record.phase).name.lower()
             for record in self.records

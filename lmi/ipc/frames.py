@@ -1,7 +1,7 @@
-"""Frames of the engine socket.
+"""Frames on a socket between two of our processes.
 
-A frame is a 4-byte little-endian length and that many bytes. This module never touches a socket: give it the bytes that
-came, take the frames that are whole.
+A frame is a 4-byte little-endian length and that many bytes. This module never touches a socket: it takes the bytes
+that came and gives the frames that are whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The writing end of an asyncio connection, for any thread.
 
-Whoever writes does so at once, as far as the kernel takes it; only the rest goes through the event loop, and with it
-all that follows until it is gone. So the thread that runs the model hands out a step without waking another one, which
-would take the interpreter from it in the middle of the next step.
+`write` sends directly from the thread that calls it. What the kernel does not accept is queued on the event loop, and
+later writes queue behind it. So a thread that computes sends its results without waking another thread, which would
+take the interpreter from it in the middle of its next step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import suppress
 log = logging.getLogger(__name__)
 
 
-class Outlet:
-    """Give it the transport in `connection_made`; call `resume` from `resume_writing`, `close` from `connection_lost`.
+class ThreadSafeWriter:
+    """Make it in `connection_made`, call `resume` in `resume_writing` and `close` in `connection_lost`.
 
-    More than `max_unsent_bytes` that the other end has not read abort the connection.
+    It aborts the connection when the other end leaves more than `max_unsent_bytes` unread.
     """
 
     def __init__(self, transport: asyncio.Transport, max_unsent_bytes: int) -> None:
@@ -28,13 +28,13 @@ class Outlet:
         self._max_unsent_bytes = max_unsent_bytes
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()  # guards the next three, and that the descriptor is still ours
-        self._num_on_their_way = 0  # pieces that the loop does not have yet
+        self._lock = threading.Lock()  # guards the three fields below, and that the descriptor is still ours
+        self._num_on_their_way = 0  # chunks that were passed to the loop and have not arrived there
         self._is_behind = False
         self._is_open = True
 
     def write(self, data: bytes) -> None:
-        """All of it, behind what was written before. Nothing where the connection is closed."""
+        """Send all of `data`, behind what was written before. Does nothing once the connection is closed."""
         with self._lock:
             rest = data if self._is_behind or not self._is_open else data[self._write_some(data) :]
             if rest and self._is_open:
@@ -48,7 +48,7 @@ class Outlet:
             return os.write(self._fd, data)
         except BlockingIOError:
             return 0
-        except OSError:  # the loop learns it too, and ends the connection
+        except OSError:  # the loop sees the fault too, and ends the connection
             return len(data)
 
     def _pass_on(self, rest: bytes) -> None:
@@ -63,7 +63,7 @@ class Outlet:
         self.resume()
 
     def resume(self) -> None:
-        """On the event loop: direct writes begin again once nothing is left of what they must not overtake."""
+        """Call it on the event loop. Writes are direct again once everything before them has been sent."""
         with self._lock:
             self._is_behind = self._num_on_their_way > 0 or self._transport.get_write_buffer_size() > 0
 

@@ -1,38 +1,38 @@
-"""What every JSON door shares: reading a body, and reading one field of it.
+"""What every JSON API shares: reading a body, and reading one field of it.
 
 Bytes in, plain values out. A reader takes the field's name and its value and returns the checked value, or raises an
-error that names field, rule and value. Types are strict: `true` is no number, "5" is no number, 5 is a fine float.
-A body is never quoted in an error, only a shortened value of it. Of duplicate keys the last counts.
+error that names field, rule and value. Types are strict: `true` and "5" are not numbers, 5 is a float too.
+An error never quotes a body, only a shortened value of it. The last of duplicate keys counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import msgspec
 import orjson
 
 from lmi.errors import InvalidParameter, MalformedRequest
-from lmi.types import Frame, GenerationRequest
+from lmi.types import Format, GenerationRequest
 
 MAX_INT = 2**63 - 1
 MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_VALUES_BYTES = 1 << 20
-"""Of everything but the prompt. A text may fill a whole body, but sixty megabytes of small values take ten seconds to
-make and to free, in which the front end answers nobody."""
+"""The limit for everything but the prompt. A text may fill a whole body, but sixty megabytes of small values take ten
+seconds to make and to free, and the front end answers no other request meanwhile."""
 
 Reader = Callable[[str, object], Any]
 JSON_SCHEMAS: dict[Reader, dict[str, Any]] = {}
-"""What a reader takes, as far as JSON Schema can say it, for /openapi.json; one that is not here takes anything."""
+"""The JSON Schema of what a reader takes, for /openapi.json; a reader that is not here takes anything."""
 
 
 def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
-    """Say of a reader what it takes."""
+    """Record the JSON Schema of what a reader takes."""
 
     def note(reader: Reader) -> Reader:
         JSON_SCHEMAS[reader] = schema
@@ -42,34 +42,38 @@ def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A body that could be read: its fields, and the form that its answer will have, were it only an error."""
+class Message(Generic[Format]):
+    """A decoded body: its fields and the format of its answer."""
 
     fields: dict[str, Any]
-    frame: Frame
+    format: Format
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """What a body asks for: one request, or several that are answered together; and a line for the log on each name in
-    it that had no effect. `echo` is what the door's formatter must know beside them (an id, a name), of its own type.
-    `field_names`: the names that this body has for words of the engines' contract which its door knows by several.
+class Parsed(Generic[Format]):
+    """What a body asks for: one request, or several that are answered together, and the format of their answer.
+
+    `ignored` has a line for the log on each name in the body that has no effect.
     """
 
     requests: tuple[GenerationRequest, ...]
-    tolerated: tuple[str, ...] = ()
-    echo: Any = None
-    field_names: Mapping[str, str] = field(default_factory=dict)
+    format: Format
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are generated for all requests."""
+        return sum(request.num_sequences for request in self.requests)
 
     @property
     def request(self) -> GenerationRequest:
-        """The one there is."""
+        """The only request."""
         [request] = self.requests
         return request
 
 
 class _Outline(msgspec.Struct):
-    """An object whose values are only looked over; here the names that doors have for the prompt."""
+    """An object whose values stay raw; the fields are the names that APIs have for the prompt."""
 
     inputs: msgspec.Raw = msgspec.Raw()
     text_input: msgspec.Raw = msgspec.Raw()

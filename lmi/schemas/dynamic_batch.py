@@ -1,6 +1,6 @@
 """The LMI schema with `option.rolling_batch=disable`: `{"inputs": ["...", "..."], "parameters": {...}}`.
 
-Each input is a request of its own, all with the same parameters, which mean what they mean in the rolling-batch schema.
+Each input is one request; all have the same parameters, which mean what they mean in the rolling-batch schema.
 What that schema puts into details has no effect here, and no request says whether it is streamed: that is
 `option.enable_streaming`. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
@@ -21,19 +21,20 @@ from lmi.schemas.common import (
     read_object,
     read_text,
 )
+from lmi.schemas.parameters import MAX_IGNORED, ONE_SEQUENCE_STREAMED
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, OutputFormat
+from lmi.types import AnswerFormat, OutputFormat
 
 MAX_INPUTS = 1000
 WITHOUT_EFFECT = ("details", "output_formatter")
 WIRE_NAMES = lmi.WIRE_NAMES
 
 
-def default_frame(model: ModelConfig) -> Frame:
-    return Frame(output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON)
+def default_format(model: ModelConfig) -> AnswerFormat:
+    return AnswerFormat(output_format=OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON)
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
     """The body as a whole. Raises MalformedRequest."""
     is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
     if not is_text:
@@ -50,30 +51,32 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
             raise MalformedRequest(f"inputs must be non-empty strings, given {shorten(text)}")
     if not isinstance(parameters, dict | None):
         raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
-    return Message(fields, default_frame(model))
+    details = (parameters or {}).get("details") is True
+    return Message(fields, replace(default_format(model), details=details))
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     """One request for each input. Raises InvalidParameter or Unsupported."""
-    fields, frame = message.fields, message.frame
-    parameters, tolerated = dict(fields.get("parameters") or {}), []
+    fields, format = message.fields, message.format
+    parameters, ignored = dict(fields.get("parameters") or {}), []
     for name in WITHOUT_EFFECT:
         if parameters.get(name) is not None:
             lmi.PARAMETERS[name].read(f"parameters.{name}", parameters.pop(name))
-            tolerated.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
+            ignored.append(f"parameters.{name}: no effect with option.rolling_batch=disable")
     if fields.get("stream") is not None:
         boolean("stream", fields["stream"])
-        tolerated.append("stream: no effect, option.enable_streaming says it for all requests")
+        ignored.append("stream: no effect, option.enable_streaming says it for all requests")
     inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
-    read_alone = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
-    alone = lmi.parse(Message(fields | read_alone, Frame()))
-    request = replace(alone.request, is_streaming=frame.output_format is not OutputFormat.JSON)
+    first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
+    single = lmi.parse(Message(fields | first, lmi.LmiFormat()))
+    request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         name = "n" if parameters.get("n", 1) != 1 else "best_of"
-        raise Unsupported(f"parameters.{name}", "several sequences come only in an answer that is not streamed")
+        raise Unsupported(f"parameters.{name}", ONE_SEQUENCE_STREAMED)
     adapters = _adapters(fields.get("adapters"), len(inputs))
     requests = tuple(replace(request, prompt=text, adapter=name) for text, name in zip(inputs, adapters, strict=True))
-    return Parsed(requests, (*tolerated, *alone.tolerated)[: lmi.MAX_TOLERATED], field_names=alone.field_names)
+    format = replace(format, field_names=single.format.field_names)
+    return Parsed(requests, format, (*ignored, *single.ignored)[:MAX_IGNORED])
 
 
 def _adapters(value: object, num_inputs: int) -> list[str | None]:

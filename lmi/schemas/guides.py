@@ -47,7 +47,7 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
 
 
 def check_levels(name: str, value: dict[str, Any]) -> bytes:
-    """The JSON of an object. Raises InvalidParameter for one that is nested too deep for whoever walks through it."""
+    """The JSON of an object. Raises InvalidParameter for one with too many levels to walk through."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:  # of more than 254 levels
@@ -139,7 +139,7 @@ GUIDED: dict[str, Reader] = {
 def asked_guide(given: Mapping[str, Any], prefix: str = "") -> tuple[GuidedDecodingParams | None, dict[str, str]]:
     """The guide among checked fields, and its name in the contract with the name of the field that asked for it.
 
-    `prefix`: what stands before a field's name in an error.
+    `prefix` begins a field's name in an error.
     """
     names = [name for name in (*GUIDED, "structured_outputs") if given.get(name) is not None]
     if len(names) > 1:

@@ -8,8 +8,6 @@ done is refused.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +17,6 @@ from lmi.executor import (
     MAX_PENALTY,
     MAX_SEED,
     REPETITION_PENALTIES,
-    SamplingConfig,
 )
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
@@ -39,49 +36,55 @@ from lmi.schemas.common import (
     token_ids,
 )
 from lmi.schemas.guides import GUIDED, an_object, asked_guide, structured_outputs
+from lmi.schemas.parameters import (
+    MAX_IGNORED,
+    MAX_SEQUENCES,
+    Given,
+    check_best_of,
+    check_least_tokens,
+    shared_request,
+)
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_TOKENS = 16  # of completions
-MAX_SEQUENCES = 16  # of one prompt
 MAX_PROMPTS = 128
 MAX_PROMPT_IDS = 1 << 20
 MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
-MAX_TOLERATED = 32  # lines for the log of one request
-UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where the URL alone names the model
+UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
+OFF: dict[str, tuple[float, ...]] = {
+    "temperature": (1,),
+    "top_k": (-1, 0),
+    "top_p": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+"""The values that mean the same as leaving a field out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIFrame(Frame):
-    """What the server's settings have to say of an answer."""
+class OpenAIFormat(AnswerFormat):
+    """`num_choices` of each prompt's sequences are the answer. `model` is `adapter` where the request names one.
 
-    model: str
-    adapters: tuple[str, ...] = ()
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Echo:
-    """What an answer's writer must know beside the requests.
-
-    `num_choices` of each prompt's sequences are the answer. `function`: the one that a forced call calls, whose
-    arguments the whole text is; `tool_calls`: the form of other calls in the text, `reasoning` the form of thoughts.
+    `function` is the one that a forced call names: the whole text is its arguments. `tool_calls` is the form of other
+    calls in the text, `reasoning` the form of thoughts: the server's settings until the parameters are checked.
     """
 
-    id: str
-    created: int  # seconds since 1970
     model: str
-    has_usage: bool = False  # a stream's last chunk tells it
+    adapter: str | None = None
+    has_usage: bool = False  # a stream's last chunk reports it
     has_log_probs: bool = False
     num_top_log_probs: int = 0
     num_choices: int = 1
     echoes_prompt: bool = False
-    is_answer_wanted: bool = True  # False: the prompt alone, for its log-probs
+    is_answer_wanted: bool = True  # False: only the prompt, for its log-probs
     function: str | None = None
     tool_calls: str | None = None
     reasoning: str | None = None
@@ -177,21 +180,16 @@ WIRE_NAMES = {
     "stop_sequences": "stop",
     "lora_config": "model",
 }
-"""The contract's words for what a client of these doors calls otherwise."""
+"""Fields of the engines' contract, by the name that clients of these APIs have for them."""
 
 
-def default_frame(model: ModelConfig) -> OpenAIFrame:
-    return OpenAIFrame(
-        model=model.name,
-        adapters=model.adapters,
-        tool_call_parser=model.tool_call_parser,
-        reasoning_parser=model.reasoning_parser,
-    )
+def default_format(model: ModelConfig) -> OpenAIFormat:
+    return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
 
 
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
-) -> Message:
+) -> Message[OpenAIFormat]:
     """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's.
 
     `stream_format` None: a stream is server-sent events; else it is what `output_formatter` or the server's settings
@@ -201,67 +199,75 @@ def read(
     return message(body, model, stream_format)
 
 
-def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message:
-    fields, frame = read_object(body), default_frame(model)
+def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
+    fields, format = read_object(body), default_format(model)
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
-    if name and name not in (model.name, "model", *UNNAMED, *model.aliases, *model.adapters):
+    if name in model.adapters:
+        format = replace(format, model=name, adapter=name)
+    elif name and name not in (model.name, "model", *UNNAMED, *model.aliases):
         served = f"{model.name!r} is served here" + (f" with {', '.join(model.adapters)}" if model.adapters else "")
         raise UnknownModel(f"the model {shorten(name)} does not exist, only {served}")
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:
-        frame = replace(frame, output_format=_stream_format(fields.get("output_formatter"), model, stream_format))
-    return Message(fields, frame)
+        format = replace(format, output_format=_stream_format(fields.get("output_formatter"), model, stream_format))
+    return Message(fields, format)
 
 
 def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | None) -> OutputFormat:
-    """The request's own form beats the configured one, which beats the usual; one that is no stream's says nothing."""
+    """The request's format beats the configured one, which beats the usual; json does not count here."""
     if usual is None:
         return OutputFormat.SSE
     named = (form for name in (wanted, model.output_formatter) for form in STREAMS if form == name)
     return next(named, usual)
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """The requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
-    given, tolerated = read_fields(message.fields, COMPLETION, CANNOT)
+    given, ignored = read_fields(message.fields, COMPLETION, CANNOT)
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
     prompts = _prompts(given.get("prompt"))
-    num_choices, best_of = given.get("n", 1), given.get("best_of", given.get("n", 1))
-    if best_of < num_choices:
-        raise InvalidParameter("best_of", f"at least n ({num_choices})", best_of)
-    if best_of > num_choices and given.get("stream"):
-        raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
-    max_tokens, num_log_probs = given.get("max_tokens", DEFAULT_MAX_TOKENS), given.get("logprobs")
-    if max_tokens == 0 and not given.get("echo"):
-        raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
-    shared = shared_fields(given, message.frame, num_sequences=best_of)
+    _check_together(given)
     guide, field_names = asked_guide(given)
-    shared |= {
-        "max_new_tokens": max(1, max_tokens),
-        "needs_log_probs": num_log_probs is not None or best_of > num_choices,
-        "num_top_log_probs": num_log_probs or None,
-        "return_full_text": given.get("echo", False),
-        "guided_decoding": guide,
-    }
-    if given.get("echo") and num_log_probs is not None:
-        shared |= {"prefill_details": True, "num_prompt_log_probs": num_log_probs}
-    echo = Echo(
-        id=f"cmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=shared["adapter"] or message.frame.model,  # type: ignore[attr-defined]
+    format = replace(_completion_format(given, message.format), field_names=field_names)
+    request = replace(_completion_request(given, format), guided_decoding=guide)
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
+
+
+def _check_together(given: Given) -> None:
+    check_best_of(given)
+    if given.get("best_of", 1) > given.get("n", 1) and given.get("stream"):
+        raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
+    if given.get("max_tokens") == 0 and not given.get("echo"):
+        raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
+    check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens"))
+
+
+def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
+    return replace(
+        format,
         has_usage=wants_usage(given),
-        has_log_probs=num_log_probs is not None,
-        num_top_log_probs=num_log_probs or 0,
-        num_choices=num_choices,
+        has_log_probs="logprobs" in given,
+        num_top_log_probs=given.get("logprobs", 0),
+        num_choices=given.get("n", 1),
         echoes_prompt=given.get("echo", False),
-        is_answer_wanted=max_tokens > 0,
+        is_answer_wanted=given.get("max_tokens", DEFAULT_MAX_TOKENS) > 0,
     )
-    requests = tuple(GenerationRequest(**prompt, **shared) for prompt in prompts)
-    return Parsed(requests, tolerated, echo, field_names)
+
+
+def _completion_request(given: Given, format: OpenAIFormat) -> GenerationRequest:
+    request = openai_request(given, format, max(1, given.get("max_tokens", DEFAULT_MAX_TOKENS)))
+    has_prefill = format.echoes_prompt and format.has_log_probs
+    return replace(
+        request,
+        needs_log_probs=format.has_log_probs or request.num_sequences > format.num_choices,
+        return_full_text=format.echoes_prompt,
+        prefill_details=has_prefill,
+        num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
+    )
 
 
 def _prompts(value: object) -> list[dict[str, Any]]:
@@ -292,9 +298,9 @@ PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
 def read_fields(
     fields: Mapping[str, Any], known: Mapping[str, Reader], cannot: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The given fields, checked, and a line on each that nobody knows. null is as if left out."""
+    """The given fields, checked, and a line on each unknown one. null is as if left out."""
     given: dict[str, Any] = {}
-    tolerated: list[str] = []
+    ignored: list[str] = []
     for name, value in fields.items():
         if name in known:
             if value is not None:
@@ -303,12 +309,12 @@ def read_fields(
             if not _is_off(value):
                 raise Unsupported(name, cannot[name])
         elif value is not None and name not in WITHOUT_EFFECT:
-            tolerated.append(f"{shorten(name)}: unknown")
-    return given, tuple(tolerated[:MAX_TOLERATED])
+            ignored.append(f"{shorten(name)}: unknown")
+    return given, tuple(ignored[:MAX_IGNORED])
 
 
 def _is_off(value: object) -> bool:
-    """Whether what cannot be done is not asked for either."""
+    """Whether the value asks for nothing."""
     return value is None or value is False or value in ([], {})
 
 
@@ -318,48 +324,21 @@ def wants_usage(given: Mapping[str, Any]) -> bool:
     return wanted
 
 
-def shared_fields(given: Mapping[str, Any], frame: Frame, *, num_sequences: int) -> dict[str, Any]:
-    """The fields of a request that both schemas make in the same way."""
-    assert isinstance(frame, OpenAIFrame)
-    max_tokens, name = given.get("max_tokens"), given.get("model")
-    if max_tokens is not None and given.get("min_tokens", 0) > max_tokens:
-        raise InvalidParameter("min_tokens", f"at most max_tokens ({max_tokens})", given["min_tokens"])
-    return {
-        "sampling": _sampling(given, num_sequences),
-        "adapter": name if name in frame.adapters else None,
-        "is_streaming": frame.output_format is not OutputFormat.JSON,
-        "output_format": frame.output_format,
-        "stop_sequences": given.get("stop", ()),
-        "bad_sequences": given.get("bad_words", ()),
-        "stop_token_ids": given.get("stop_token_ids", ()),
-        "ignore_eos": given.get("ignore_eos", False),
-        "truncate": given.get("truncate_prompt_tokens"),
-        "include_stop_str_in_output": given.get("include_stop_str_in_output", False),
-        "skip_special_tokens": given.get("skip_special_tokens", True),
-        "spaces_between_special_tokens": given.get("spaces_between_special_tokens", True),
-        "token_biases": given.get("logit_bias", ()),
-    }
-
-
-def _sampling(given: Mapping[str, Any], num_sequences: int) -> SamplingConfig:
-    """What is off becomes None; what greedy decoding cannot use is forgotten, so that no engine refuses it."""
+def openai_request(given: Given, format: OpenAIFormat, max_tokens: int | None) -> GenerationRequest:
+    """A request with the fields that both schemas fill in the same way."""
     is_greedy = given.get("temperature") == 0 or given.get("top_p") == 0
-    used = {name: value for name, value in given.items() if not (is_greedy and name in GREEDY_HAS_NO)}
-    top_k, top_p = used.get("top_k", 0), used.get("top_p", 1)
-    repetition_penalty = used.get("repetition_penalty", 1)
-    return SamplingConfig(
-        num_return_sequences=num_sequences,
-        temperature=0.0 if is_greedy else _unless(used.get("temperature"), 1),
-        top_k=top_k if top_k > 0 else None,
-        top_p=None if top_p == 1 else top_p,
-        min_p=used.get("min_p") or None,
-        seed=used.get("seed"),
-        min_tokens=used.get("min_tokens") or None,
-        repetition_penalty=None if repetition_penalty == 1 else repetition_penalty,
-        presence_penalty=used.get("presence_penalty") or None,
-        frequency_penalty=used.get("frequency_penalty") or None,
+    used = {name: value for name, value in given.items() if not _is_unused(name, value, is_greedy)}
+    return replace(
+        shared_request(used, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed),
+        num_top_log_probs=format.num_top_log_probs or None,
+        stop_sequences=given.get("stop", ()),
+        bad_sequences=given.get("bad_words", ()),
+        truncate=given.get("truncate_prompt_tokens"),
+        token_biases=given.get("logit_bias", ()),
+        adapter=format.adapter,
     )
 
 
-def _unless(value: float | None, off: float) -> float | None:
-    return None if value == off else value
+def _is_unused(name: str, value: object, is_greedy: bool) -> bool:
+    """Whether the field is off, or greedy decoding cannot use it and an engine might refuse it."""
+    return value in OFF.get(name, ()) or (is_greedy and name in GREEDY_HAS_NO)

@@ -7,9 +7,8 @@ found in the text later. What both schemas share, and where it comes from: `sche
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,16 +22,16 @@ from lmi.schemas.openai import (
     CANNOT,
     MAX_LOG_PROBS,
     SHARED,
-    Echo,
-    OpenAIFrame,
+    OpenAIFormat,
     message,
+    openai_request,
     read_fields,
-    shared_fields,
     wants_usage,
 )
 from lmi.schemas.openai import WIRE_NAMES as SHARED_NAMES
+from lmi.schemas.parameters import Given, check_least_tokens
 from lmi.settings.config import ModelConfig
-from lmi.types import Chat, GenerationRequest, OutputFormat
+from lmi.types import Chat, OutputFormat
 
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -86,7 +85,7 @@ class _Outline(msgspec.Struct):
 
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
-) -> Message:
+) -> Message[OpenAIFormat]:
     """The body as a whole, as `schemas/openai.py: read`."""
     if len(body) > MAX_VALUES_BYTES:
         _check_values(body)
@@ -114,48 +113,52 @@ def _num_text_bytes(content: bytes) -> int:
     return sum(len(bytes(part.text)) for part in parts if bytes(part.text)[:1] == b'"')
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """The request of a chat. Raises InvalidParameter or Unsupported."""
-    frame = message.frame
-    assert isinstance(frame, OpenAIFrame)
-    given, tolerated = read_fields(message.fields, CHAT, CANNOT_CHAT)
+    given, ignored = read_fields(message.fields, CHAT, CANNOT_CHAT)
+    _check_together(given)
+    max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
+    tools = _tools(given.get("tools") or [])
+    choice = _tool_choice(given.get("tool_choice"), tools)
+    check_least_tokens(given, ["min_tokens"], "max_tokens", max_tokens)
+    format = _chat_format(given, message.format, choice, tools)
+    guide, field_names = asked_guide(given)
+    if _is_forced(choice, tools):
+        guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
+        field_names = {CONTRACT_NAME: "tool_choice"}
+    elif format.tool_calls or format.reasoning:
+        given.setdefault("skip_special_tokens", False)  # some models have the marks as special tokens
+    request = replace(
+        openai_request(given, format, max_tokens),
+        chat=_chat(given, list(tools.values()) if choice != "none" else []),
+        needs_log_probs=format.has_log_probs,
+        guided_decoding=guide,
+    )
+    return Parsed((request,), replace(format, field_names=field_names), ignored)
+
+
+def _check_together(given: Given) -> None:
     if given.get("modalities", ["text"]) != ["text"]:
         raise Unsupported("modalities", "models here write text alone")
     if given.get("top_logprobs") and not given.get("logprobs"):
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
-    max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
-    tools = _tools(given.get("tools") or [])
-    choice = _tool_choice(given.get("tool_choice"), tools)
-    is_forced = choice in tools or choice == "required"
-    num_choices, num_top = given.get("n", 1), given.get("top_logprobs", 0)
-    shared = shared_fields(given | {"max_tokens": max_tokens}, frame, num_sequences=num_choices)
-    echo = Echo(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=shared["adapter"] or frame.model,
+
+
+def _is_forced(choice: str, tools: Mapping[str, Any]) -> bool:
+    return choice in tools or choice == "required"
+
+
+def _chat_format(given: Given, format: OpenAIFormat, choice: str, tools: Mapping[str, Any]) -> OpenAIFormat:
+    return replace(
+        format,
         has_usage=wants_usage(given),
         has_log_probs=given.get("logprobs", False),
-        num_top_log_probs=num_top,
-        num_choices=num_choices,
+        num_top_log_probs=given.get("top_logprobs", 0),
+        num_choices=given.get("n", 1),
         function=choice if choice in tools else None,
-        tool_calls=_tool_call_form(choice, tools, frame),
-        reasoning=None if is_forced else frame.reasoning_parser,
+        tool_calls=_tool_call_form(choice, tools, format.tool_calls),
+        reasoning=None if _is_forced(choice, tools) else format.reasoning,
     )
-    guide, field_names = asked_guide(given)
-    if is_forced:
-        guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
-        field_names = {CONTRACT_NAME: "tool_choice"}
-    elif "skip_special_tokens" not in given and (echo.tool_calls or echo.reasoning):
-        shared["skip_special_tokens"] = False  # some models have the marks as special tokens
-    request = GenerationRequest(
-        chat=_chat(given, list(tools.values()) if choice != "none" else []),
-        max_new_tokens=max_tokens,
-        needs_log_probs=echo.has_log_probs,
-        num_top_log_probs=num_top or None,
-        guided_decoding=guide,
-        **shared,
-    )
-    return Parsed((request,), tolerated, echo, field_names)
 
 
 def _chat(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Chat:
@@ -274,18 +277,19 @@ def _tool_choice(value: object, tools: Mapping[str, Any]) -> str:
     return str(name)
 
 
-def _tool_call_form(choice: str, tools: Mapping[str, Any], frame: OpenAIFrame) -> str | None:
+def _tool_call_form(choice: str, tools: Mapping[str, Any], parser: str | None) -> str | None:
+    """The form of calls in the text, None where there are none. `parser` is the server's."""
     if choice == "none" or choice in tools:
         return None
     if choice == "required":
         return "json"
-    if frame.tool_call_parser is None:
+    if parser is None:
         raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
-    return None if frame.tool_call_parser == "text" else frame.tool_call_parser
+    return None if parser == "text" else parser
 
 
 def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
-    """Of a named function the arguments alone, of any the list of calls, which has one where they are not parallel."""
+    """The arguments of a named function, or else the list of calls, which has one where calls are not parallel."""
     if choice in tools:
         return json_schema("tools", _parameters(tools[choice]) or {"type": "object"})
     definitions: dict[str, Any] = {}

@@ -1,14 +1,14 @@
 """TGI's schema: `{"inputs": "...", "parameters": {...}, "stream": false}` at `/`, `/generate` and `/generate_stream`.
 
 Names, rules and defaults are those of Text Generation Inference 3.3 (its router's request types and validation). What
-it ignores is tolerated here and comes back for the log; null always means "left out". Like there, a temperature, top_k,
-top_p or typical_p alone turns sampling on, and stop strings stay in the text. A temperature of 0 is greedy, where TGI
+it ignores is ignored here too and comes back for the log; null always means "left out". As there, each of temperature,
+top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0 is greedy, where TGI
 refuses it, and requests without `parameters` are greedy too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
@@ -19,7 +19,6 @@ from lmi.executor import (
     REPETITION_PENALTIES,
     GuidedDecodingParams,
     GuideType,
-    SamplingConfig,
 )
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
@@ -36,18 +35,30 @@ from lmi.schemas.common import (
     text,
 )
 from lmi.schemas.guides import json_schema
-from lmi.schemas.lmi import MAX_SEQUENCES, MAX_TOLERATED, MAX_TOP_N_TOKENS, Parameter, read_parameters, unknown
+from lmi.schemas.parameters import (
+    MAX_IGNORED,
+    MAX_SEQUENCES,
+    MAX_TOP_N_TOKENS,
+    ONE_SEQUENCE_STREAMED,
+    Given,
+    Parameter,
+    drop,
+    in_parameters,
+    read_parameters,
+    shared_request,
+    unknown,
+)
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 1024  # as TGI's own API description says; shortened to what the context has room for
 KNOWN_FIELDS = ("inputs", "parameters", "stream")
-SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them alone asks for sampling
+SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
 GRAMMARS = ("json", "json_object", "json_schema", "regex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TgiFrame(Frame):
+class TgiFormat(AnswerFormat):
     """`is_list`: a whole answer is a list of one, as at `/`."""
 
     is_list: bool = False
@@ -89,7 +100,7 @@ PARAMETERS: dict[str, Parameter] = {
 }
 NOT_HERE = {"watermark": "no engine here marks its text"}
 NOT_STREAMED = {
-    "best_of": "several sequences come only in an answer that is not streamed",
+    "best_of": ONE_SEQUENCE_STREAMED,
     "decoder_input_details": "the prompt's tokens come only in an answer that is not streamed",
 }
 
@@ -103,15 +114,17 @@ WIRE_NAMES = {
     "guided_decoding_params": "parameters.grammar",
     "lora_config": "parameters.adapter_id",
 } | {name: f"parameters.{name}" for name in ("typical_p", "seed", "temperature")}
-"""The contract's words for what a client of this door calls otherwise; used where an engine's refusal is told."""
+"""Fields of the engines' contract, by the name that clients of this API have for them; an engine's refusal uses it."""
 
 
-def default_frame(model: ModelConfig) -> TgiFrame:
-    """The form of an answer to a body that cannot be read."""
-    return TgiFrame()
+def default_format(model: ModelConfig) -> TgiFormat:
+    """The format of the answer to a body that cannot be read."""
+    return TgiFormat()
 
 
-def read(body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None) -> Message:
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None
+) -> Message[TgiFormat]:
     """The body as a whole, of any content type. Raises MalformedRequest.
 
     `stream` None: the body says whether it wants a stream, and a whole answer is a list.
@@ -121,7 +134,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig, *, stream: b
     _check_fields(fields, has_stream=stream is None)
     is_streaming = fields.get("stream") if stream is None else stream
     output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
-    return Message(fields, TgiFrame(output_format=output_format, is_list=stream is None))
+    return Message(fields, TgiFormat(output_format=output_format, is_list=stream is None))
 
 
 def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
@@ -135,19 +148,17 @@ def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
         raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     """The request that the message asks for. Raises InvalidParameter or Unsupported."""
-    fields, frame = message.fields, message.frame
-    is_streaming = frame.output_format is OutputFormat.SSE
-    tolerated = unknown(fields, KNOWN_FIELDS)
-    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, tolerated)
+    fields, format = message.fields, message.format
+    ignored = unknown(fields, KNOWN_FIELDS)
+    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
     is_greedy = _is_greedy(fields.get("parameters") or {}, given)
-    _check_together(given, is_streaming=is_streaming, is_greedy=is_greedy)
-    for name, reason in _without_effect(given, is_streaming=is_streaming, is_greedy=is_greedy):
-        del given[name]
-        tolerated.append(f"parameters.{name}: no effect {reason}")
-    request = _request(fields["inputs"], given, frame.output_format, is_greedy=is_greedy)
-    return Parsed((request,), tuple(tolerated[:MAX_TOLERATED]), frame)
+    format = replace(format, details="details" in given or "decoder_input_details" in given)
+    _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
+    drop(given, _without_effect(format, is_greedy), ignored, in_parameters)
+    request = replace(_request(given, format, is_greedy), prompt=fields["inputs"])
+    return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 
 
 def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
@@ -158,54 +169,37 @@ def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
     return given.get("temperature") == 0 or not is_sampling
 
 
-def _check_together(given: dict[str, Any], *, is_streaming: bool, is_greedy: bool) -> None:
-    for name, reason in (NOT_HERE | (NOT_STREAMED if is_streaming else {})).items():
+def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None:
+    for name, reason in (NOT_HERE | (NOT_STREAMED if is_streamed else {})).items():
         if name in given:
-            raise Unsupported(f"parameters.{name}", reason)
+            raise Unsupported(in_parameters(name), reason)
     if "best_of" in given and is_greedy:
-        raise InvalidParameter("parameters.best_of", "1 without sampling", given["best_of"])
+        raise InvalidParameter(in_parameters("best_of"), "1 without sampling", given["best_of"])
     if "best_of" in given and "seed" in given:
-        raise InvalidParameter("parameters.seed", "left out with best_of", given["seed"])
+        raise InvalidParameter(in_parameters("seed"), "left out with best_of", given["seed"])
 
 
-def _without_effect(given: dict[str, Any], *, is_streaming: bool, is_greedy: bool) -> list[tuple[str, str]]:
-    """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
-    reasons: dict[str, str] = {}
-    if is_greedy:
-        reasons |= dict.fromkeys(("seed", *SAMPLING), "in greedy decoding")
-    if not is_streaming and not given.keys() & {"details", "decoder_input_details"}:
+def _without_effect(format: TgiFormat, is_greedy: bool) -> dict[str, str]:
+    """The parameters that this request cannot use, and why."""
+    reasons = dict.fromkeys(("seed", *SAMPLING), "in greedy decoding") if is_greedy else {}
+    if not format.is_streamed and not format.details:
         reasons["top_n_tokens"] = "without details or a stream"
-    return [(name, reason) for name, reason in reasons.items() if name in given]
+    return reasons
 
 
-def _request(prompt: str, given: dict[str, Any], output_format: OutputFormat, *, is_greedy: bool) -> GenerationRequest:
-    is_streaming = output_format is OutputFormat.SSE
-    has_details, has_prefill = "details" in given or "decoder_input_details" in given, "decoder_input_details" in given
-    num_sequences = given.get("best_of", 1)
-    return GenerationRequest(
-        prompt=prompt,
-        max_new_tokens=given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
-        sampling=SamplingConfig(
-            num_return_sequences=num_sequences,
-            temperature=0.0 if is_greedy else given.get("temperature"),
-            top_k=given.get("top_k"),
-            top_p=given.get("top_p"),
-            typical_p=given.get("typical_p"),
-            seed=given.get("seed"),
-            repetition_penalty=given.get("repetition_penalty"),
-            frequency_penalty=given.get("frequency_penalty"),
-        ),
-        is_streaming=is_streaming,
-        output_format=output_format,
+def _request(given: Given, format: TgiFormat, is_greedy: bool) -> GenerationRequest:
+    max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
+    request = shared_request(given, max_new_tokens=max_new_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed)
+    has_prefill = "decoder_input_details" in given
+    return replace(
+        request,
         stop_sequences=given.get("stop", ()),
         include_stop_str_in_output=True,
-        truncate=given.get("truncate"),
         return_full_text="return_full_text" in given,
-        details=has_details,
         prefill_details=has_prefill,
         num_prompt_log_probs=0 if has_prefill else None,
         num_top_log_probs=given.get("top_n_tokens"),
-        needs_log_probs=has_details or is_streaming or num_sequences > 1,
+        needs_log_probs=format.details or format.is_streamed or request.num_sequences > 1,
         guided_decoding=given.get("grammar"),
         adapter=given.get("adapter_id"),
     )

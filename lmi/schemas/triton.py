@@ -1,18 +1,18 @@
 """The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters": {...}}`.
 
-What a model behind that extension reads is the model's own affair; here it is the union of the names that Triton's
-vLLM backend and TensorRT-LLM's models have. A name means the same at the top level, in `parameters`, and in the JSON
+Each model behind that extension chooses its inputs; here they are the union of the names that Triton's vLLM backend and
+TensorRT-LLM's models have. A name means the same at the top level, in `parameters`, and in the JSON
 text of `sampling_parameters`; the same name twice is refused. A scalar may come as a list of one, a number or flag as
-text. A name that nobody knows is a parameter for no one if it is a scalar, and refused if it is anything else. Greedy
+text. An unknown name is ignored if it is a scalar, and refused if it is anything else. Greedy
 unless a temperature over 0 is given. Sources: Triton's extension_generate.md; the inputs of vllm_backend, and of
 TensorRT-LLM's ensemble, BLS and LLM-API models; refusals in the words of Triton's HTTP front end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -25,7 +25,6 @@ from lmi.executor import (
     REPETITION_PENALTIES,
     GuidedDecodingParams,
     GuideType,
-    SamplingConfig,
 )
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
@@ -45,13 +44,22 @@ from lmi.schemas.common import (
     token_ids,
 )
 from lmi.schemas.guides import json_schema
+from lmi.schemas.parameters import (
+    MAX_IGNORED,
+    MAX_SEQUENCES,
+    Given,
+    check_best_of,
+    check_least_tokens,
+    check_one_sequence,
+    check_stop,
+    drop,
+    shared_request,
+)
 from lmi.settings.config import ModelConfig
-from lmi.types import Frame, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
-MAX_SEQUENCES = 16  # of one request
-MAX_TOLERATED = 32  # lines for the log of one request
-MAX_ID_BYTES = 1024  # it stands in every event
+MAX_ID_BYTES = 1024  # every event repeats it
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
 BOM = b"\xef\xbb\xbf"
 SAMPLING = ("top_k", "top_p", "min_p", "seed")
@@ -74,13 +82,16 @@ class Input:
     is_list: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """What the answer repeats or was asked to add."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonFormat(AnswerFormat):
+    """`head` begins every object: the id if there is one, model_name, model_version.
 
-    head: dict[str, str]  # id if there is one, model_name, model_version
-    outputs: tuple[str, ...]
-    num_answers: int
+    `outputs` are the further keys that were asked for; `num_answers` is how many sequences the answer shows.
+    """
+
+    head: Mapping[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    num_answers: int = 1
 
 
 def _prompt(name: str, value: object) -> str:
@@ -90,7 +101,7 @@ def _prompt(name: str, value: object) -> str:
 
 
 def _words(max_words: int) -> Reader:
-    """A string or a list of strings, where "" is none."""
+    """A string or a list of strings, where "" counts as left out."""
     read_list = strings(max_words)
 
     @takes({"type": ["string", "array"], "items": {"type": "string"}})
@@ -220,14 +231,14 @@ WIRE_NAMES = {
 }
 
 
-def default_frame(model: ModelConfig) -> Frame:
-    return Frame()
+def default_format(model: ModelConfig) -> TritonFormat:
+    return TritonFormat()
 
 
-def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message]:
+def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message[TritonFormat]]:
     """`read` of one of the two URLs: JSON for generate, SSE for generate_stream."""
 
-    def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message:
+    def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[TritonFormat]:
         """The body as a whole; its content type is not looked at. Raises MalformedRequest."""
         body = body.removeprefix(BOM)
         check_values(body)
@@ -237,7 +248,7 @@ def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelCon
             raise MalformedRequest(f"failed to parse the request JSON buffer: {error}") from None
         head = {"id": _id(fields)} if fields.get("id", "") != "" else {}
         head |= {"model_name": model.name, "model_version": model.version}
-        return Message({"head": head, "inputs": fields}, Frame(output_format=output_format))
+        return Message(fields, TritonFormat(output_format=output_format, head=head))
 
     return read
 
@@ -251,24 +262,22 @@ def _id(fields: dict[str, Any]) -> str:
     return given
 
 
-def parse(message: Message) -> Parsed:
+def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     """The request that the message asks for. Raises InvalidRequest."""
     reading = Reading()
-    for where, name, value in _members(message.fields["inputs"]):
+    for where, name, value in _members(message.fields):
         reading.add(where, name, value)
-    given, is_stream_url = reading.given, message.frame.output_format is OutputFormat.SSE
+    given = reading.given
     if "text_input" not in given:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
-    is_streaming = is_stream_url and given.get("stream", True)
+    is_streaming = message.format.is_streamed and given.get("stream", True)
     _check_together(given, is_streaming)
     is_greedy = "temperature" not in given or given.get("top_p") == 0
-    for name, reason in _without_effect(given, is_greedy, is_streaming):
-        del given[name]
-        reading.tolerated.append(f"{name}: no effect {reason}")
+    drop(given, _without_effect(given, is_greedy, is_streaming), reading.ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
-    request = _request(given, outputs, message.frame.output_format, is_streaming, is_greedy)
-    echo = Echo(message.fields["head"], outputs, given.get("n", 1))
-    return Parsed((request,), tuple(reading.tolerated[:MAX_TOLERATED]), echo)
+    request = _request(given, is_greedy, is_streaming, needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs))
+    format = replace(message.format, outputs=outputs, num_answers=given.get("n", 1))
+    return Parsed((request,), format, tuple(reading.ignored[:MAX_IGNORED]))
 
 
 def _members(fields: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
@@ -288,7 +297,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
-        self.tolerated: list[str] = []
+        self.ignored: list[str] = []
         self._names: set[str] = set()
 
     def add(self, where: str, name: str, value: object) -> None:
@@ -305,7 +314,7 @@ class Reading:
         elif name in MEANINGS:
             self._keep(name, MEANINGS[name], value)
         else:
-            self._tolerate(where, name, value)
+            self._ignore(where, name, value)
 
     def _keep(self, name: str, meaning: str, value: object) -> None:
         entry = INPUTS[meaning]
@@ -316,11 +325,11 @@ class Reading:
             raise MalformedRequest(f"input '{meaning}' already exists in request, and '{name}' means the same")
         self.given[meaning] = checked
 
-    def _tolerate(self, where: str, name: str, value: object) -> None:
+    def _ignore(self, where: str, name: str, value: object) -> None:
         if name in WITHOUT_EFFECT:
-            self.tolerated.append(f"{name}: no effect, {WITHOUT_EFFECT[name]}")
+            self.ignored.append(f"{name}: no effect, {WITHOUT_EFFECT[name]}")
         elif isinstance(value, str | int | float):
-            self.tolerated.append(f"{shorten(name)}: unknown")
+            self.ignored.append(f"{shorten(name)}: unknown")
         else:
             raise MalformedRequest(
                 f"{where}parameter {shorten(name)} has invalid type. "
@@ -351,33 +360,27 @@ def _unpack(value: object) -> dict[str, Any]:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
 
 
-def _check_together(given: dict[str, Any], is_streaming: bool) -> None:
+def _check_together(given: Given, is_streaming: bool) -> None:
     if "beam_width" in given:
         raise Unsupported(said("beam_width"), "no engine here searches with beams")
-    num_words = len(given.get("stop_words", ())) + len(given.get("stop", ()))
-    if num_words > MAX_STOP_SEQUENCES:
-        raise InvalidParameter(said("stop"), f"at most {MAX_STOP_SEQUENCES} with stop_words", given["stop"])
-    max_tokens = given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS)
-    if given.get("min_tokens", 0) > max_tokens:
-        raise InvalidParameter(said("min_tokens"), f"at most max_tokens ({max_tokens})", given["min_tokens"])
-    if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
-        raise InvalidParameter(said("best_of"), f"at least n ({given['n']})", given["best_of"])
-    for name in ("n", "best_of"):
-        if name in given and is_streaming:
-            raise Unsupported(said(name), "several sequences come only in an answer that is not streamed")
+    check_stop(given, "stop_words", said)
+    check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS), said)
+    check_best_of(given, said)
+    if is_streaming:
+        check_one_sequence(given, said)
 
 
-def _without_effect(given: dict[str, Any], is_greedy: bool, is_streaming: bool) -> list[tuple[str, str]]:
-    """The given names that this request cannot use, and why. They are forgotten, so that no engine refuses them."""
+def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:
+    """The inputs that this request cannot use, and why."""
     reasons = dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {}
     if is_streaming:
         reasons["exclude_input_in_output"] = "in a stream"
     if "return_logprobs" not in given:
         reasons["logprobs"] = "without return_logprobs"
-    return [(name, reason) for name, reason in reasons.items() if name in given]
+    return reasons
 
 
-def _guide(given: dict[str, Any]) -> GuidedDecodingParams | None:
+def _guide(given: Given) -> GuidedDecodingParams | None:
     kind, guide = given.get("guided_decoding_guide_type"), given.get("guided_decoding_guide")
     if kind is None and guide is None:
         return None
@@ -391,40 +394,16 @@ def _guide(given: dict[str, Any]) -> GuidedDecodingParams | None:
     return GuidedDecodingParams(GUIDE_TYPES[kind], guide)
 
 
-def _sampling(given: dict[str, Any], is_greedy: bool) -> SamplingConfig:
-    return SamplingConfig(
-        num_return_sequences=max(given.get("n", 1), given.get("best_of", 1)),
-        temperature=0.0 if is_greedy else given["temperature"],
-        top_k=given.get("top_k"),
-        top_p=given.get("top_p"),
-        min_p=given.get("min_p"),
-        seed=given.get("seed"),
-        min_tokens=given.get("min_tokens"),
-        repetition_penalty=given.get("repetition_penalty"),
-        presence_penalty=given.get("presence_penalty"),
-        frequency_penalty=given.get("frequency_penalty"),
-    )
-
-
-def _request(
-    given: dict[str, Any], outputs: tuple[str, ...], output_format: OutputFormat, is_streaming: bool, is_greedy: bool
-) -> GenerationRequest:
-    return GenerationRequest(
+def _request(given: Given, is_greedy: bool, is_streaming: bool, needs_log_probs: bool) -> GenerationRequest:
+    max_tokens = given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS)
+    return replace(
+        shared_request(given, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=is_streaming),
         prompt=given["text_input"],
-        max_new_tokens=given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS),
-        sampling=_sampling(given, is_greedy),
-        is_streaming=is_streaming,
-        output_format=output_format,
         stop_sequences=given.get("stop_words", ()) + given.get("stop", ()),
         bad_sequences=given.get("bad_words", ()),
-        stop_token_ids=given.get("stop_token_ids", ()),
-        ignore_eos=given.get("ignore_eos", False),
-        include_stop_str_in_output=given.get("include_stop_str_in_output", False),
-        skip_special_tokens=given.get("skip_special_tokens", True),
-        spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
         return_full_text="exclude_input_in_output" in given,
         num_top_log_probs=given.get("logprobs"),
-        needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs) or "best_of" in given,
+        needs_log_probs=needs_log_probs or "best_of" in given,
         guided_decoding=_guide(given),
         adapter=given.get("lora_name"),
     )

@@ -17,18 +17,18 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmi.dialects import dialect_at
+from lmi.apis import api_at
 from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
 from lmi.http.exchange import Exchange
-from lmi.pipeline import NoPipeline, Pipeline
+from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
-from lmi.server.routes import custom, docs, health, invocations, kserve, openai, tgi, triton
+from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
 from lmi.shared.state import Block
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
-from lmi.user_code.client import CodeWorkers
+from lmi.user_code.client import UserCodeWorkers
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 Row = tuple[str, list[str], Handler]  # path, methods
@@ -46,43 +46,41 @@ ROUTES: list[Row] = [
     *tgi.ROUTES,
     *openai.ROUTES,
 ]
-CUSTOM_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *custom.ROUTES]  # of a model that is code of its own
+USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *user_code.ROUTES]
 
 
 def create_app() -> ASGIApp:
     """The application of this front-end worker; its place and settings come from the environment."""
     runtime = Runtime.from_environ()
     block = runtime.attach()
-    engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     config = runtime.config
     record = block.frontends[int(os.environ["LMI_SLOT"])]
-    code = code_workers(runtime, block) if config.code is not None else None
-    if config.is_custom:
-        return build_app(Service(config, block, record, Engines([], []), NoPipeline(), code))
+    user_code = user_code_workers(runtime, block) if config.user_code is not None else None
+    if config.is_user_code:
+        return build_app(Service(config, block, record, user_code=user_code))
+    engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     tokenizer = Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    return build_app(Service(config, block, record, engines, pipeline, code))
+    return build_app(Service(config, block, record, engines, pipeline, user_code))
 
 
-def code_workers(runtime: Runtime, block: Block) -> CodeWorkers:
-    records = runtime.code_records(block)
-    return CodeWorkers([runtime.code_socket(slot) for slot in range(len(records))], records)
+def user_code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
+    records = runtime.user_code_records(block)
+    return UserCodeWorkers([runtime.user_code_socket(slot) for slot in range(len(records))], records)
 
 
 def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
-        await service.engines.start()
-        if service.code is not None:
-            await service.code.start()
+        for connections in service.connections:
+            await connections.start()
         gc.freeze()  # what is loaded by now stays; without this each full collection would walk through it
         yield
-        await service.engines.close()
-        if service.code is not None:
-            await service.code.close()
+        for connections in service.connections:
+            await connections.close()
 
-    routes = CUSTOM_ROUTES if service.config.is_custom else ROUTES
+    routes = USER_CODE_ROUTES if service.config.is_user_code else ROUTES
     router = Router(
         [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in routes],
         lifespan=lifespan,
@@ -102,7 +100,7 @@ class Endpoint:
 
 
 class Edge:
-    """The outermost application. What a route raises ends here as an answer in the form of the path's door."""
+    """The outermost application. What a route raises ends here as an answer in the form of the path's API."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -157,8 +155,8 @@ class Edge:
 
 async def refuse(exchange: Exchange, service: Service, status: int, message: str, allow: str | None = None) -> None:
     model = service.config.model
-    dialect = dialect_at(exchange.path, model)
-    rendered = dialect.render_status(status, message, dialect.default_frame(model))
-    body = dialect.whole(rendered.media_type, rendered.body)
+    api = api_at(exchange.path, model)
+    rendered = api.render_status(status, message, api.default_format(model))
+    body = api.whole(rendered.media_type, rendered.body)
     headers = [("allow", allow)] if allow else []
     await exchange.answer(rendered.status, rendered.media_type, body, headers)

@@ -1,17 +1,13 @@
-"""gunicorn's settings and the front-end worker; `gunicorn -c python:lmi.server.gunicorn` reads this module.
+"""gunicorn's settings for the front end; `gunicorn -c python:lmi.server.gunicorn` reads this module.
 
-Imported in the gunicorn master only, which finds the runtime folder in its environment. Every lower-case name that
-gunicorn knows is a setting. A worker beats once a second until its process ends, also while it drains, because gunicorn
-kills a silent one; it ends at once when the supervisor is gone, and drains when only its master is.
+Only the gunicorn master imports it, and finds the runtime folder in its environment. Every lower-case name that
+gunicorn knows is a setting. A front end ends at once when the supervisor is gone, and drains when only its master is.
 """
 
 from __future__ import annotations
 
-import asyncio
-import faulthandler
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -21,25 +17,20 @@ from gunicorn import util  # type: ignore[import-untyped]
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
-from gunicorn.workers.workertmp import WorkerTmp  # type: ignore[import-untyped]
-from uvicorn.server import Server
-from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
 
 import lmi.shared.log
 from lmi.errors import StartError
 from lmi.http.protocol import GuardedProtocol, Refusal
+from lmi.http.worker import BEAT_S, GuardedWorker
 from lmi.runtime import Runtime
 from lmi.shared import processes
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
-from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, Pauses, drain_notice_s
+from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice_s
 
-util._setproctitle = lambda title: None  # it would write over our names where setproctitle is there, as beside vLLM
+util._setproctitle = lambda title: None  # it would replace our names where setproctitle is installed, as with vLLM
 
-BEAT_S = 1.0
-RESERVED_FDS = 40  # of a worker, for everything that is no client
-LATE_S = 3.0  # of the master, which looks at its workers once a second: it did not run meanwhile
-SILENT_S = 15.0  # a record without a beat for so long belongs to nobody
+SILENT_S = 15.0  # a record without a beat for so long is free
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +42,7 @@ _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_time
 
 
 def set_up_log(role: str) -> None:
-    """One form for all; what gunicorn and uvicorn say about their own life interests only who debugs it."""
+    """Give every line one form. What gunicorn and uvicorn say about their own life is for DEBUG only."""
     lmi.shared.log.setup(role, _server.log_level, _server.log_format)
     if _server.log_level.upper() != "DEBUG":
         for name in ("gunicorn.error", "uvicorn.error"):
@@ -60,14 +51,14 @@ def set_up_log(role: str) -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Not what gunicorn says when a front end cannot start: the supervisor says it, with the reason."""
+    """False for what gunicorn says when a front end cannot start: the supervisor says it, with the reason."""
     if record.msg == "Worker (pid:%s) exited with code %s." and isinstance(record.args, tuple):
         return record.args[1] not in (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
     return record.msg not in ("Shutting down: %s", "Reason: %s")
 
 
 class Log(Logger):  # type: ignore[misc]
-    """gunicorn's logger, which would else write in a form of its own."""
+    """gunicorn's logger, with our form of a line."""
 
     def setup(self, cfg: Config) -> None:
         guard_streams()
@@ -79,7 +70,6 @@ class FrontEndProtocol(GuardedProtocol):
     header_timeout_s = _server.header_timeout_s
     body_timeout_s = _server.body_timeout_s
     stall_timeout_s = _server.stall_timeout_s
-    max_connections = max(1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -91,49 +81,26 @@ class FrontEndProtocol(GuardedProtocol):
         _block.frontends[int(os.environ["LMI_SLOT"])].num_requests.add(str(refusal.status))
 
 
-class Beat(WorkerTmp):  # type: ignore[misc]
-    """A worker's last sign of life as the master sees it: while the master itself did not run, no time went by."""
+class FrontEndWorker(GuardedWorker):
+    """One front-end process, which keeps a record."""
 
-    pauses = Pauses(LATE_S)
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__(cfg)
-        self.pauses.note(time.monotonic())
-
-    def last_update(self) -> float:
-        now = time.monotonic()
-        self.pauses.note(now)
-        return now - self.pauses.ran_s(super().last_update(), now)
-
-
-class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
-    """One front-end process: uvicorn with the guarded protocol, and a beat of its own."""
-
-    CONFIG_KWARGS = {
-        "loop": "uvloop",
+    CONFIG_KWARGS = GuardedWorker.CONFIG_KWARGS | {
         "http": FrontEndProtocol,
-        "ws": "none",
         "lifespan": "on",
-        "server_header": False,
-        "proxy_headers": False,
-        "access_log": False,
         "timeout_graceful_shutdown": _finish_s,
     }
     slot: int
     record: FrontEndRecord
-    tmp: WorkerTmp
-    _draining_since_s = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tmp.close()
-        self.tmp = Beat(self.cfg)
+        self._draining_since_s = 0.0
 
     def load_wsgi(self) -> None:
-        """A model that the front end cannot use ends the server with one line, like one that the engine cannot use.
+        """Load the application. While the server starts, a model that the front end cannot use ends it with one line.
 
-        Not once the server was ready: a model that is gone by then may come back, as a lost mount does. So this process
-        tries again, while the engines and the other front ends go on.
+        Once the server was ready, this process tries again, while the engines and the other front ends go on: a model
+        that is gone by then may come back, as a lost mount does.
         """
         delay_s = FIRST_DELAY_S
         while (error := self._load()) is not None:
@@ -156,44 +123,25 @@ class FrontEndWorker(UvicornWorker):  # type: ignore[misc]
             self.notify()
             time.sleep(min(BEAT_S, left_s))
 
-    async def _serve(self) -> None:
-        faulthandler.enable()  # gunicorn aborts a worker whose loop is blocked: then the stacks say where
-        self.config.app = self.wsgi
-        server = Server(config=self.config)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, os._exit, 0)
-        beat = asyncio.create_task(self._beat(server))
-        try:
-            await server.serve(sockets=self.sockets)
-        finally:
-            beat.cancel()
-        if not server.started:
-            sys.exit(Arbiter.WORKER_BOOT_ERROR if _block.supervisor.phase == Phase.LOADING else 1)
+    def failed_start_code(self) -> int:
+        return super().failed_start_code() if _block.supervisor.phase == Phase.LOADING else 1
 
-    async def _beat(self, server: Server) -> None:
-        master_pid = os.getppid() if os.getppid() != _supervisor_pid else self.ppid
-        due_s = time.monotonic()
-        while True:
-            now = time.monotonic()
-            self.notify()
-            self.record.beat_s = now
-            self.record.loop_lag_s = now - due_s
-            self.record.num_open_connections = len(server.server_state.connections)
-            if os.getppid() not in (master_pid, _supervisor_pid):
-                os._exit(0)  # nobody is left to answer for
-            if os.getppid() != master_pid or self._is_told_to_stop(now):
-                server.should_exit = True
-            due_s = now + BEAT_S
-            await asyncio.sleep(BEAT_S)
+    def on_beat(self, now: float, lag_s: float, num_connections: int) -> None:
+        self.record.beat_s = now
+        self.record.loop_lag_s = lag_s
+        self.record.num_open_connections = num_connections
 
-    def _is_told_to_stop(self, now: float) -> bool:
-        """The supervisor drains. Its TERM says so too, but one that comes while a worker boots is lost."""
+    def is_told_to_stop(self, now: float) -> bool:
+        """The master is gone, or the supervisor drains. Its TERM says so too, but one that comes early is lost."""
+        if os.getppid() not in (self.ppid, _supervisor_pid):
+            os._exit(0)  # the supervisor is gone, and with it the container
         if _block.supervisor.phase != Phase.DRAINING:
             self._draining_since_s = now
-        return now - self._draining_since_s > 2 * BEAT_S
+        return super().is_told_to_stop(now) or now - self._draining_since_s > 2 * BEAT_S
 
 
 def explain(error: Exception) -> int:
-    """Leave the supervisor the reason why this front end cannot start; returns the exit code."""
+    """Write down for the supervisor why this front end cannot start; returns the exit code."""
     if not isinstance(error, StartError):
         log.error("the front end failed as it started", exc_info=error)
     try:
@@ -213,10 +161,10 @@ def begin(server: Arbiter) -> None:
 
 
 def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the master, before the fork: the lowest slot that no live worker has, of this master or of one that died."""
+    """In the master, before the fork: give the worker the lowest slot that no live worker of any master has."""
     mine = {other.slot for other in server.WORKERS.values()}
     free = [i for i, record in enumerate(_block.frontends) if i not in mine and not _is_in_use(record)]
-    if not free:  # masters died faster than their workers' streams ended
+    if not free:  # masters died faster than the streams of their workers ended
         oldest = min(set(range(len(_block.frontends))) - mine, key=lambda i: _block.frontends[i].beat_s)
         processes.send(_block.frontends[oldest].pid, signal.SIGKILL)
         free = [oldest]
@@ -228,7 +176,7 @@ def _is_in_use(record: FrontEndRecord) -> bool:
 
 
 def settle(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the new worker: its record, its name, and the signal that it gets when the master dies."""
+    """In the new worker: set its record, its name, and the signal that it gets when the master dies."""
     processes.die_with_parent(server.pid, signal.SIGTERM)
     processes.set_title(f"lmi-front-{worker.slot}")
     set_up_log(f"front end {worker.slot}")
@@ -236,13 +184,13 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     worker.record.claim()
     lmi.shared.log.count_dropped_in(worker.record)
     worker.record.num_starts += 1
-    if sum(record.num_starts for record in _block.frontends) > workers:  # a master's successor takes other slots
+    if sum(record.num_starts for record in _block.frontends) > workers:  # the successor of a master takes other slots
         log.info("front end %d starts again as process %d", worker.slot, os.getpid())
     os.environ["LMI_SLOT"] = str(worker.slot)
 
 
 def leave_slot(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the master, after a worker has ended."""
+    """In the master, after a worker has ended: free its slot."""
     record = _block.frontends[worker.slot]
     if record.pid == worker.pid:
         record.release()

@@ -1,135 +1,145 @@
 """From a parsed request to the bytes of its answer.
 
 The response's head is held back until the first Delta or error exists, so that an early failure has a real status.
-After the first byte an error is written in the answer's own form and the body ends.
+After the first byte an error is written in the format of the answer and the body ends.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from lmi.dialects import Dialect
+from lmi.apis import AnyApi
 from lmi.errors import ClientGone, LmiError
-from lmi.formatters.base import Formatter
+from lmi.formatters.base import AsyncFormatter
 from lmi.http.exchange import Exchange
-from lmi.schemas.common import Parsed
-from lmi.server.custom import OwnFormatters, OwnWriter
+from lmi.schemas.common import Message, Parsed
 from lmi.server.service import Service
+from lmi.server.user_code import UserFormatters
 from lmi.settings.config import ModelConfig
 from lmi.shared.state import FrontEndRecord
-from lmi.types import Delta, Frame
+from lmi.types import AnswerFormat, Delta
 
 
 async def answer(
     exchange: Exchange,
     service: Service,
-    dialect: Dialect,
+    api: AnyApi,
     model: ModelConfig | None = None,
-    choose: Callable[[bytes], Dialect] | None = None,
+    choose: Callable[[bytes], AnyApi] | None = None,
 ) -> None:
-    """Read one inference request and answer it, by whatever end it comes to.
+    """Read one inference request and answer it, whatever ends it.
 
-    `model`: as the path names it. `choose`: the door by what its body holds, where a path belongs to several; until
-    that is read it is `dialect`.
+    `model`: as the path names it. `choose` finds the API in the body, where a path serves several; until the body is
+    read it is `api`.
     """
-    model = model or service.model
-    frame = dialect.default_frame(model)
-    own = OwnFormatters(exchange, service)
-    try:
+    await Inference(exchange, service, api, model or service.model).answer(choose)
+
+
+class Inference:
+    """One inference request on the way to its answer: read the body, parse it, take a place, generate.
+
+    The API is that of the path until the body has chosen one; the format of the answer is None until the body is read.
+    """
+
+    def __init__(self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig) -> None:
+        self._exchange, self._service = exchange, service
+        self._api, self._model = api, model
+        self._format: AnswerFormat | None = None
+        self._formatters = UserFormatters(exchange, service)
+
+    async def answer(self, choose: Callable[[bytes], AnyApi] | None) -> None:
+        try:
+            message = await self._read(choose)
+            parsed = self._parse(message)
+            with self._service.admitted(parsed.num_sequences):
+                formatter, parsed = self._formatters.choose(self._api, message, parsed)
+                await self._exchange.run_while_there(
+                    respond(self._exchange, self._service, self._api, parsed, formatter)
+                )
+        except ClientGone:
+            raise
+        except LmiError as error:
+            await self._refuse(error)
+        finally:
+            self._formatters.close()
+
+    async def _read(self, choose: Callable[[bytes], AnyApi] | None) -> Message[Any]:
+        """The decoded body. From here on errors have the format of the answer."""
+        exchange, service = self._exchange, self._service
         service.check_room()  # before the body: a full server reads nothing
-        if not own.reads(dialect):
+        if not self._formatters.reads(self._api):
             exchange.check_is_whole()
         body = await exchange.body(service.config.server.max_request_size, service.body_memory)
-        body, content_type = await own.read(dialect, body)
+        body, content_type = await self._formatters.read(self._api, body)
         if choose is not None:
-            dialect = choose(body)
-            frame = dialect.default_frame(model)
-        message = dialect.read(body, content_type, model)
-        frame = message.frame
-        parsed = dialect.parse(own.asked(dialect, message))
-        del body
-        frame = replace(frame, field_names=parsed.field_names)
-        service.report_tolerated(parsed.tolerated, exchange.request_id)
-        service.check_sequences(parsed.requests)
-        with service.admitted(sum(request.num_sequences for request in parsed.requests)):
-            formatter, parsed = own.choose(dialect, message, parsed)
-            await exchange.run_while_there(respond(exchange, service, dialect, parsed, frame, formatter))
-    except ClientGone:
-        raise
-    except LmiError as error:
-        rendered = dialect.render_error(error, frame, accepted=False)
+            self._api = choose(body)
+        message = self._api.read(body, content_type, self._model)
+        self._format = message.format
+        return message
+
+    def _parse(self, message: Message[Any]) -> Parsed[Any]:
+        """The checked requests, with what they ignore in the log."""
+        parsed = self._api.parse(self._formatters.asked(self._api, message))
+        self._format = parsed.format
+        self._service.report_ignored(parsed.ignored, self._exchange.request_id)
+        self._service.check_sequences(parsed.requests)
+        return parsed
+
+    async def _refuse(self, error: LmiError) -> None:
+        api, exchange = self._api, self._exchange
+        rendered = api.render_error(error, self._format or api.default_format(self._model), accepted=False)
         exchange.error_label = error.label
-        body = dialect.whole(rendered.media_type, rendered.body)
+        body = api.whole(rendered.media_type, rendered.body)
         await exchange.answer(rendered.status, rendered.media_type, body, rendered.headers.items())
-    finally:
-        own.close()
 
 
 async def respond(
     exchange: Exchange,
     service: Service,
-    dialect: Dialect,
-    parsed: Parsed,
-    frame: Frame,
-    formatter: Formatter | OwnWriter,
+    api: AnyApi,
+    parsed: Parsed[Any],
+    formatter: AsyncFormatter,
 ) -> None:
-    """Generate and answer. Raises LmiError as long as no byte was sent; later none."""
+    """Generate and answer. Raises LmiError only before the first byte."""
+    assert service.pipeline is not None
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
         with meter:
             async with (
                 exchange.deadline(service.config.server.predict_timeout_s),
                 aclosing(service.pipeline.generate(parsed.requests)) as deltas,
+                aclosing(meter.counted(deltas)) as counted,
+                aclosing(formatter.records(counted)) as records,
             ):
-                if isinstance(formatter, Formatter):
-                    body = dialect.whole(formatter.media_type, await write(exchange, formatter, deltas, meter))
-                else:
-                    body = await write_custom(exchange, formatter, deltas, meter)
+                body = await write(exchange, formatter, records)
     except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.write(dialect.render_error(error, frame, accepted=True).body)
+        await exchange.write(api.render_error(error, parsed.format, accepted=True).body)
     if exchange.status:
         await exchange.end()
     else:
+        body = body if formatter.is_verbatim else api.whole(formatter.media_type, body)
         await exchange.answer(200, formatter.media_type, body)
 
 
-async def write(exchange: Exchange, formatter: Formatter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
-    """Send a streaming formatter's records as they come; return the last one, of any other formatter the body."""
-    record = b""
-    async for delta in deltas:
-        meter.count(delta)
-        for record in formatter.feed(delta):
-            if formatter.is_streaming:
-                if not exchange.status:
-                    await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
-                await exchange.write(record)
-    return record
-
-
-async def write_custom(exchange: Exchange, formatter: OwnWriter, deltas: AsyncIterator[Delta], meter: Meter) -> bytes:
-    """The same through the model's own formatter: what it writes for each Delta as it comes, or all of it at the end.
-
-    An answer that it writes nothing of still begins, so that its status is told.
-    """
-    written = []
-    async with aclosing(formatter.records(deltas, meter.count)) as records:
-        async for record in records:
-            if not formatter.is_streaming:
-                written.append(record)
-                continue
-            if not exchange.status:
-                await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
-            if record:
-                await exchange.write(record)
-    return b"".join(written)
+async def write(exchange: Exchange, formatter: AsyncFormatter, records: AsyncIterator[bytes]) -> bytes:
+    """Send the records of a stream as they come. Returns the body of an answer that is not streamed."""
+    body = []
+    async for record in records:
+        if not formatter.is_streaming:
+            body.append(record)
+            continue
+        if not exchange.status:
+            await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
+        if record:
+            await exchange.write(record)
+    return b"".join(body)
 
 
 class Meter:
@@ -149,6 +159,12 @@ class Meter:
 
     def __enter__(self) -> Self:
         return self
+
+    async def counted(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[Delta]:
+        """Pass the deltas on and count each."""
+        async for delta in deltas:
+            self.count(delta)
+            yield delta
 
     def count(self, delta: Delta) -> None:
         num_tokens = len(delta.tokens)

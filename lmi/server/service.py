@@ -1,4 +1,4 @@
-"""What every route needs: settings, shared state, engines and the pipeline of one front-end worker."""
+"""What every route needs: settings, shared state, engines, pipeline and user code of one front-end worker."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lmi.engine.client import Engines
 from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.body import BodyMemory
+from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
 from lmi.settings.config import Config, ModelConfig
 from lmi.shared.state import Block, FrontEndRecord, Phase
 from lmi.types import GenerationRequest
-from lmi.user_code.client import CodeWorkers
+from lmi.user_code.client import UserCodeWorkers
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +28,9 @@ class Service:
     config: Config
     block: Block
     record: FrontEndRecord  # this worker's own
-    engines: Engines
-    pipeline: Pipeline
-    code: CodeWorkers | None = None  # where the model comes with code of its own
+    engines: Engines | None = None  # None, and so is the pipeline: user code answers the requests
+    pipeline: Pipeline | None = None
+    user_code: UserCodeWorkers | None = None  # if the model has any
     body_memory: BodyMemory = field(init=False)
     _has_reported_key: bool = False
     _reported: set[str] = field(default_factory=set)
@@ -39,8 +41,13 @@ class Service:
     @property
     def model(self) -> ModelConfig:
         """The model with the adapters that are loaded now."""
-        adapters = self.engines.adapters
+        adapters = () if self.engines is None else self.engines.adapters
         return replace(self.config.model, adapters=adapters) if adapters else self.config.model
+
+    @property
+    def connections(self) -> list[Connections[Any]]:
+        """Those to the other processes of this server."""
+        return [connections for connections in (self.engines, self.user_code) if connections is not None]
 
     @property
     def is_draining(self) -> bool:
@@ -106,7 +113,7 @@ class Service:
             self._has_reported_key = True
             log.warning("a client sent an API key, but this server has no keys and checks nothing: it serves everyone")
 
-    def report_tolerated(self, lines: tuple[str, ...], request_id: str) -> None:
+    def report_ignored(self, lines: tuple[str, ...], request_id: str) -> None:
         """Log what had no effect in a request: loudly the first time, so that a busy client does not fill the log."""
         for line in lines:
             is_new = line not in self._reported and len(self._reported) < MAX_REPORTED

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """`name` and `engine` are empty where the entry does not say them; version and device have no meaning here."""
+    """One entry. `name` and `engine` may be empty; version and device have no meaning here."""
 
     url: str
     name: str = ""
@@ -33,13 +33,13 @@ def parse(text: str) -> tuple[NamedModel, ...]:
 
 
 def local_path(url: str) -> str:
-    """The path of a `file:` URL; anything else as it is."""
+    """The path of a `file:` URL; any other text unchanged."""
     return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
 def _entry(text: str) -> NamedModel:
     head, equals, url = text.partition("=")
-    if not equals or "/" in head:  # a place alone
+    if not equals or "/" in head:  # only a place
         head, url = "", text
     if not url:
         raise ValueError

@@ -1,8 +1,8 @@
 """The text of a serving.properties file, key by key, with the line of each.
 
 Syntax is that of java.util.Properties (continuations, escapes, `=`, `:` or blank between key and value), read by the
-javaproperties library. This module adds what a person needs who has to find a mistake: line numbers, repeated keys,
-the byte order mark that an editor left, and errors that name file and line. It knows nothing of what a key means.
+javaproperties library. This module adds line numbers, warnings of repeated keys, and errors that name file and line,
+and it skips the byte order mark that an editor left. It does not know what a key means.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What one file says. `name` is how messages call the file."""
+    """The entries of one file. Messages call the file `name`."""
 
     name: str = "serving.properties"
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def read(path: Path) -> Properties:
 
 
 def parse(text: str, name: str = "serving.properties") -> Properties:
-    """The last of several values of a key wins, with a warning."""
+    """Parse the text of a file. The last of several values of a key counts, with a warning."""
     properties = Properties(name)
     line = 1
     elements = javaproperties.parse(text.removeprefix("\ufeff"))

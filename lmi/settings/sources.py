@@ -1,8 +1,8 @@
-"""Where values come from, and which of several counts.
+"""Collects the values that were given and picks the one that counts.
 
 Order: command line, SageMaker's platform variables, serving.properties, OPTION_… and SERVING_…, the other environment
 names, defaults. This module collects what was given under one key for each option, parses the winner, and remembers
-what it shadowed. It knows nothing of what an option does.
+what it shadowed. It does not know what an option does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi.errors import shorten
-from lmi.settings.options import OPTIONS, OTHER_ENV, TEXT, TRANSLATED, find, key_of_env, known_keys
+from lmi.errors import BadConfiguration, ModelUnusable, shorten
+from lmi.settings.kinds import TEXT
+from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
+from lmi.settings.reference import OTHER_ENV, TRANSLATED
 
 NEARLY_SAME = 0.86  # of difflib: rolling_back is meant as rolling_batch, max_new_tokens is not as max_num_tokens
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
@@ -26,7 +28,7 @@ SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^op
 class Given:
     """One value that someone gave. Of two, the lower `rank` counts; the same rank twice must agree."""
 
-    key: str  # of the row in the table of options, or as written where there is none
+    key: str  # of its row in the table of options, or as written where it has no row
     written: str  # the key or name as it was written
     text: str
     source: str  # file:line, the name of a variable, a flag
@@ -34,8 +36,13 @@ class Given:
 
     @property
     def said(self) -> str:
-        """How messages call it."""
+        """Its name in messages, with its value and source."""
         return f"{self.written}={self.shown} ({self.source})"
+
+    @property
+    def place(self) -> str:
+        """Its name in messages, with its source."""
+        return f"{self.written} ({self.source})"
 
     @property
     def shown(self) -> str:
@@ -55,12 +62,19 @@ class Picked:
 
 @dataclass(slots=True)
 class Findings:
-    """What the person who wrote the configuration should hear."""
+    """Faults, warnings and notes for the author of the configuration."""
 
     faults: list[str] = field(default_factory=list)  # each one stops the start
     warnings: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)  # those warnings that are of keys that nobody knows
+    unknown: list[str] = field(default_factory=list)  # those of the warnings that are about unknown keys
     notes: list[str] = field(default_factory=list)
+    unusable: ModelUnusable | None = None  # reported after every fault of an option
+
+    def stop_at_faults(self) -> None:
+        if self.faults:
+            raise BadConfiguration("\n".join(self.faults + self.unknown))
+        if self.unusable is not None:
+            raise self.unusable
 
 
 def collect(properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str]) -> list[Given]:
@@ -97,9 +111,9 @@ def fault(given: Given, allowed: str) -> str:
 
 
 def closest(key: str, further: Iterable[str] = ()) -> str:
-    """A hint at the known key that `key` may have been meant as, or nothing. Case and `option.` do not matter.
+    """A hint at the known key that `key` may be a slip of, or nothing. Case and `option.` do not matter.
 
-    `further`: keys that are known beside those of every engine.
+    `further`: keys that only one engine knows.
     """
     known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
     matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, NEARLY_SAME)
@@ -139,7 +153,7 @@ def _parse(given: Given, findings: Findings) -> tuple[Any] | None:
     option = find(given.key)
     kind = option.kind if option else TEXT
     try:
-        (given.key + given.text).encode()  # half of a surrogate pair, or a variable's stray bytes, is no text
+        (given.key + given.text).encode()  # half of a surrogate pair and stray bytes of a variable are not text
         return (kind.parse(given.text),)
     except ValueError:
         findings.faults.append(fault(given, kind.allowed))

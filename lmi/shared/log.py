@@ -1,10 +1,10 @@
-"""How every process of lmi logs: one event is one line, whatever stands in it.
+"""How every process of lmi logs: one event is one line, whatever its text contains.
 
-Text for people at a terminal, JSON lines for everyone else. Line ends, escape sequences and invisible characters are
-escaped, so that no client can forge a line or paint the terminal; a line is never longer than 16 KB. Fields: ts, level,
-logger, pid, role, message, then whatever the caller gave in `extra` (request_id ...), and error with the traceback.
-Nobody waits for the reader of the log: a line that finds no room is dropped and counted, and the next line that is
-written says how many were. It knows nothing of requests; the access log is written elsewhere.
+A terminal gets text, anything else JSON lines. Line ends, escape sequences and invisible characters are escaped, so
+that no client can forge a line or control the terminal; a line is never longer than 16 KB. Fields: ts, level, logger,
+pid, role, message, then what the caller passed in `extra` (request_id ...), and error with the traceback. No process
+waits for the reader of the log: a line that finds no room is dropped and counted, and the next line says how many were.
+This module knows nothing of requests; the access log is written elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -22,31 +22,46 @@ from lmi.shared.sink import STDERR, Sink
 MAX_LINE = 16 << 10  # bytes, the line end counted in
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-# Loggers of libraries that would else write in their own way.
+# Loggers of libraries that write in forms of their own unless we take their handlers.
 FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.error", "uvicorn.access")
 RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 
+class Settings(NamedTuple):
+    """How a process logs."""
+
+    role: str
+    level: str
+    format: str
+    path: str  # of its log, for processes that it starts
+
+
 class _Unrecorded:
-    """Counts what a process drops before it has a record."""
+    """Counts the lines that a process drops before it has a record."""
 
     num_log_lines_dropped = 0
 
 
-_settings: tuple[str, str, str] | None = None
+_settings: Settings | None = None
+_fd = STDERR
 _tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
 
 
-def settings() -> tuple[str, str, str] | None:
-    """What `setup` was called with, for a child that shall log in the same way; None where it was not called."""
+def settings() -> Settings | None:
+    """How this process logs, for a child that shall log in the same way; None before `setup`."""
     return _settings
 
 
-def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
-    """Send every logger of this process to stderr in one form. `role` names the process; calling again is harmless."""
-    global _settings
-    _settings = role, level, format
-    handler = LineHandler()
+def fd() -> int:
+    """Where this process logs: standard error, unless the supervisor reads that."""
+    return _fd
+
+
+def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR) -> None:
+    """Send every logger of this process to `fd` in one form. `role` names the process; calling again is harmless."""
+    global _settings, _fd
+    _settings, _fd = Settings(role, level, format, f"/proc/{os.getpid()}/fd/{fd}"), fd
+    handler = LineHandler(fd)
     handler.setFormatter(TextFormatter(role) if is_text(format) else JsonFormatter(role))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -61,7 +76,7 @@ def setup(role: str, level: str = "INFO", format: str = "auto") -> None:
 
 def is_text(format: str) -> bool:
     """Whether a log of this format is text for people."""
-    return format == "text" or (format == "auto" and os.isatty(STDERR))
+    return format == "text" or (format == "auto" and os.isatty(_fd))
 
 
 def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> None:
@@ -69,21 +84,22 @@ def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> No
     global _tally
     before, _tally = _tally[0], (record, field)
     if isinstance(before, _Unrecorded):
-        _add_dropped(before.num_log_lines_dropped)
+        add_dropped(before.num_log_lines_dropped)
 
 
-def _add_dropped(num_lines: int) -> None:
+def add_dropped(num_lines: int) -> None:
+    """Count lines that this process did not log."""
     record, field = _tally
     setattr(record, field, getattr(record, field) + num_lines)
 
 
 def escape(text: str) -> str:
-    """`text` as it may stand in a line of a log."""
+    """`text` with everything escaped that a line of a log may not contain."""
     return text if text.isascii() and text.isprintable() else UNSAFE.sub(_escaped, text)
 
 
 class LineHandler(logging.Handler):
-    """Writes each line as one piece, so that the lines of several processes do not mix, and waits for no reader."""
+    """Writes each line at once, so that the lines of several processes do not mix, and waits for no reader."""
 
     def __init__(self, fd: int = STDERR) -> None:
         super().__init__()
@@ -97,7 +113,7 @@ class LineHandler(logging.Handler):
                 self._num_dropped = 0
             if self._num_dropped or not self.sink.write(line):
                 self._num_dropped += 1
-                _add_dropped(1)
+                add_dropped(1)
         except Exception:
             self.handleError(record)
 
@@ -111,7 +127,7 @@ def _note(num_dropped: int) -> logging.LogRecord:
 
 
 class LineFormatter(logging.Formatter):
-    """Makes the fields of an event and keeps the line under its limit."""
+    """Turns an event into its fields and keeps the line under its limit."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -174,7 +190,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _shortened(value: Any, max_chars: int) -> Any:
-    """A text cut in its middle, since the end of a traceback says most; anything else that is long as its cut repr."""
+    """Cut a long text in its middle, because the end of a traceback says most. Other long values become a cut repr."""
     if isinstance(value, int | float) or value is None:
         return value
     text = value if isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""What the kernel must know about our processes: who dies with whom, who is killed first, what each is called.
+"""Linux calls on our processes: who dies with whom, which is killed first when memory runs out, names, signals.
 
 Linux only. Knows nothing of engines or front ends. Sources: prctl(2), waitpid(2), proc(5).
 """
@@ -13,9 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from lmi.shared.sink import STDERR, STDOUT
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
+IOLBF = 1  # of stdio.h
+LOG_FD_NAME = "LMI_LOG_FD"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,8 +27,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
     """Let the kernel send `signum` to this process when its parent dies.
 
-    The signal is bound to the parent's thread that forked, so a parent must fork from its main thread. A parent that
-    died before this call is noticed too: then the signal is raised at once.
+    The kernel means the thread of the parent that forked, so a parent must fork from its main thread. If the parent
+    died before this call, the signal is raised at once.
     """
     _prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
@@ -43,14 +47,17 @@ def set_title(title: str) -> None:
 
 
 def title(pid: int) -> str:
-    """The name that top and ps show of a process; none of one that is gone."""
+    """The name that top and ps show of a process, or nothing for one that has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     return ""
 
 
 def set_oom_score(score: int) -> None:
-    """From -1000 (never) to 1000 (first): whom the kernel kills when memory runs out. Lowering it needs a privilege."""
+    """How soon the kernel kills this process when memory runs out, from -1000 (never) to 1000 (first).
+
+    Lowering it needs a privilege.
+    """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
@@ -74,8 +81,9 @@ class Signals:
         for signum in self.HANDLED:
             signal.signal(signum, lambda signum, frame: None)
 
-    def wait(self, timeout_s: float) -> list[signal.Signals]:
-        select.select([self._reader], [], [], timeout_s)
+    def wait(self, timeout_s: float, readers: Sequence[int] = ()) -> list[signal.Signals]:
+        """Returns the signals that came; returns early, too, when there is something to read from one of `readers`."""
+        select.select([self._reader, *readers], [], [], timeout_s)
         with suppress(BlockingIOError):
             return [signal.Signals(number) for number in os.read(self._reader, 4096)]
         return []
@@ -89,11 +97,13 @@ def spawn(
     oom_score: int = 0,
     inherited_fds: Sequence[int] = (),
     folder: str | None = None,
+    output_fd: int | None = None,
 ) -> int:
-    """Start a program as leader of a process group of its own and return its pid.
+    """Start a program as leader of a new process group and return its pid.
 
-    By hand rather than with `subprocess`, whose own waiting would race with a supervisor that reaps every child. Call
-    it from a process without threads.
+    `output_fd` becomes its standard output and error; then `log_fd` returns, in the program, the standard error of this
+    process. Written by hand rather than with `subprocess`, whose waiting would race with a supervisor that reaps every
+    child. Call it from a process without threads.
     """
     parent_pid = os.getpid()
     pid = os.fork()
@@ -112,6 +122,8 @@ def spawn(
             os.chdir(folder)
         for fd in inherited_fds:
             os.set_inheritable(fd, True)
+        if output_fd is not None:
+            environ = {**environ, LOG_FD_NAME: str(_redirect_output(output_fd))}
         os.execve(argv[0], list(argv), dict(environ))
     except BaseException as error:
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
@@ -119,8 +131,28 @@ def spawn(
         os._exit(EXIT_EXEC_FAILED)
 
 
+def _redirect_output(fd: int) -> int:
+    """Put `fd` in place of standard output and error. Returns a descriptor of what standard error was."""
+    log_fd = os.dup(STDERR)
+    os.set_inheritable(log_fd, True)
+    os.dup2(fd, STDOUT)
+    os.dup2(fd, STDERR)
+    return log_fd
+
+
+def log_fd() -> int:
+    """The descriptor that this process logs to. Call it once, as it starts: programs that it starts do not have it."""
+    return int(os.environ.pop(LOG_FD_NAME, STDERR))
+
+
+def print_lines_at_once() -> None:
+    """Let C code that prints to a pipe write each line as it ends. By default lines wait until there are 4 KB."""
+    stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
+    _libc.setvbuf(stdout, None, IOLBF, ctypes.c_size_t(0))
+
+
 def reap() -> list[tuple[int, int]]:
-    """Pid and exit code of every child that has ended, ours or adopted; a negative code is the signal that ended it."""
+    """Pid and exit code of each child that has ended, adopted ones too; a negative code is a signal's number."""
     ended = []
     with suppress(ChildProcessError):
         while True:
@@ -132,7 +164,7 @@ def reap() -> list[tuple[int, int]]:
 
 
 def send(pid: int, signum: signal.Signals, *, to_group: bool = False) -> None:
-    """Signal a process or its whole group; one that is gone already is no fault."""
+    """Signal a process or its whole group. Does nothing if it has ended."""
     with suppress(ProcessLookupError):
         (os.killpg if to_group else os.kill)(pid, signum)
 
@@ -148,7 +180,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """Pids of this process's children, adopted ones too."""
+    """The pids of this process's children, adopted ones too."""
     me, pids = str(os.getpid()), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -160,7 +192,7 @@ def children() -> list[int]:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words for a log line."""
+    """Say how a process ended, for a line of the log."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name
@@ -169,7 +201,7 @@ def describe_exit(code: int) -> str:
 
 
 def num_usable_cores() -> int:
-    """Cores that this process may keep busy: its CPU mask, and in a container its share of time."""
+    """The number of cores that this process may keep busy: its CPU mask, and its container's share of time."""
     cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -178,7 +210,7 @@ def num_usable_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """What this machine has, or this container may use (control group version 2)."""
+    """The memory of this machine, or the limit of this container (control group version 2)."""
     num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no such file, or "max"
         num_bytes = min(num_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -1,9 +1,10 @@
-"""Where the processes of lmi write for people: no reader can make a writer wait.
+"""Standard output and error that never make a writer wait for the reader.
 
-A pipe or terminal that nobody reads is full after some 64 KB, and an ordinary write to it then waits for ever. So the
-supervisor opens the files behind its standard output and error a second time, not blocking, and all that it starts
-inherits these; what it was given itself stays as it is, since the flag would be seen by every process that shares it.
-A line is written whole or not at all. Sources: pipe(7), open(2), send(2), fs/pipe.c of Linux for what fits in a pipe.
+A pipe or terminal that is not read is full after some 64 KB, and an ordinary write to it then waits for ever. So the
+supervisor opens the files behind its standard output and error a second time, not blocking, and its children inherit
+these. It does not set the flag on the descriptors that it was given, because every process that shares them would see
+it. A line is written whole or not at all. Sources: pipe(7), open(2), send(2), and Linux's fs/pipe.c for what fits in a
+pipe.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TERMINAL_BYTES = 256  # that a terminal surely takes when poll says that it can 
 def open_missing() -> None:
     """Open /dev/null in place of standard input, output and error where they are closed.
 
-    Else the next file or socket that is opened would get their numbers, and every print would go there.
+    Otherwise the next file or socket that is opened would get their numbers, and every print would go there.
     """
     for fd in (0, STDOUT, STDERR):
         try:
@@ -47,11 +48,11 @@ def open_missing() -> None:
 
 
 def never_wait() -> None:
-    """Make standard output and error of this process, and of all that it starts, ones that do not block.
+    """Make standard output and error of this process, and of its children, descriptors that do not block.
 
-    A regular file never does, but each write must go to its end: a process that opens it again has its own offset. A
-    socket cannot be opened a second time. Where the file behind belongs to another user everything stays as it is, and
-    only a Sink still keeps from waiting.
+    A regular file never blocks, but each write must go to its end, because a process that opens the file again has a
+    different offset. A socket cannot be opened a second time, nor can the file of another user: those stay as they are,
+    and only a Sink writes to them without waiting.
     """
     for fd in (STDOUT, STDERR):
         with suppress(OSError):
@@ -65,8 +66,20 @@ def never_wait() -> None:
     guard_streams()
 
 
+def open_again(path: str) -> int:
+    """A descriptor of the file that another process has open, by its path in /proc, for a log that waits for no reader.
+
+    Standard error where the file cannot be opened a second time: it is a socket, or belongs to another user.
+    """
+    try:
+        access = os.O_RDWR if stat.S_ISCHR(os.stat(path).st_mode) else os.O_WRONLY
+        return os.open(path, access | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return STDERR
+
+
 def guard_streams() -> None:
-    """Let what Python code prints be dropped where it cannot be written, instead of an exception in who prints."""
+    """Let Python code print without exceptions: what cannot be written is dropped."""
     sys.stdout, sys.stderr = stream(STDOUT), stream(STDERR)
 
 
@@ -90,7 +103,7 @@ class Sink:
         self._rest = b""  # of a line that was begun
 
     def write(self, line: bytes) -> bool:
-        """Whether the line was written. If not, nothing of it was: its reader has no room, or the disk is full."""
+        """Write a line. Returns False if none of it was written: its reader has no room, or the disk is full."""
         self._rest = self._push(self._rest)
         left = line if self._rest else self._push(line)
         is_written = len(left) < len(line)
@@ -110,7 +123,7 @@ class Sink:
         return data
 
     def _offer(self, data: bytes) -> int:
-        """How many bytes were taken at once; 0 where there is no room."""
+        """Write without waiting. Returns how many bytes were written."""
         try:
             if self._is_socket:
                 return send(self.fd, data)
@@ -123,7 +136,7 @@ class Sink:
             return 0
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether the pipe takes so many bytes as one piece."""
+        """Whether the pipe takes so many bytes in one write."""
         if num_bytes <= select.PIPE_BUF and not self._blocks:
             return True  # the kernel takes them whole or not at all
         num_pages, num_unread = pipe_pages(self.fd), pipe_unread_bytes(self.fd)
@@ -135,7 +148,7 @@ class Sink:
 
 
 class Patience:
-    """How long a writer may wait for its reader: `max_s` at once, and a small share of its time in the long run."""
+    """How long a writer may wait for its reader: `max_s` at once and, in the long run, a small share of its time."""
 
     def __init__(self, max_s: float) -> None:
         self._max_s = self._left_s = max_s

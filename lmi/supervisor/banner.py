@@ -1,7 +1,7 @@
-"""What the supervisor tells people: that the server is ready, or why it ends.
+"""Messages of the supervisor to people: the server is ready, or why it ends.
 
-Text for people where the log is text. Where it is JSON, one JSON object: it is the last line of a server that failed,
-because the logs of a platform keep little more than that.
+They are text where the log is text, and one JSON object where it is JSON. The object of a server that failed is its
+last line, because platforms often keep only that.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
-from lmi.engine.worker import LoadReport
 from lmi.settings.config import Config
 from lmi.shared.log import escape, is_text
+from lmi.shared.report import LoadReport
+from lmi.supervisor.extras import extra_with
 
 HINTS = {
     "bad_configuration": "`lmi config` prints every option, its value and where it came from",
@@ -27,11 +28,6 @@ HINTS = {
     "engine_lost": "the engine's own messages stand further up in this log",
 }
 DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
-EXTRAS = {  # of our package, by what they install
-    **dict.fromkeys(("torch", "transformers", "safetensors", "xgrammar", "numpy"), "torch"),
-    "vllm": "vllm",
-    "tensorrt_llm": "trtllm",
-}
 MISSING_LIBRARY = re.compile(
     r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
 )
@@ -45,6 +41,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     cause: str  # label of an error class
     stage: str
     message: str
+    notice_s: float = 0.0  # how long `/ping` reports it before the server ends
 
 
 def say_failed(failure: Failure, log_format: str = "json") -> None:
@@ -64,13 +61,13 @@ def say_failed(failure: Failure, log_format: str = "json") -> None:
 
 
 def hint(failure: Failure) -> str:
-    """What to do about it, as far as the message lets us know."""
+    """What to do about a failure, as far as its message shows."""
     message = failure.message
     if found := MISSING_LIBRARY.search(message):
         library = next(filter(None, found.groups()))
         if ".py: " in message:
             return f"lmi installs no requirements.txt of a model: install {library} where lmi itself is installed"
-        extra = EXTRAS.get(library)
+        extra = extra_with(library)
         return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
     subject = message.partition(": ")[0]
     if failure.cause == "model_unusable" and os.path.isfile(subject):
@@ -80,7 +77,7 @@ def hint(failure: Failure) -> str:
 
 
 def clear_bar() -> None:
-    """Remove what an engine that was ended as it loaded may have left on a terminal."""
+    """Remove the progress bar that an engine leaves on a terminal when it ends while it loads."""
     if sys.stderr.isatty():
         print(CLEAR_BAR, end="", file=sys.stderr, flush=True)
 
@@ -98,11 +95,11 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
     return {
         "event": "ready",
         "model": config.model.name,
-        "engine": report.info.name,
+        "engine": report.engine,
         "num_engines": config.engine.num_engines,
-        "device": report.info.device,
-        "dtype": report.info.dtype,
-        "max_sequence_length": None if config.is_custom else report.info.max_sequence_length,
+        "device": report.device,
+        "dtype": report.dtype,
+        "max_sequence_length": report.max_sequence_length,
         "port": port,
         "ready_after_s": round(after_s, 2),
         "stages_s": {stage: round(seconds, 2) for stage, seconds in report.stages_s.items()},
@@ -111,16 +108,16 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
     """The first thing a new user reads: what runs, where, and a command that gets an answer."""
-    info, host = report.info, "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
+    host = "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
-    context = f"{info.max_sequence_length} tokens, {info.max_num_sequences} requests at once"
-    if config.is_custom and config.code is not None:
-        context = f"of {config.code.handler} in {config.code.path}, one request at a time"
+    context = f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once"
+    if config.is_user_code and config.user_code is not None:
+        context = f"of {config.user_code.handler} in {config.user_code.path}, one request at a time"
     rows = {
         "model": f"{config.model.name} ({config.model.path})",
-        "engine": ", ".join(filter(None, (info.name, info.device, info.dtype, replicas))),
+        "engine": ", ".join(filter(None, (report.engine, report.device, report.dtype, replicas))),
         "context": context,
         "ready": f"after {after_s:.1f} s ({stages})",
         "answers": f"{url}/invocations",

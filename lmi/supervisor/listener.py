@@ -1,6 +1,6 @@
-"""The listening socket: bound once by the supervisor, before anything costly, and handed to every front end.
+"""The listening socket. The supervisor binds it once, before anything costly, and passes it to every front end.
 
-A port that is taken is found here, with the process that holds it where /proc tells. Source: proc(5), /proc/net/tcp.
+If the port is taken, the error names the process that holds it, as far as /proc shows. Source: proc(5), /proc/net/tcp.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from lmi.errors import PortUnavailable
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 128 << 10
-"""What the kernel keeps for a client that does not read. By default it is megabytes: minutes of tokens, in which nobody
-would notice that the client has stopped."""
+"""How much the kernel keeps for a client that does not read. The default is megabytes, which are minutes of tokens:
+the server would notice only after them that the client has stopped."""
 LISTENING = "0A"
 
 

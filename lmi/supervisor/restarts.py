@@ -1,14 +1,14 @@
-"""When a process may start again, and when a live one counts as hung. No processes here, only times and rules.
+"""The rules for when a process may start again and when a live one counts as hung. Times only, no processes.
 
 Source of the numbers: the restart table of the design; every time is `time.monotonic()`.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 from lmi.settings.config import Config, EngineConfig
+from lmi.shared.pauses import NO_PAUSES, Pauses
 from lmi.shared.state import EngineRecord, Phase
 
 FIRST_DELAY_S = 0.2
@@ -20,7 +20,7 @@ IDLE_BEAT_S = 10.0
 DRAIN_CUT_S = 1.5  # after drain_timeout: front ends that are still there are killed
 DRAIN_END_S = 2.5  # after drain_timeout: everything is
 
-LATE_TURN_S = 1.0  # of a loop that turns five times a second: it did not run meanwhile
+LATE_TURN_S = 1.0  # a loop that turns five times a second did not run when a turn comes so late
 
 
 def drain_notice_s(drain_timeout_s: float) -> float:
@@ -28,39 +28,10 @@ def drain_notice_s(drain_timeout_s: float) -> float:
     return min(1.0, drain_timeout_s / 4)
 
 
-class Pauses:
-    """When this process itself did not run: it was stopped, its container was paused, the machine slept.
-
-    Whoever judges others by the clock pauses together with them, so that time counts for nothing. Call `note` in each
-    turn of a loop; a turn that begins more than `late_s` after the one before ends a pause.
-    """
-
-    def __init__(self, late_s: float) -> None:
-        self._late_s = late_s
-        self._turn_s: float | None = None
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=1000)
-
-    def note(self, now: float) -> float:
-        """Returns the seconds of the pause that ends here, 0 where there was none."""
-        last_s, self._turn_s = self._turn_s, now
-        if last_s is None or now - last_s <= self._late_s:
-            return 0.0
-        self._pauses.append((last_s, now))
-        return now - last_s
-
-    def ran_s(self, since_s: float, now: float) -> float:
-        """The seconds from `since_s` to `now` without those in which this process did not run."""
-        pauses = ((max(start, since_s), min(end, now)) for start, end in self._pauses)
-        return now - since_s - sum(max(0.0, end - start) for start, end in pauses)
-
-
-NO_PAUSES = Pauses(math.inf)
-
-
 class RestartTable:
     """Deaths of one process, and how long to wait after each: doubling delays, and an end after too many.
 
-    Too many are `max_deaths` in `window_s`, or, however long each took, that many in a row that never got ready.
+    Too many are `max_deaths` in `window_s`, or as many in a row, over any time, of processes that never got ready.
     """
 
     def __init__(self, max_deaths: int, window_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
@@ -73,11 +44,11 @@ class RestartTable:
 
     @property
     def num_deaths(self) -> int:
-        """Those that count, as of the last one."""
+        """The deaths that counted when the last one was noted."""
         return max(len(self._deaths), self._num_failed_starts)
 
     def delay_s(self, started_s: float, died_s: float, *, was_ready: bool = True) -> float | None:
-        """Note a death. How long to wait before the next start; None when there have been too many."""
+        """Note a death. Returns how long to wait before the next start; None after too many deaths."""
         self._deaths.append(died_s)
         self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
         while self._deaths[0] < died_s - self._window_s:
@@ -96,7 +67,7 @@ def hang(
     """Why a live engine counts as hung, or None.
 
     With work it hangs when no step comes; idle, when no sign of life comes; loading, when it takes too long. A long
-    prompt or a compilation moves the step counter piece by piece, so a busy engine is never taken for a hung one.
+    prompt or a compilation advances the step counter in small parts, so a busy engine never counts as hung.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
         return _late("did not finish loading", pauses.ran_s(spawned_s, now), config.model_loading_timeout_s)
@@ -111,15 +82,18 @@ def hang(
 def code_hang(
     record: EngineRecord, config: Config, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
 ) -> str | None:
-    """The same for a process that runs code of the model's own. A handler has `predict_timeout` for one request, or as
-    long as it likes where there is none; a formatter has `step_timeout` for one piece of an answer."""
+    """Why a live process of user code counts as hung, or None.
+
+    A handler has `predict_timeout` for one request, or no limit without that option. A formatter has `step_timeout` for
+    one part of an answer.
+    """
     if record.phase in (Phase.STARTING, Phase.LOADING):
         return _late("did not finish loading", pauses.ran_s(spawned_s, now), config.engine.model_loading_timeout_s)
     if record.phase != Phase.READY:
         return None
     if not record.num_running:
         return _late("gave no sign of life", pauses.ran_s(record.beat_s, now), IDLE_BEAT_S)
-    limit_s = config.server.predict_timeout_s if config.is_custom else config.engine.step_timeout_s
+    limit_s = config.server.predict_timeout_s if config.is_user_code else config.engine.step_timeout_s
     return None if limit_s is None else _late("worked on one request", pauses.ran_s(record.step_s, now), limit_s)
 
 

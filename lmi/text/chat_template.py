@@ -21,7 +21,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable
+from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable, cause_line
 
 MAX_TEMPLATE_CHARS = 256 << 10
 MAX_PROMPT_CHARS = 64 << 20
@@ -37,7 +37,8 @@ class ChatTemplate:
         try:
             self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
         except jinja2.TemplateError as error:
-            raise ModelUnusable(f"{source or 'chat template'}: {_one_line(error)}") from error
+            place = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise ModelUnusable(f"{source or 'chat template'}: {cause_line(error)}{place}") from error
 
     @classmethod
     def load(cls, folder: str | Path, special_tokens: Mapping[str, str], override: str | None = None) -> Self | None:
@@ -53,7 +54,6 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -63,14 +63,14 @@ class ChatTemplate:
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
-        known: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
+        known: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
         known["add_generation_prompt"] = add_generation_prompt
         try:
             return self._environment.render_bounded(template, self._special_tokens | dict(variables or {}) | known)
         except GenerationFailed:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise InvalidRequest(f"the chat template does not take these messages: {_one_line(error)}") from error
+            raise InvalidRequest(f"the chat template does not take these messages: {cause_line(error)}") from error
         except (RecursionError, MemoryError) as error:
             raise GenerationFailed("the chat template used up the stack or the memory") from error
 
@@ -173,7 +173,7 @@ def _parse_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_bytes())
     except ValueError as error:
-        raise ModelUnusable(f"{file}: {_one_line(error)}") from error
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -181,12 +181,7 @@ def _read_text(file: Path) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{file}: {_one_line(error)}") from error
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
     if len(text) > MAX_TEMPLATE_CHARS:
         raise ModelUnusable(f"{file}: over {MAX_TEMPLATE_CHARS} characters")
     return text
-
-
-def _one_line(error: BaseException) -> str:
-    line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-    return " ".join(str(error).split()) + line

@@ -26,7 +26,7 @@ from typing import Any, Self
 import tokenizers
 from tokenizers import AddedToken
 
-from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong
+from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong, cause_line
 
 # The library's own threads would idle (one text a call) and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -39,20 +39,16 @@ CONVERSION_TIMEOUT_S = 120.0
 _NAMED_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.txt")
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """What the model folder says about its special tokens and its size. `named`: "bos_token" → "<s>" and so on."""
+    """What the model folder says about its special tokens. `named`: "bos_token" → "<s>" and so on."""
 
     named: Mapping[str, str] = field(default_factory=dict)
     ids: frozenset[int] = frozenset()
     eos_ids: tuple[int, ...] = ()
-    bos_id: int | None = None
-    pad_id: int | None = None
-    context_length: int | None = None
 
 
 class Pieces(dict[int, str | bytes]):
@@ -78,8 +74,7 @@ class Tokenizer:
         self._is_byte_level = b'"ByteLevel"' in _decoder_state(backend)
         self.special_tokens = special.named
         self.special_ids = special.ids | _special_ids(backend)
-        self.eos_ids, self.bos_id, self.pad_id = special.eos_ids, special.bos_id, special.pad_id
-        self.context_length = special.context_length
+        self.eos_ids = special.eos_ids
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.max_token_chars = max((len(backend.id_to_token(i) or "") for i in range(self.vocab_size)), default=1)
         self._anchor = self._find_anchor()
@@ -102,7 +97,7 @@ class Tokenizer:
         try:
             named = _apply_config(backend, config)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {_first_line(error)}"
+            reason = f"{type(error).__name__}: {cause_line(error)}"
             raise ModelUnusable(
                 f"{folder / 'tokenizer_config.json'}: a token is not described as one ({reason})"
             ) from error
@@ -242,7 +237,7 @@ def _panics_as_failures() -> Iterator[None]:
     except BaseException as error:
         if not _is_from_library(error):
             raise
-        raise GenerationFailed(f"the tokenizer gave up on this text: {_first_line(error)}") from error
+        raise GenerationFailed(f"the tokenizer gave up on this text: {cause_line(error)}") from error
 
 
 def _is_from_library(error: BaseException) -> bool:
@@ -265,7 +260,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ModelUnusable(f"{file}: {_first_line(error)}") from error
+        raise ModelUnusable(f"{file}: {cause_line(error)}") from error
     if not isinstance(value, dict):
         raise ModelUnusable(f"{file}: must hold a JSON object")
     return value
@@ -282,7 +277,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     except BaseException as error:
         if not _is_from_library(error):
             raise
-        raise ModelUnusable(f"{file}: not a tokenizer: {_first_line(error)}") from error
+        raise ModelUnusable(f"{file}: not a tokenizer: {cause_line(error)}") from error
 
 
 def _convert(folder: Path) -> str:
@@ -299,10 +294,6 @@ def _convert(folder: Path) -> str:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ModelUnusable(f"{file}: cannot be converted to tokenizer.json: {reason}")
     return done.stdout
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict[str, str]:
@@ -344,23 +335,17 @@ def _special_tokens(folder: Path, backend: tokenizers.Tokenizer, named: dict[str
     text_config = config.get("text_config")
     layers = [generation, config, text_config if isinstance(text_config, dict) else {}]
     ids = {name: backend.token_to_id(content) for name, content in named.items()}
-    eos_ids = _ids(_first(layers, ("eos_token_id",))) + _ids(ids.get("eos_token"))
-    bos_ids = _ids(ids.get("bos_token")) + _ids(_first(layers, ("bos_token_id",)))
-    pad_ids = _ids(ids.get("pad_token")) + _ids(_first(layers, ("pad_token_id",)))
-    context_length = _first(layers[1:], _CONTEXT_KEYS)
+    eos_ids = _ids(_first(layers, "eos_token_id")) + _ids(ids.get("eos_token"))
     return SpecialTokens(
         named=named,
         ids=frozenset(token_id for token_id in ids.values() if token_id is not None),
         eos_ids=tuple(dict.fromkeys(eos_ids)),
-        bos_id=next(iter(bos_ids), None),
-        pad_id=next(iter(pad_ids), None),
-        context_length=context_length if isinstance(context_length, int) else None,
     )
 
 
-def _first(layers: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Any:
-    """The first value that is set, by layer and then by key."""
-    return next((layer[key] for layer in layers for key in keys if layer.get(key) is not None), None)
+def _first(layers: Sequence[Mapping[str, Any]], key: str) -> Any:
+    """The value of the first layer that has one."""
+    return next((layer[key] for layer in layers if layer.get(key) is not None), None)
 
 
 def _ids(value: Any) -> list[int]:

@@ -1,16 +1,16 @@
-"""The front end's end of the code workers' sockets.
+"""The front end's end of the user code sockets.
 
-`CodeWorkers` keeps one connection to each worker and gives a call to the one that has the fewest. A worker that is lost
-ends its calls with `EngineLost`; a call that is closed before its end sends Drop. Nothing is retried.
+`UserCodeWorkers` keeps one connection to each worker and gives a call to the one with the fewest calls. If a worker is
+lost, its calls end with `EngineLost`. A call that is closed before its end sends Drop. Nothing is retried.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 
-from lmi.errors import EngineLost, GenerationFailed, LmiError, MalformedRequest, OutOfMemory, Unavailable
+from lmi.errors import EngineLost, LmiError, MalformedRequest, OutOfMemory, Unavailable, UserCodeFailed
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
@@ -28,14 +28,8 @@ from lmi.user_code.messages import (
 )
 
 
-class CustomCodeFailed(GenerationFailed):
-    """Code of the model's own raised; the message is its exception's."""
-
-    label = "custom_code_failed"
-
-
 class Call:
-    """One call. `take` gives what comes back, in order. Always `close` it."""
+    """One call. What comes back is taken in order. Always `close` it."""
 
     def __init__(self, connection: WorkerConnection, call_id: int) -> None:
         self.id = call_id
@@ -43,21 +37,37 @@ class Call:
         self._inbox: asyncio.Queue[ToFrontEnd | LmiError] = asyncio.Queue()
 
     def send(self, message: ToWorker) -> None:
-        """Raises MalformedRequest for what does not fit in a frame."""
+        """Raises MalformedRequest if the message does not fit in a frame."""
         self._connection.send(message)
 
     async def take(self) -> Head | Piece | None:
-        """The next message; None at the end. Raises the LmiError that ended the call instead."""
+        """The next message, None after the last. Raises the LmiError that ended the call."""
         item = await self._inbox.get()
         if isinstance(item, LmiError):
             raise item
         if isinstance(item, Failed):
-            raise (OutOfMemory if item.is_out_of_memory else CustomCodeFailed)(item.message)
+            raise (OutOfMemory if item.is_out_of_memory else UserCodeFailed)(item.message)
         if isinstance(item, End):
             return None
         if isinstance(item, Piece):
             self._connection.send(Taken(self.id))
         return item
+
+    async def head(self) -> Head:
+        head = await self.take()
+        assert isinstance(head, Head)
+        return head
+
+    async def piece(self) -> bytes:
+        piece = await self.take()
+        assert isinstance(piece, Piece)
+        return piece.data
+
+    async def pieces(self) -> AsyncGenerator[bytes]:
+        """Every piece up to the end of the call."""
+        while (piece := await self.take()) is not None:
+            assert isinstance(piece, Piece)
+            yield piece.data
 
     def put(self, item: ToFrontEnd | LmiError) -> None:
         self._inbox.put_nowait(item)
@@ -69,7 +79,7 @@ class Call:
 class WorkerConnection(Connection):
     """One socket to one worker."""
 
-    other_end = "a code worker"
+    other_end = "a user code worker"
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,14 +120,14 @@ class WorkerConnection(Connection):
             call.put(EngineLost("the model's code was lost while it worked on this request"))
 
 
-class CodeWorkers(Connections[WorkerConnection]):
-    """Every code worker of this server, as one front-end worker sees them."""
+class UserCodeWorkers(Connections[WorkerConnection]):
+    """The connections of one front end to every process of user code."""
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(WorkerConnection, sockets, records)
 
     async def begin(self, first: Callable[[int], ToWorker]) -> Call:
-        """Begin a call with the message that `first` makes of its id. Raises Unavailable when no worker is there."""
+        """Begin a call with the message that `first` makes of its id. Raises Unavailable if no worker is connected."""
         await self.wait_for(lambda: self.alive)
         if not self.alive:
             raise Unavailable("the model's code is not ready: " + self.describe())

@@ -1,11 +1,12 @@
-"""What a front end and a code worker say to each other.
+"""Messages between a front end and the process of user code.
 
-A call is a request to `handle`, or one that passes through the formatters: its body through the one for inputs, its
-answers through the one for outputs, or both, so that the second finds what the first has read. Its id is the front
-end's, unique on its connection. The pieces of `handle` come in windows: the worker sends no more than WINDOW of them
-before the front end has taken one (`Taken`), so a slow client slows the code that writes for it. A call ends with an
-`End` or a `Failed`, or where the front end says `Drop`. Encoding is msgpack of typed structs, as on the engines'
-sockets; anything else closes the connection.
+A call is a request to `handle`, or a request with formatters: its body goes through the input formatter, its answers
+through the output formatter. Both run in one call, so that the second finds the object that the first made. The front
+end chooses the id of a call, unique on the connection.
+
+`handle` has a window: the worker sends at most WINDOW pieces more than the front end has taken (`Taken`), so a slow
+client slows the code that writes for it. A call ends with `End` or `Failed`, or with `Drop` from the front end.
+Messages are typed structs in msgpack; anything else closes the connection.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-WINDOW = 32  # pieces of one call on their way
+WINDOW = 32  # pieces of one call that are sent and not taken yet
 MAX_PIECE_BYTES = 1 << 20
 
 TokenFields = tuple[int, str, float | None, bool]  # id, text, log_prob, is_special
@@ -28,7 +29,7 @@ class Handle(msgspec.Struct, frozen=True, tag="handle", array_like=True):
 
 
 class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
-    """Answered with one Piece, the body of a request. The call stays open, so that an Open can follow."""
+    """Run the input formatter. One Piece comes back, the body that it made. The call stays open for an Open."""
 
     call_id: int
     properties: dict[str, str]
@@ -36,9 +37,9 @@ class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
-    """Answers begin, one for each prompt. Each Feed is answered with one Piece, before the first of them with a Head.
+    """Begin the answers, one for each prompt. A Head comes back, then one Piece for each Feed.
 
-    `fields` are those of the request's body beside the prompt; `details` and `return_full_text` as they count for it.
+    `fields`: the request's body without the prompt. `details` and `return_full_text`: with defaults applied.
     """
 
     call_id: int
@@ -50,10 +51,10 @@ class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed", array_like=True):
-    """New tokens of the answer to the prompt at `index`, with a reason where it ends; the last end ends the call.
+    """New tokens of the answer to the prompt at `index`. The call ends when each answer has a `finish_reason`.
 
-    `top_tokens` (for each token) and `prefill` are there where the request asked for them. The prompt's token ids and
-    `prefill` stand in the first Feed of a prompt.
+    `top_tokens` (for each token) and `prefill` are set if the request asked for them. `prefill` and the prompt's token
+    ids come with the first Feed of a prompt.
     """
 
     call_id: int
@@ -67,26 +68,30 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", array_like=True):
 
 
 class Respond(msgspec.Struct, frozen=True, tag="respond", array_like=True):
-    """A response that has a form already, or a chunk of one: the JSON of an object. Answered with one Piece."""
+    """Rewrite an object or chunk of another API's response, given as JSON. One Piece comes back."""
 
     call_id: int
     body: bytes
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken", array_like=True):
+    """The front end took one Piece."""
+
     call_id: int
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop", array_like=True):
+    """The front end does not wait for the call any more."""
+
     call_id: int
 
 
 class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
     call_id: int
     status: int
-    media_type: str  # "": the answer does not say
+    media_type: str  # "": the code names none
     headers: dict[str, str]
-    is_streaming: bool  # its pieces are wanted as they come
+    is_streaming: bool  # send the pieces on as they come
 
 
 class Piece(msgspec.Struct, frozen=True, tag="piece", array_like=True):
@@ -99,14 +104,15 @@ class End(msgspec.Struct, frozen=True, tag="end", array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
-    """The code raised; the message is the exception's."""
+    """The code raised an exception with this message."""
 
     call_id: int
     message: str
     is_out_of_memory: bool = False
 
 
-ToWorker = Handle | ReadInput | Open | Feed | Respond | Taken | Drop
+Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
+ToWorker = Work | Taken | Drop
 ToFrontEnd = Head | Piece | End | Failed
 
 _encoder = msgspec.msgpack.Encoder()
@@ -119,7 +125,7 @@ def encode(message: ToWorker | ToFrontEnd) -> bytes:
 
 
 def decode_to_worker(frame: bytes) -> ToWorker:
-    """Raises msgspec.DecodeError or ValidationError for anything that is not one of ours."""
+    """Raises msgspec.DecodeError or ValidationError for anything else."""
     return _to_worker.decode(frame)
 
 

@@ -1,9 +1,9 @@
-"""The process that runs a model's own code: `handle`, or its formatters. Nothing else of ours does.
+"""The process of user code. No other process imports the model's file.
 
 `python -m lmi.user_code.worker --slot N` imports the file, lets `handle` load, then serves front ends on a unix socket.
-The main thread reads sockets, one more thread runs the code, one call after the other. The process has no secrets of
-ours in its environment and no engine beside it; what the code prints becomes lines of our log. Code that never returns
-is seen by the supervisor in the record (`lmi/supervisor/restarts.py`), which ends the process.
+The main thread reads sockets, the code thread runs the code. The environment has no secrets of the server, and the
+supervisor logs what the code prints. It reads the record too, and ends a process whose code never returns
+(`lmi/supervisor/restarts.py`).
 """
 
 from __future__ import annotations
@@ -11,248 +11,84 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
-import importlib
 import logging
 import os
-import queue
 import signal
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
-from typing import Any
 
 import lmi.shared.log
-from lmi.engine.server import bind
 from lmi.errors import ModelUnusable
-from lmi.executor import EngineInfo
-from lmi.ipc.connection import Connection
-from lmi.ipc.frames import FrameTooLarge, frame
+from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
-from lmi.settings.config import CodeConfig, ModelConfig
+from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.shared import processes
-from lmi.shared.sink import STDERR, Sink
+from lmi.shared.report import LoadReport, write_report
+from lmi.shared.sink import guard_streams
 from lmi.shared.state import EngineRecord, Phase
-from lmi.user_code.messages import (
-    MAX_PIECE_BYTES,
-    WINDOW,
-    Drop,
-    End,
-    Failed,
-    Feed,
-    Handle,
-    Head,
-    Open,
-    Piece,
-    ReadInput,
-    Respond,
-    Taken,
-    ToFrontEnd,
-    decode_to_worker,
-    encode,
-)
+from lmi.user_code import runner
+from lmi.user_code.code_thread import CodeThread
+from lmi.user_code.faults import describe, line_number
+from lmi.user_code.runner import UserCode
+from lmi.user_code.server import FrontEnd
 
 BEAT_S = 0.2
-PRINTED_S = 0.5  # for the last lines that the code printed; a child of its own may hold their pipe open
-FINISH_S = 2.0  # for calls that are still open when the worker is told to stop
+FINISH_S = 2.0  # for the message that the code still works on after SIGTERM
 
 log = logging.getLogger("lmi.user_code.worker")  # this module is __main__ where it runs
-printed = logging.getLogger("model.py")
 
 
-class Job:
-    """One call as the worker keeps it. `room` counts the pieces that may still be sent."""
-
-    def __init__(self, front_end: FrontEnd, message: Handle | ReadInput | Open | Respond) -> None:
-        self.front_end = front_end
-        self.id = message.call_id
-        self.request: Any = None  # of ReadInput: what the input formatter has returned
-        self.answers: Any = None  # of Open: the output formatter's state
-        self.is_dropped = threading.Event()
-        self.room = threading.Semaphore(WINDOW)
-
-    def drop(self) -> None:
-        self.is_dropped.set()
-        self.room.release()  # whoever waits for room looks up
-
-
-class Bench:
-    """Runs the code in a thread of its own and keeps the record."""
-
-    def __init__(self, model: Any, record: EngineRecord) -> None:
-        self._model = model
-        self._record = record
-        self._loop = asyncio.get_running_loop()
-        self._jobs: queue.SimpleQueue[tuple[Job, Handle | ReadInput | Open | Feed | Respond]] = queue.SimpleQueue()
-        self._is_busy = False
-        record.max_num_sequences = 1
-        record.step_s = time.monotonic()
-        threading.Thread(target=self._run, name="code", daemon=True).start()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._is_busy and self._jobs.empty()
-
-    def put(self, job: Job, message: Handle | ReadInput | Open | Feed | Respond) -> None:
-        self._jobs.put((job, message))
-
-    def beat(self) -> None:
-        self._record.beat_s = time.monotonic()
-        self._record.num_waiting = self._jobs.qsize()
-
-    def _run(self) -> None:
-        while True:
-            job, message = self._jobs.get()
-            self._is_busy = True
-            self._record.step_s = time.monotonic()
-            self._record.num_running = 1
-            if not job.is_dropped.is_set():
-                self._work(job, message)
-            self._record.step += 1
-            self._record.num_running = 0
-            self._is_busy = False
-
-    def _work(self, job: Job, message: Handle | ReadInput | Open | Feed | Respond) -> None:
-        try:
-            if isinstance(message, Handle):
-                self._handle(job, message)
-            elif isinstance(message, ReadInput):
-                job.request, body = self._model.read_input(message.properties, message.body)
-                self._send(job, Piece(job.id, body))
-                return
-            elif isinstance(message, Respond):
-                self._send(job, Piece(job.id, self._model.respond(message.body, job.request)))
-                return
-            elif isinstance(message, Open):
-                job.answers = self._model.answers(message, job.request)
-                self._send(job, Head(job.id, 200, job.answers.media_type, {}, message.is_streaming))
-                return
-            else:
-                self._send(job, Piece(job.id, job.answers.feed(message)))
-                if not job.answers.are_over:
-                    return
-            self._send(job, End(job.id))
-        except BaseException as error:  # whatever the code raises, exit() and cancellation too, is this call's alone
-            log.error("the model's code failed", exc_info=error)
-            self._send(job, Failed(job.id, describe(error), is_out_of_memory(error)))
-
-    def _handle(self, job: Job, message: Handle) -> None:
-        with closing(self._model.handle(message.properties, message.query, message.body)) as answer:
-            head = next(answer)
-            self._send(job, Head(job.id, int(head.status), head.media_type, head.headers, head.is_streaming))
-            self._send_all(job, answer)
-
-    def _send_all(self, job: Job, pieces: Iterable[bytes]) -> None:
-        for piece in pieces:
-            for part in _cut(piece):
-                job.room.acquire()
-                if job.is_dropped.is_set():
-                    return
-                self._send(job, Piece(job.id, part))
-
-    def _send(self, job: Job, message: ToFrontEnd) -> None:
-        with suppress(RuntimeError):  # the loop is closed: we are stopping
-            self._loop.call_soon_threadsafe(job.front_end.send, message)
-
-
-class FrontEnd(Connection):
-    """One socket to one front end."""
-
-    other_end = "a front end"
-
-    def __init__(self, bench: Bench) -> None:
-        super().__init__()
-        self._bench = bench
-        self._jobs: dict[int, Job] = {}
-
-    def take(self, payload: bytes) -> None:
-        message = decode_to_worker(payload)
-        job = self._jobs.get(message.call_id)
-        if job is None and isinstance(message, Handle | ReadInput | Open | Respond):
-            job = self._jobs[message.call_id] = Job(self, message)
-        if job is None:
-            return
-        if isinstance(message, Taken):
-            job.room.release()
-        elif isinstance(message, Drop):
-            self._jobs.pop(message.call_id).drop()
-        else:
-            self._bench.put(job, message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        for job in self._jobs.values():
-            job.drop()
-
-    def send(self, message: ToFrontEnd) -> None:
-        if isinstance(message, End | Failed):
-            self._jobs.pop(message.call_id, None)
-        try:
-            self.write(frame(encode(message)))
-        except FrameTooLarge as error:
-            self.send(Failed(message.call_id, str(error)))
-
-
-async def serve(model: Any, record: EngineRecord, socket_path: str) -> None:
+async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> None:
     """Serve until SIGTERM."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    bench = Bench(model, record)
-    server = await loop.create_unix_server(lambda: FrontEnd(bench), sock=bind(socket_path))
-    beat = asyncio.create_task(_beat(bench))
+    thread = CodeThread(record)
+    server = await listen(lambda: FrontEnd(user_code, thread), socket_path)
+    beat = asyncio.create_task(_beat(thread))
     record.phase = Phase.READY
     await stop.wait()
     record.phase = Phase.DRAINING
     server.close()
     deadline_s = time.monotonic() + FINISH_S
-    while not bench.is_idle and time.monotonic() < deadline_s:
+    while not thread.is_idle and time.monotonic() < deadline_s:
         await asyncio.sleep(0.02)
     beat.cancel()
 
 
-async def _beat(bench: Bench) -> None:
+async def _beat(thread: CodeThread) -> None:
     while True:
-        bench.beat()
+        thread.beat()
         await asyncio.sleep(BEAT_S)
 
 
-def load(code: CodeConfig, model: ModelConfig, record: EngineRecord) -> Any:
-    """The model's functions, ready. Raises ModelUnusable with what the file raised."""
-    python_model = importlib.import_module("handlers.python_model")
+def load(code: UserCodeConfig, model: ModelConfig, record: EngineRecord) -> UserCode:
+    """Import the file and let its handler load. Raises ModelUnusable with what the file raised."""
     record.stage = "import"
     try:
-        functions = python_model.Functions(code.handler, code.output_formatter, code.input_formatter)
-        python = python_model.load(code.path, functions, code.properties, model.path, model.name)
+        user_code = runner.load(code, folder=model.path, name=model.name)
         record.stage = "initialise"
-        python.begin()
+        user_code.begin()
     except BaseException as error:
         log.error("%s cannot be used", code.path, exc_info=error)
-        raise ModelUnusable(f"{code.path}: {_place(error, code.path)}{describe(error)}") from error
-    return python
+        number = line_number(error, code.path)
+        place = f"line {number}: " if number else ""
+        raise ModelUnusable(f"{code.path}: {place}{describe(error)}") from error
+    return user_code
 
 
 def run(slot: int) -> int:
-    """Load, serve, stop; returns the exit code."""
+    """Load, serve, stop. Returns the exit code."""
     runtime = Runtime.from_environ()
-    config, code = runtime.config, runtime.config.code
-    assert code is not None
-    record = runtime.code_records(runtime.attach())[slot]
+    config = runtime.config
+    record = runtime.user_code_records(runtime.attach())[slot]
     record.claim()
     record.phase = Phase.LOADING
     processes.set_title(f"lmi-code-{slot}")
-    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format)
+    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format, processes.log_fd())
     lmi.shared.log.count_dropped_in(record)
-    finish_printing = log_what_is_printed()
     try:
-        started_s = time.monotonic()
-        model = load(code, config.model, record)
-        if code.handler is not None:
-            _report(runtime, slot, time.monotonic() - started_s)
-        record.stage = ""
-        asyncio.run(serve(model, record, runtime.code_socket(slot)))
+        _load_and_serve(runtime, slot, record)
     except ModelUnusable as error:
         record.reason = str(error)
         return error.exit_code
@@ -260,79 +96,34 @@ def run(slot: int) -> int:
         record.reason = describe(error)
         log.exception("the process of the model's code failed")
         return 1
-    finally:
-        finish_printing()
     return 0
 
 
-def describe(error: BaseException) -> str:
-    """The last line of a traceback, as text that can be sent: a message may hold bytes that are no UTF-8."""
-    return traceback.format_exception_only(error)[-1].strip().encode(errors="replace").decode()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of the process, or of an accelerator: libraries have classes of their own for that, all of this name."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
-def _place(error: BaseException, path: str) -> str:
-    """Where in the file it was, as far as the traceback tells."""
-    lines = [place.lineno for place in traceback.extract_tb(error.__traceback__) if place.filename == path]
-    number = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    return f"line {number}: " if number else ""
+def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
+    code = runtime.config.user_code
+    assert code is not None
+    started_s = time.monotonic()
+    user_code = load(code, runtime.config.model, record)
+    if code.handler is not None:
+        _report(runtime, slot, time.monotonic() - started_s)
+    record.stage = ""
+    asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
 
 
 def _report(runtime: Runtime, slot: int, seconds: float) -> None:
-    """What the supervisor tells people. A handler has no context length that we could know."""
-    from lmi.engine.worker import LoadReport, write_report
-
-    info = EngineInfo(name="model.py", vocab_size=1, max_sequence_length=1, max_num_sequences=1)
-    write_report(runtime, slot, LoadReport(info, {"load": seconds}))
-
-
-def _cut(piece: bytes) -> Iterator[bytes]:
-    for start in range(0, len(piece) or 1, MAX_PIECE_BYTES):
-        yield piece[start : start + MAX_PIECE_BYTES]
-
-
-def log_what_is_printed() -> Callable[[], None]:
-    """Make every line that is written to stdout or stderr, by Python or by C, a line of our log.
-
-    Call what is returned at the end, so that the last lines are not lost.
-    """
-    own_stderr = os.dup(STDERR)
-    reader, writer = os.pipe()
-    for fd in (1, 2):
-        os.dup2(writer, fd)
-    os.close(writer)
-    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "backslashreplace", closefd=False) for fd in (1, 2))
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, lmi.shared.log.LineHandler):
-            handler.sink = Sink(own_stderr)
-    faulthandler.register(signal.SIGUSR2, file=own_stderr, all_threads=True)
-    copier = threading.Thread(target=_copy_lines, args=(reader,), name="printed", daemon=True)
-    copier.start()
-
-    def finish() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        for fd in (1, 2):
-            os.dup2(own_stderr, fd)
-        copier.join(PRINTED_S)
-
-    return finish
-
-
-def _copy_lines(reader: int) -> None:
-    with open(reader, encoding="utf-8", errors="backslashreplace") as lines:
-        for line in lines:
-            printed.info("%s", line.rstrip("\n"))
+    """What the supervisor shows people."""
+    write_report(runtime.engine_report(slot), LoadReport(engine="model.py", stages_s={"load": seconds}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.user_code.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
+    guard_streams()
+    processes.print_lines_at_once()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)  # threads of the code must not hold up the end
 
 

@@ -1,4 +1,4 @@
-"""The clients that people use, each as it comes from its makers, at the doors of a whole server with a real model."""
+"""The clients that people use, each as it comes from its makers, at the APIs of a whole server with a real model."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from lmi.engine.client import Engines, Stream
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
-from lmi.errors import GenerationFailed, InvalidRequest, Overloaded, Unavailable
+from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
 from lmi.ipc.frames import FrameReader, FrameTooLarge, frame
 from lmi.shared.state import Block, Phase
@@ -179,18 +179,19 @@ def test_a_request_too_large_for_a_frame_leaves_nothing_behind(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("label", "kind"),
-    [("overloaded", Overloaded), ("unavailable", Unavailable), ("invalid_parameter", InvalidRequest)],
+    "error",
+    [Overloaded("9 wait"), Unavailable("no step"), InvalidParameter("seed", "small", 9), PromptTooLong("short", "9")],
 )
-def test_a_refusal_comes_out_as_the_error_it_was(tmp_path: Path, label: str, kind: type[Exception]) -> None:
+def test_a_refusal_comes_out_as_the_error_it_was(tmp_path: Path, error: LmiError) -> None:
     async def test() -> None:
         async with engines(tmp_path) as (client, [engine], _):
             stream = client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 1)
-            engine.say(Refused(0, label, "because"))
-            with pytest.raises(kind, match="because") as caught:
+            engine.say(Refused(0, error.info))
+            with pytest.raises(LmiError) as caught:
                 await take(stream)
-            assert caught.value.label == label  # type: ignore[attr-defined]
+            assert type(caught.value) is type(error)
+            assert (str(caught.value), caught.value.field) == (str(error), error.field)
 
     run(test)
 

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
-from lmi.engine.worker import read_report
+from lmi.errors import ErrorInfo
 from lmi.executor import FinishReason, Request, Response
 from lmi.ipc.frames import MAX_FRAME_BYTES, FrameReader, frame
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.report import read_report
 from lmi.shared.state import EngineRecord, Phase
 from tests.scripted import wait_until
 
@@ -153,8 +154,8 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
     wait_until(lambda: worker.record.phase == Phase.LOADING and worker.record.stage == "weights")
     wait_until(lambda: 0 < worker.record.progress < 1)
     worker.wait_ready()
-    report = read_report(worker.runtime, 0)
-    assert report.info.name == "echo" and 0.2 < report.stages_s["weights"] < 5
+    report = read_report(worker.runtime.engine_report(0))
+    assert report.engine == "echo" and 0.2 < report.stages_s["weights"] < 5
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
     assert len(lines) == 1  # and no more than one a second
     assert worker.record.pid == worker.process.pid and worker.record.stage == ""
@@ -259,9 +260,10 @@ def test_a_request_that_the_engine_cannot_do_is_refused_with_label_and_words(wor
     front_end.next()
     front_end.send(Submit(3, request(5, bad_words=((1,),))), Submit(4, request(5, prompt=(1 << 30,))))
     unsupported, invalid = front_end.next(), front_end.next()
-    assert isinstance(unsupported, Refused) and (unsupported.request_id, unsupported.label) == (3, "unsupported")
-    assert "bad_words" in unsupported.message
-    assert isinstance(invalid, Refused) and (invalid.request_id, invalid.label) == (4, "invalid_parameter")
+    assert isinstance(unsupported, Refused) and unsupported.request_id == 3
+    assert (unsupported.error.label, unsupported.error.field) == ("unsupported", "bad_words")
+    assert isinstance(invalid, Refused) and invalid.request_id == 4
+    assert (invalid.error.label, invalid.error.field) == ("invalid_parameter", "input_token_ids")
 
 
 def test_a_step_that_raises_ends_its_requests_with_an_error_and_the_engine_goes_on(worker: Worker) -> None:
@@ -287,7 +289,7 @@ def test_an_executor_that_gives_up_ends_the_worker_after_its_last_words(worker: 
 
 BAD_FRAMES = {
     "no message": frame(b"\xc1"),
-    "a message to a front end": frame(encode(Refused(1, "a", "b"))),
+    "a message to a front end": frame(encode(Refused(1, ErrorInfo("a", "b")))),
     "a request of wrong types": frame(encode(Submit(1, request(5))).replace(b"max_tokens\x05", b"max_tokens\xa1")),
     "a request that breaks a rule": frame(encode(Submit(1, request(5))).replace(b"max_tokens\x05", b"max_tokens\x00")),
     "a length over the limit": (MAX_FRAME_BYTES + 1).to_bytes(4, "little"),
@@ -346,7 +348,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker: Worker) -> No
     messages = [front_end.next()]
     while not isinstance(messages[-1], Output) or not messages[-1].responses[-1].is_final:
         messages.append(front_end.next())
-    assert [message.label for message in messages if isinstance(message, Refused)] == ["unavailable"]
+    assert [message.error.label for message in messages if isinstance(message, Refused)] == ["unavailable"]
     assert worker.process.wait(TIMEOUT_S) == 0
 
 

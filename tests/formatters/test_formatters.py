@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.dialects import FORMATTERS, LMI
+from lmi.apis import FORMATTERS, LMI
 from lmi.executor import SamplingConfig
 from lmi.formatters.base import ErrorFields, Formatter
 from lmi.formatters.openai import CompletionStream
 from lmi.schemas import openai
 from lmi.schemas.common import Parsed
+from lmi.schemas.lmi import LmiFormat
 from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, GenerationRequest, OutputFormat, Token
 
@@ -27,15 +28,16 @@ PLAIN = st.builds(Token, id=st.integers(0, 2**31), text=TEXT, log_prob=LOG_PROB,
 TOKENS = st.lists(PLAIN, min_size=1, max_size=8)
 
 
-def _formatter(output_format: OutputFormat, **fields: Any) -> Formatter:
+def _formatter(
+    output_format: OutputFormat, *, details: bool = False, tgi_compat: bool = False, **fields: Any
+) -> Formatter[LmiFormat]:
     sampling = SamplingConfig(temperature=0.0)
-    request = GenerationRequest(
-        prompt="né\n", max_new_tokens=9, sampling=sampling, output_format=output_format, **fields
-    )
-    return LMI.formatter(Parsed((request,)))
+    request = GenerationRequest(prompt="né\n", max_new_tokens=9, sampling=sampling, **fields)
+    format = LmiFormat(output_format=output_format, details=details, tgi_compat=tgi_compat)
+    return LMI.formatter(Parsed((request,), format))
 
 
-def _feed(formatter: Formatter, tokens: list[Token], cut: int) -> list[bytes]:
+def _feed(formatter: Formatter[LmiFormat], tokens: list[Token], cut: int) -> list[bytes]:
     """The tokens in Deltas of `cut`, the last with the end."""
     records: list[bytes] = []
     for at in range(0, len(tokens), cut):

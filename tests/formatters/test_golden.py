@@ -1,4 +1,4 @@
-"""The bytes of each door, file by file: tests/golden/<door>/<case>.request gives <case>.response.
+"""The bytes of each API, file by file: tests/golden/<api>/<case>.request gives <case>.response.
 
 A request file holds the body, the model's settings, the Deltas that an engine would bring, and the error that ends it.
 The responses were written by Python's own json module from objects put together by hand, never by the formatters.
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lmi import errors
-from lmi.dialects import DIALECTS, Dialect
+from lmi.apis import APIS, AnyApi
 from lmi.errors import LmiError
 from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, Token
@@ -47,33 +47,36 @@ def _settled(body: bytes) -> bytes:
     return re.sub(rb'"created":[0-9]{10}', b'"created":0', body)
 
 
-def _answer(door: Dialect, case: dict[str, Any]) -> tuple[int, str, bytes]:
+def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:
     """Status, content type and body, put together as a route would."""
     model = ModelConfig(path="demo", name="demo", **case.get("model", {}))
     body = case["body"] if isinstance(case["body"], str) else json.dumps(case["body"])
-    frame, accepted, records = door.default_frame(model), False, list[bytes]()
+    format, accepted, records = api.default_format(model), False, list[bytes]()
     try:
-        message = door.read(body.encode(), case["content_type"], model)
-        frame = message.frame
-        formatter = door.formatter(door.parse(message))
+        message = api.read(body.encode(), case["content_type"], model)
+        format = message.format
+        formatter = api.formatter(api.parse(message))
         for delta in case.get("deltas", []):
             records += formatter.feed(_delta(delta))
         if "error" in case:
-            accepted = case["error"]["accepted"]
-            raise getattr(errors, case["error"]["class"])(case["error"]["message"])
-        return 200, formatter.media_type, door.whole(formatter.media_type, b"".join(records))
+            error = case["error"]
+            accepted = error["accepted"]
+            raise getattr(errors, error["class"])(
+                **{name: error[name] for name in ("message", "field") if name in error}
+            )
+        return 200, formatter.media_type, api.whole(formatter.media_type, b"".join(records))
     except LmiError as error:
-        rendered = door.render_error(error, frame, accepted=accepted)
+        rendered = api.render_error(error, format, accepted=accepted)
         status = 200 if records else rendered.status
         body = b"".join([*records, rendered.body])
-        return status, rendered.media_type, body if records else door.whole(rendered.media_type, body)
+        return status, rendered.media_type, body if records else api.whole(rendered.media_type, body)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_has_exactly_the_bytes_of_its_golden_file(name: str) -> None:
     case = json.loads((GOLDEN / f"{name}.request").read_text())
     expected = (GOLDEN / f"{name}.response").read_bytes()
-    status, media_type, body = _answer(DIALECTS[name.partition("/")[0]], case)
+    status, media_type, body = _answer(APIS[name.partition("/")[0]], case)
     assert (status, media_type, _settled(body)) == (case["status"], case["media_type"], expected)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lmi.dialects import DIALECTS, LMI_EVENTS, OPENAI_CHAT_EVENTS, Dialect
+from lmi.apis import APIS, AnyApi
 from lmi.errors import GenerationFailed
 from lmi.settings.config import ModelConfig
 from lmi.types import Delta, FinishReason, Token
@@ -23,25 +23,27 @@ NUM_CUTS = 200
 TEXT = 'He said: "Zoë" {\u2028data: 1}\n\nand left. '
 MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)
-LMI = DIALECTS["lmi"]
-CHAT_LINES, CHAT = DIALECTS["openai_chat_lines"], DIALECTS["openai_chat"]
+LMI = APIS["lmi"]
+LMI_EVENTS = LMI.for_accept("text/event-stream")
+CHAT_LINES, CHAT = APIS["openai_chat_lines"], APIS["openai_chat"]
+CHAT_EVENTS = CHAT_LINES.for_accept("text/event-stream")
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 Reader = Callable[[Iterable[bytes]], Iterator[str]]
 
 
-def written(door: Dialect, body: dict[str, Any], model: ModelConfig = MODEL, *, fails: bool = False) -> list[bytes]:
+def written(api: AnyApi, body: dict[str, Any], model: ModelConfig = MODEL, *, fails: bool = False) -> list[bytes]:
     """What a route writes, piece by piece, for an answer of TEXT, or one that fails after it."""
-    message = door.read(json.dumps(body).encode(), None, model)
-    formatter = door.formatter(door.parse(message))
+    message = api.read(json.dumps(body).encode(), None, model)
+    formatter = api.formatter(api.parse(message))
     pieces = [TEXT[n : n + 3] for n in range(0, len(TEXT), 3)]
     deltas = [Delta([Token(n, piece, -0.5)], prompt="Hi") for n, piece in enumerate(pieces)]
     if not fails:
         deltas.append(Delta([Token(2, "", -0.5, is_special=True)], FinishReason.EOS_TOKEN, prompt="Hi"))
     records = [record for delta in deltas for record in formatter.feed(delta)]
     if fails:
-        records.append(door.render_error(GenerationFailed("no"), message.frame, accepted=True).body)
-    return records if formatter.is_streaming else [door.whole(formatter.media_type, b"".join(records))]
+        records.append(api.render_error(GenerationFailed("no"), message.format, accepted=True).body)
+    return records if formatter.is_streaming else [api.whole(formatter.media_type, b"".join(records))]
 
 
 def cuts(records: list[bytes]) -> Iterator[list[bytes]]:
@@ -149,10 +151,10 @@ DETAILED = {**STREAM, "parameters": {"details": True}}
 TALK = {"messages": MESSAGES, "stream": True}
 LINES, EVENTS = (LMI, STREAM, MODEL), (LMI_EVENTS, STREAM, MODEL)
 LINES_DETAILED, EVENTS_TGI = (LMI, DETAILED, MODEL), (LMI, STREAM, TGI)
-CHATS = [(CHAT_LINES, TALK, MODEL), (OPENAI_CHAT_EVENTS, TALK, MODEL), (CHAT, TALK, MODEL)]
+CHATS = [(CHAT_LINES, TALK, MODEL), (CHAT_EVENTS, TALK, MODEL), (CHAT, TALK, MODEL)]
 WHOLE, WHOLE_TGI = (LMI, {"inputs": "Hi"}, MODEL), (LMI, {"inputs": "Hi"}, TGI)
 WHOLE_CHAT = (CHAT_LINES, {"messages": MESSAGES}, MODEL)
-Asked = tuple[Dialect, dict[str, Any], ModelConfig]
+Asked = tuple[AnyApi, dict[str, Any], ModelConfig]
 
 BUFFERED: list[tuple[Reader, list[Asked]]] = [
     (lmi_from_the_brace_on, [LINES, LINES_DETAILED, EVENTS, EVENTS_TGI]),

@@ -10,35 +10,35 @@ from typing import cast
 
 import pytest
 
-from lmi.ipc.writer import Outlet
+from lmi.ipc.writer import ThreadSafeWriter
 
 MAX_UNSENT_BYTES = 8 << 20
 PIECE = 100_000
 
 
-class Writer(asyncio.Protocol):
+class End(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.lost = asyncio.Event()
-        self.outlet = Outlet(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
+        self.writer = ThreadSafeWriter(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
 
     def resume_writing(self) -> None:
-        self.outlet.resume()
+        self.writer.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.outlet.close()
+        self.writer.close()
         self.lost.set()
 
 
-def run(play: Callable[[Writer, socket.socket], Awaitable[None]]) -> None:
+def run(play: Callable[[End, socket.socket], Awaitable[None]]) -> None:
     """Play with a writer on a real socket and the other end of it."""
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
         theirs.settimeout(10)
         loop = asyncio.get_running_loop()
-        transport, writer = await loop.create_connection(Writer, sock=ours)
+        transport, end = await loop.create_connection(End, sock=ours)
         try:
-            await asyncio.wait_for(play(writer, theirs), 30)
+            await asyncio.wait_for(play(end, theirs), 30)
         finally:
             transport.abort()
             theirs.close()
@@ -54,8 +54,8 @@ def read(source: socket.socket, num_bytes: int) -> bytes:
 
 
 def test_what_the_kernel_takes_is_there_though_the_loop_never_runs() -> None:
-    async def play(writer: Writer, theirs: socket.socket) -> None:
-        thread = threading.Thread(target=writer.outlet.write, args=(b"at once",))
+    async def play(end: End, theirs: socket.socket) -> None:
+        thread = threading.Thread(target=end.writer.write, args=(b"at once",))
         thread.start()
         thread.join()
         assert read(theirs, 7) == b"at once"  # this coroutine has not let the loop do anything
@@ -66,35 +66,35 @@ def test_what_the_kernel_takes_is_there_though_the_loop_never_runs() -> None:
 def test_a_slow_reader_gets_everything_in_order_and_then_the_writes_are_direct_again() -> None:
     pieces = [bytes([number]) * PIECE for number in range(50)]
 
-    async def play(writer: Writer, theirs: socket.socket) -> None:
+    async def play(end: End, theirs: socket.socket) -> None:
         def write() -> None:
             for piece in pieces:
-                writer.outlet.write(piece)
+                end.writer.write(piece)
 
         await asyncio.to_thread(write)
         assert await asyncio.to_thread(read, theirs, PIECE * len(pieces)) == b"".join(pieces)
-        while writer.outlet._is_behind:
+        while end.writer._is_behind:
             await asyncio.sleep(0)
-        writer.outlet.write(b"direct")
+        end.writer.write(b"direct")
         assert read(theirs, 6) == b"direct"
 
     run(play)
 
 
 def test_a_reader_that_stops_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
-    async def play(writer: Writer, theirs: socket.socket) -> None:
+    async def play(end: End, theirs: socket.socket) -> None:
         for _ in range(20 + MAX_UNSENT_BYTES // PIECE):
-            writer.outlet.write(bytes(PIECE))
-        await writer.lost.wait()
+            end.writer.write(bytes(PIECE))
+        await end.lost.wait()
 
     run(play)
     assert "stopped reading" in caplog.text
 
 
 def test_writes_after_the_end_go_nowhere_and_raise_nothing() -> None:
-    async def play(writer: Writer, theirs: socket.socket) -> None:
+    async def play(end: End, theirs: socket.socket) -> None:
         theirs.close()
-        await writer.lost.wait()
-        await asyncio.to_thread(writer.outlet.write, b"too late")
+        await end.lost.wait()
+        await asyncio.to_thread(end.writer.write, b"too late")
 
     run(play)

@@ -89,7 +89,7 @@ def test_a_prompt_may_fill_a_large_body() -> None:
     check_values(b'{"inputs": [%b"a"]}' % (b'"a",' * 1000))
 
 
-def test_a_list_of_texts_may_fill_one_where_a_door_has_lists() -> None:
+def test_a_list_of_texts_may_fill_one_where_an_api_has_lists() -> None:
     texts = [b'"%b"' % (b'a \\"' * 5000)] * 128
     body = b'{"prompt": [%b]}' % b",".join(texts)
     check_values(body, max_texts=128)

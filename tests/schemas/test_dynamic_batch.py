@@ -13,13 +13,13 @@ from lmi.errors import InvalidRequest, MalformedRequest
 from lmi.schemas import dynamic_batch, lmi
 from lmi.schemas.common import MAX_VALUES_BYTES, Parsed
 from lmi.settings.config import ModelConfig
-from lmi.types import OutputFormat
+from lmi.types import AnswerFormat, OutputFormat
 
 MODEL = ModelConfig(path="demo", name="demo", dynamic_batch=True)
 STREAMING = ModelConfig(path="demo", name="demo", dynamic_batch=True, enable_streaming=True)
 
 
-def _parse(body: dict[str, Any], model: ModelConfig = MODEL) -> Parsed:
+def _parse(body: dict[str, Any], model: ModelConfig = MODEL) -> Parsed[AnswerFormat]:
     return dynamic_batch.parse(dynamic_batch.read(json.dumps(body).encode(), None, model))
 
 
@@ -38,16 +38,16 @@ def test_thirty_tokens_are_generated_greedily_and_nobody_asks_for_log_probs() ->
     for model, is_streaming in ((MODEL, False), (STREAMING, True)):
         request = _parse({"inputs": "a", "parameters": None}, model).request
         assert (request.max_new_tokens, request.sampling.temperature) == (30, 0.0)
-        assert (request.is_streaming, request.needs_log_probs, request.details) == (is_streaming, False, False)
+        assert (request.is_streaming, request.needs_log_probs) == (is_streaming, False)
 
 
 def test_what_belongs_into_details_is_checked_and_has_no_effect() -> None:
     parameters = {"details": True, "logprobs": 3, "output_formatter": "sse", "decoder_input_details": True}
     parsed = _parse({"inputs": ["a", "b"], "parameters": parameters, "stream": True})
     request = parsed.requests[0]
-    assert (request.details, request.num_top_log_probs, request.prefill_details) == (False, None, False)
+    assert (request.needs_log_probs, request.num_top_log_probs, request.prefill_details) == (False, None, False)
     assert request.is_streaming is False
-    assert parsed.tolerated == (
+    assert parsed.ignored == (
         "parameters.details: no effect with option.rolling_batch=disable",
         "parameters.output_formatter: no effect with option.rolling_batch=disable",
         "stream: no effect, option.enable_streaming says it for all requests",
@@ -128,7 +128,8 @@ def test_any_json_gives_requests_or_a_refusal(body: dict[str, Any], model: Model
         return
     inputs = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
     assert [request.prompt for request in parsed.requests] == inputs
-    assert {request.output_format for request in parsed.requests} == {OutputFormat.JSON}
+    wanted = OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON
+    assert parsed.format.output_format is wanted
 
 
 def test_an_adapter_is_for_all_inputs_or_each_has_its_own() -> None:

@@ -71,11 +71,11 @@ def test_a_schema_that_is_whole_in_itself_is_taken(schema: dict[str, Any]) -> No
     assert json.loads(json_schema("field", schema).guide or "") == schema
 
 
-@pytest.mark.parametrize(("door", "body", "field"), EVERYWHERE)
-def test_every_field_that_carries_a_schema_is_looked_through(door: Any, body: dict[str, Any], field: str) -> None:
-    message = door.read(json.dumps(body).encode(), None, MODEL)
+@pytest.mark.parametrize(("api", "body", "field"), EVERYWHERE)
+def test_every_field_that_carries_a_schema_is_looked_through(api: Any, body: dict[str, Any], field: str) -> None:
+    message = api.read(json.dumps(body).encode(), None, MODEL)
     with pytest.raises(InvalidParameter) as caught:
-        door.parse(message)
+        api.parse(message)
     assert str(caught.value).startswith(f"{field} must be ") and "$ref" in str(caught.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequ
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.schemas import lmi
 from lmi.schemas.common import Parsed
+from lmi.schemas.parameters import MAX_IGNORED
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
 
@@ -20,12 +22,17 @@ MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)
 
 
-def _parse(body: dict[str, Any], model: ModelConfig = MODEL) -> Parsed:
+def _parse(body: dict[str, Any], model: ModelConfig = MODEL) -> Parsed[lmi.LmiFormat]:
     return lmi.parse(lmi.read(json.dumps(body).encode(), "application/json", model))
 
 
-def _request(parameters: dict[str, Any], **fields: Any) -> GenerationRequest:
-    return _parse({"inputs": "hi", "parameters": parameters} | fields).request
+def _request(parameters: dict[str, Any], **others: Any) -> GenerationRequest:
+    return _parse({"inputs": "hi", "parameters": parameters} | others).request
+
+
+def _fields(parsed: Parsed[lmi.LmiFormat]) -> dict[str, Any]:
+    """The fields of the request and of the format of its answer."""
+    return {field.name: getattr(each, field.name) for each in (parsed.request, parsed.format) for field in fields(each)}
 
 
 # The documented defaults, the lists of all backends together; None where the page says None or random.
@@ -169,10 +176,12 @@ def test_the_tables_of_this_file_hold_every_parameter() -> None:
 def test_a_parameter_changes_what_it_names_and_nothing_else(name: str) -> None:
     value, changes = EFFECT[name]
     base = {} if name == "details" else {"details": True}
-    before, after = _request(base), _request(base | {name: value})
-    assert {field: getattr(after, field) for field in changes} == changes
-    unchanged = set(GenerationRequest.__slots__) - set(changes)
-    assert {field: getattr(after, field) for field in unchanged} == {f: getattr(before, f) for f in unchanged}
+    before, after = (
+        _fields(_parse({"inputs": "hi", "parameters": parameters})) for parameters in (base, base | {name: value})
+    )
+    assert {field: after[field] for field in changes} == changes
+    unchanged = set(after) - {*changes, "field_names"}
+    assert {field: after[field] for field in unchanged} == {field: before[field] for field in unchanged}
 
 
 @pytest.mark.parametrize("name", SAMPLING_EFFECT)
@@ -216,7 +225,7 @@ def test_several_sequences_are_refused_in_a_stream(name: str) -> None:
 def test_an_adapter_is_a_name_or_a_list_of_one() -> None:
     for base in (None, "", [""]):
         parsed = _parse({"inputs": "hi", "adapters": base})
-        assert (parsed.request, parsed.tolerated) == (_request({}), ())
+        assert (parsed.request, parsed.ignored) == (_request({}), ())
     assert _request({}, adapters="fr").adapter == _request({}, adapters=["fr"]).adapter == "fr"
     for wrong in (5, {}, [], ["a", "b"], [5], True):
         with pytest.raises(InvalidParameter, match="^adapters must be a string or a list of one"):
@@ -243,7 +252,7 @@ def test_names_without_effect_are_forgotten_and_told() -> None:
         {"inputs": "hi", "parameters": useless | {"logprobs": 3, "prompt_logprobs": 3, "x": 1, "top_k": None}}
     )
     assert parsed.request == _request({})
-    assert set(parsed.tolerated) == {
+    assert set(parsed.ignored) == {
         "parameters.'x': unknown",
         "parameters.length_penalty: no effect without beams",
         "parameters.early_stopping: no effect without beams",
@@ -261,12 +270,12 @@ def test_best_alternatives_are_kept_for_a_stream_without_details() -> None:
     assert _request({"top_n_tokens": 3, "logprobs": 2}, stream=True).num_top_log_probs == 2
 
 
-def test_unknown_names_are_tolerated_and_told_in_few_short_lines() -> None:
+def test_unknown_names_are_ignored_and_reported_in_few_short_lines() -> None:
     unknown = {"x" * 500 + str(i): i for i in range(500)} | {"line\nbreak": 1}
     parsed = _parse({"inputs": "hi", "parameters": unknown, "sagemaker_base_url": "u", "aws_region_name": None})
     assert parsed.request == _request({})
-    assert len(parsed.tolerated) == lmi.MAX_TOLERATED
-    assert all(len(line) < 120 and line.isprintable() for line in parsed.tolerated)
+    assert len(parsed.ignored) == MAX_IGNORED
+    assert all(len(line) < 120 and line.isprintable() for line in parsed.ignored)
 
 
 def test_a_stop_list_may_come_under_either_name_and_is_bounded_together() -> None:
@@ -278,7 +287,7 @@ def test_a_stop_list_may_come_under_either_name_and_is_bounded_together() -> Non
 def test_nulls_are_as_if_left_out() -> None:
     nulls = dict.fromkeys([*lmi.PARAMETERS, "grammar"])
     parsed = _parse({"inputs": "hi", "parameters": nulls, "adapters": None, "watermark": None})
-    assert (parsed.request, parsed.tolerated) == (_request({}), ())
+    assert (parsed.request, parsed.ignored) == (_request({}), ())
     assert _parse({"inputs": "hi", "parameters": None, "stream": None}).request == _request({})
 
 
@@ -355,27 +364,27 @@ def test_the_request_s_formatter_beats_the_configured_one_which_beats_stream(
 ) -> None:
     model = ModelConfig(path="demo", name="demo", output_formatter=configured, tgi_compat=tgi)
     body = {"inputs": "hi", "parameters": {"output_formatter": own}, "stream": stream}
-    request = _parse(body, model).request
-    assert (request.output_format, request.tgi_compat) == (result, tgi)
-    assert request.is_streaming is (result is not J)
+    parsed = _parse(body, model)
+    assert (parsed.format.output_format, parsed.format.tgi_compat) == (result, tgi)
+    assert parsed.request.is_streaming is (result is not J)
 
 
 def test_stream_counts_at_the_top_level_only() -> None:
     parsed = _parse({"inputs": "hi", "parameters": {"stream": True}})
-    assert parsed.request.output_format is J
-    assert parsed.tolerated == ("parameters.'stream': unknown",)
+    assert parsed.format.output_format is J
+    assert parsed.ignored == ("parameters.'stream': unknown",)
 
 
 def test_tgi_compat_gives_details_unless_they_are_refused() -> None:
-    assert _parse({"inputs": "hi"}, TGI).request.details
-    assert _parse({"inputs": "hi", "parameters": {"details": None}}, TGI).request.details
-    assert not _parse({"inputs": "hi", "parameters": {"details": False}}, TGI).request.details
+    assert _parse({"inputs": "hi"}, TGI).format.details
+    assert _parse({"inputs": "hi", "parameters": {"details": None}}, TGI).format.details
+    assert not _parse({"inputs": "hi", "parameters": {"details": False}}, TGI).format.details
 
 
 def test_the_form_of_the_answer_is_known_before_a_parameter_is_refused() -> None:
     body = b'{"inputs": "hi", "stream": true, "parameters": {"top_p": 7, "output_formatter": "sse"}}'
     message = lmi.read(body, None, MODEL)
-    assert message.frame.output_format is S
+    assert message.format.output_format is S
     with pytest.raises(InvalidParameter):
         lmi.parse(message)
 

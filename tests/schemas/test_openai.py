@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI door to requests: defaults, names, guides, tools, messages, and every refusal."""
+"""Bodies of the OpenAI API to requests: defaults, names, guides, tools, messages, and every refusal."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-def completion(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed:
+def completion(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[openai.OpenAIFormat]:
     body = json.dumps({"prompt": "Once", **fields}).encode()
     return openai.parse(openai.read(body, "application/json", model))
 
 
-def chat(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed:
+def chat(model: ModelConfig = MODEL, /, **fields: Any) -> Parsed[openai.OpenAIFormat]:
     body = json.dumps({"messages": [USER], **fields}).encode()
     return openai_chat.parse(openai_chat.read(body, None, model))
 
@@ -38,19 +38,18 @@ def test_the_least_completion_has_openai_s_defaults() -> None:
     parsed = completion()
     assert parsed.requests == (GenerationRequest(prompt="Once", max_new_tokens=16, sampling=SamplingConfig()),)
     assert not parsed.request.sampling.is_greedy
-    assert parsed.echo.model == "demo" and parsed.echo.id.startswith("cmpl-") and parsed.tolerated == ()
+    assert parsed.format.model == "demo" and parsed.ignored == ()
 
 
 def test_the_least_chat_takes_the_room_that_is_left() -> None:
     parsed = chat()
     assert parsed.request.max_new_tokens is None and not parsed.request.sampling.is_greedy
     assert parsed.request.chat is not None and parsed.request.chat.messages == [USER]
-    assert parsed.echo.id.startswith("chatcmpl-")
 
 
 @pytest.mark.parametrize("name", ["", "demo", "other", "model", None])
 def test_the_model_s_names_and_none_are_taken(name: str | None) -> None:
-    assert completion(model=name).echo.model == chat(model=name).echo.model == "demo"
+    assert completion(model=name).format.model == chat(model=name).format.model == "demo"
 
 
 def test_another_model_is_unknown() -> None:
@@ -61,7 +60,7 @@ def test_another_model_is_unknown() -> None:
 def test_a_model_may_be_a_loaded_adapter() -> None:
     model = replace(MODEL, adapters=("fr", "de"))
     for parsed in (completion(model, model="fr"), chat(model, model="fr")):
-        assert (parsed.request.adapter, parsed.echo.model) == ("fr", "fr")
+        assert (parsed.request.adapter, parsed.format.model) == ("fr", "fr")
     assert completion(model, model="demo").request.adapter is None
     with pytest.raises(UnknownModel, match="'gpt-4' does not exist, only 'demo' is served here with fr, de"):
         completion(model, model="gpt-4")
@@ -158,20 +157,20 @@ def test_a_structure_is_asked_for_by_any_of_its_names(
 def test_tools_are_rendered_and_looked_for_in_the_text() -> None:
     parsed = chat(tools=[TOOL])
     assert parsed.request.chat is not None and parsed.request.chat.tools == [TOOL]
-    assert (parsed.echo.tool_calls, parsed.echo.function) == ("hermes", None)
+    assert (parsed.format.tool_calls, parsed.format.function) == ("hermes", None)
     assert parsed.request.guided_decoding is None and not parsed.request.skip_special_tokens
 
 
 def test_no_tools_are_shown_to_a_model_that_may_call_none() -> None:
     parsed = chat(tools=[TOOL], tool_choice="none")
     assert parsed.request.chat is not None and parsed.request.chat.tools is None
-    assert parsed.echo.tool_calls is None and parsed.request.skip_special_tokens
+    assert parsed.format.tool_calls is None and parsed.request.skip_special_tokens
 
 
 def test_a_named_function_guides_the_answer_by_its_parameters() -> None:
     parsed = chat(ModelConfig(path="demo", name="demo", reasoning_parser="think"), tools=[TOOL], tool_choice=NAMED)
     assert schema_of(parsed.request.guided_decoding) == PARAMETERS
-    assert (parsed.echo.function, parsed.echo.tool_calls, parsed.echo.reasoning) == ("f", None, None)
+    assert (parsed.format.function, parsed.format.tool_calls, parsed.format.reasoning) == ("f", None, None)
 
 
 def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
@@ -185,7 +184,7 @@ def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
     first, second = schema["items"]["anyOf"]
     assert first["properties"] == {"name": {"type": "string", "enum": ["f"]}, "arguments": PARAMETERS}
     assert second["properties"]["arguments"] == {"type": "object", "properties": wanted}
-    assert parsed.echo.tool_calls == "json"
+    assert parsed.format.tool_calls == "json"
 
 
 def test_messages_are_told_as_templates_know_them() -> None:
@@ -222,7 +221,7 @@ def test_prompts_of_every_form_are_requests_of_their_own() -> None:
     mixed = completion(prompt=["a", [3]], n=2, best_of=3)
     assert [(request.prompt, request.prompt_token_ids) for request in mixed.requests] == [("a", None), ("", (3,))]
     assert {request.num_sequences for request in mixed.requests} == {3}
-    assert all(request.needs_log_probs for request in mixed.requests) and mixed.echo.num_choices == 2
+    assert all(request.needs_log_probs for request in mixed.requests) and mixed.format.num_choices == 2
 
 
 def test_echo_asks_for_the_prompt_s_log_probs_with_the_answer_s_alone() -> None:
@@ -236,8 +235,8 @@ def test_what_has_no_effect_is_taken() -> None:
     parsed = chat(
         user="u", metadata={"a": "b"}, store=True, service_tier="auto", max_tokens=None, use_beam_search=False
     )
-    assert parsed.tolerated == ()
-    assert completion(frobnicate=1, nothing=None).tolerated == ("'frobnicate': unknown",)
+    assert parsed.ignored == ()
+    assert completion(frobnicate=1, nothing=None).ignored == ("'frobnicate': unknown",)
 
 
 REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
@@ -333,7 +332,7 @@ def test_free_calls_need_a_parser() -> None:
 def test_calls_of_a_form_that_is_not_read_stay_text() -> None:
     model = ModelConfig(path="demo", name="demo", tool_call_parser="text")
     parsed = chat(model, tools=[TOOL])
-    assert parsed.echo.tool_calls is None and parsed.requests[0].chat.tools == [TOOL]
+    assert parsed.format.tool_calls is None and parsed.requests[0].chat.tools == [TOOL]
 
 
 def test_two_definitions_of_one_name_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -20,9 +21,14 @@ MODEL = ModelConfig(path="demo", name="demo")
 SCHEMA = {"properties": {"a": {"type": "integer"}}}
 
 
-def _parse(parameters: Any = None, *, stream: bool | None = None, **fields: Any) -> Parsed:
-    body = {"inputs": "hi", "parameters": parameters} | fields
+def _parse(parameters: Any = None, *, stream: bool | None = None, **others: Any) -> Parsed[tgi.TgiFormat]:
+    body = {"inputs": "hi", "parameters": parameters} | others
     return tgi.parse(tgi.read(json.dumps(body).encode(), None, MODEL, stream=stream))
+
+
+def _fields(parsed: Parsed[tgi.TgiFormat]) -> dict[str, Any]:
+    """The fields of the request and of the format of its answer."""
+    return {field.name: getattr(each, field.name) for each in (parsed.request, parsed.format) for field in fields(each)}
 
 
 def _request(**parameters: Any) -> GenerationRequest:
@@ -35,7 +41,7 @@ def test_without_parameters_the_answer_is_greedy_and_of_tgis_default_length() ->
         assert parsed.request == GenerationRequest(
             prompt="hi", max_new_tokens=1024, sampling=SamplingConfig(temperature=0.0), include_stop_str_in_output=True
         )
-        assert parsed.tolerated == ()
+        assert parsed.ignored == ()
 
 
 ROWS: list[tuple[dict[str, Any], str, Any]] = [
@@ -55,7 +61,7 @@ ROWS: list[tuple[dict[str, Any], str, Any]] = [
 
 @pytest.mark.parametrize(("parameters", "field", "value"), ROWS)
 def test_a_parameter_sets_its_field(parameters: dict[str, Any], field: str, value: object) -> None:
-    assert getattr(_request(**parameters), field) == value
+    assert _fields(_parse(parameters))[field] == value
 
 
 SAMPLING_ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -141,10 +147,10 @@ def test_what_only_a_whole_answer_can_hold_is_refused_in_a_stream(name: str, val
             parsed()
 
 
-def test_what_has_no_effect_is_tolerated_and_said() -> None:
+def test_what_has_no_effect_is_ignored_and_reported() -> None:
     parsed = _parse({"seed": 4, "top_n_tokens": 3, "best_off": 1, "stop": [], "typical_p": None}, modle="x")
     assert parsed.request.sampling.seed is None and parsed.request.num_top_log_probs is None
-    assert parsed.tolerated == (
+    assert parsed.ignored == (
         "'modle': unknown",
         "parameters.'best_off': unknown",
         "parameters.seed: no effect in greedy decoding",
@@ -153,16 +159,14 @@ def test_what_has_no_effect_is_tolerated_and_said() -> None:
 
 
 def test_only_the_root_reads_stream_and_answers_with_a_list() -> None:
-    def read(stream_field: object, stream: bool | None) -> tgi.TgiFrame:
+    def read(stream_field: object, stream: bool | None) -> tgi.TgiFormat:
         body = json.dumps({"inputs": "hi", "stream": stream_field}).encode()
-        frame = tgi.read(body, "text/plain", MODEL, stream=stream).frame
-        assert isinstance(frame, tgi.TgiFrame)
-        return frame
+        return tgi.read(body, "text/plain", MODEL, stream=stream).format
 
-    assert read(True, None) == tgi.TgiFrame(output_format=OutputFormat.SSE, is_list=True)
-    assert read(None, None) == tgi.TgiFrame(output_format=OutputFormat.JSON, is_list=True)
-    assert read("anything", False) == tgi.TgiFrame(output_format=OutputFormat.JSON)
-    assert read(False, True) == tgi.TgiFrame(output_format=OutputFormat.SSE)
+    assert read(True, None) == tgi.TgiFormat(output_format=OutputFormat.SSE, is_list=True)
+    assert read(None, None) == tgi.TgiFormat(output_format=OutputFormat.JSON, is_list=True)
+    assert read("anything", False) == tgi.TgiFormat(output_format=OutputFormat.JSON)
+    assert read(False, True) == tgi.TgiFormat(output_format=OutputFormat.SSE)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,7 @@ def test_any_json_gives_a_request_or_a_refusal(body: dict[str, Any], stream: boo
         assert str(error).isprintable()
         return
     assert parsed.request.prompt == body["inputs"]
-    assert parsed.request.is_streaming is (parsed.request.output_format is OutputFormat.SSE)
+    assert parsed.request.is_streaming is (parsed.format.output_format is OutputFormat.SSE)
 
 
 @pytest.mark.parametrize("parameter", sorted(tgi.PARAMETERS))

@@ -20,7 +20,7 @@ MODEL = ModelConfig(path="demo", name="demo")
 J, S = OutputFormat.JSON, OutputFormat.SSE
 
 
-def _parse(fields: dict[str, Any], url: OutputFormat = J) -> Parsed:
+def _parse(fields: dict[str, Any], url: OutputFormat = J) -> Parsed[triton.TritonFormat]:
     body = json.dumps({"text_input": "hi"} | fields).encode()
     return triton.parse(triton.reader(url)(body, None, MODEL))
 
@@ -152,8 +152,8 @@ def test_a_prompt_alone_is_thirty_tokens_greedy() -> None:
     parsed = _parse({})
     assert (parsed.request.prompt, parsed.request.max_new_tokens) == ("hi", 30)
     assert parsed.request.sampling.temperature == 0 and not parsed.request.needs_log_probs
-    assert (parsed.echo.head, parsed.echo.outputs) == ({"model_name": "demo", "model_version": "1"}, ())
-    assert parsed.tolerated == ()
+    assert (parsed.format.head, parsed.format.outputs) == ({"model_name": "demo", "model_version": "1"}, ())
+    assert parsed.ignored == ()
 
 
 @pytest.mark.parametrize(("name", "value"), OFF)
@@ -195,7 +195,7 @@ def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None
         {name: json.dumps(value)} if not isinstance(value, list | str) else {name: value},
     ):
         parsed = _parse(fields | others)
-        assert (parsed.request, parsed.echo) == (expected.request, expected.echo)
+        assert (parsed.request, parsed.format) == (expected.request, expected.format)
 
 
 @pytest.mark.parametrize(("twin", "name"), [(t, n) for n, entry in triton.INPUTS.items() for t in entry.twins])
@@ -234,7 +234,7 @@ def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
     assert in_parameters.startswith("Converting keyword: 'parameters': parameter 'x' has invalid type.")
     for scalar in (True, 0, 1.5, "text", ""):
         parsed = _parse({"x": scalar, "parameters": {"y": scalar, "id": "7"}})
-        assert (parsed.request, set(parsed.tolerated)) == (
+        assert (parsed.request, set(parsed.ignored)) == (
             _request({}),
             {"'x': unknown", "'y': unknown", "'id': unknown"},
         )
@@ -283,15 +283,15 @@ def test_several_sequences_are_refused_in_a_stream_alone(name: str) -> None:
 def test_the_url_decides_the_form_and_stream_false_makes_one_event(
     url: OutputFormat, stream: bool | None, result: bool
 ) -> None:
-    request = _request({} if stream is None else {"stream": stream}, url)
-    assert (request.output_format, request.is_streaming) == (url, result)
+    parsed = _parse({} if stream is None else {"stream": stream}, url)
+    assert (parsed.format.output_format, parsed.request.is_streaming) == (url, result)
 
 
 def test_without_a_temperature_what_belongs_to_sampling_has_no_effect() -> None:
     for fields in ({}, {"temperature": 0}, {"temperature": "0"}):
         parsed = _parse(fields | {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": 3})
         assert parsed.request == _request({})
-        assert set(parsed.tolerated) == {f"{name}: no effect in greedy decoding" for name in triton.SAMPLING}
+        assert set(parsed.ignored) == {f"{name}: no effect in greedy decoding" for name in triton.SAMPLING}
     assert _request({"temperature": 1, "top_p": 0}) == _request({})
     assert _request({"temperature": 1}).sampling.temperature == 1
 

@@ -249,7 +249,7 @@ def test_a_body_of_identities_is_read(lmi: Host) -> None:
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/completions", "/generate", "/v2/models/scripted/generate"])
-def test_a_form_in_parts_is_415_at_every_json_door(lmi: Host, path: str) -> None:
+def test_a_form_in_parts_is_415_at_every_json_api(lmi: Host, path: str) -> None:
     form = b'--x\r\nContent-Disposition: form-data; name="inputs"\r\n\r\nsay hi\r\n--x--\r\n'
     response, answer = lmi.post(form, path, headers={"content-type": "multipart/form-data; boundary=x"})
     assert response.status == 415

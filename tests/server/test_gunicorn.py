@@ -139,17 +139,3 @@ def test_gunicorn_is_silent_about_an_end_that_the_supervisor_explains(
     log.error("Reason: %s", "App failed to load.")
     log.error("Worker (pid:%s) exited with code %s.", 7, 1)
     assert [record.getMessage() for record in caplog.records] == ["Worker (pid:7) exited with code 1."]
-
-
-def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(
-    settings: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([100.0, 101.0, 500.0, 512.0])
-    monkeypatch.setattr(settings.time, "monotonic", lambda: next(clock))
-    beat = settings.Beat(SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid()))
-    os.utime(beat.fileno(), (100.5, 100.5))
-    assert [101.0 - beat.last_update(), 500.0 - beat.last_update()] == [0.5, 0.5]
-    for second in range(501, 512):
-        settings.Beat.pauses.note(float(second))
-    assert 512.0 - beat.last_update() == 12.5
-    beat.close()

@@ -1,4 +1,4 @@
-"""One path for the bodies of several doors: which door a body, a route and an Accept choose."""
+"""One path for the bodies of several APIs: which API a body, a route and an Accept choose."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lmi.dialects import DIALECTS, DYNAMIC_BATCH, LMI, LMI_EVENTS, Dialect
+from lmi.apis import APIS, DYNAMIC_BATCH, LMI, AnyApi
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
-from lmi.server.routes.invocations import attribute, door_of_body, door_of_inputs
+from lmi.server.routes.invocations import api_of_body, api_of_inputs, attribute
 from tests.scripted import CAPABILITIES, Host, host
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]
@@ -24,11 +24,11 @@ def lmi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
         yield served
 
 
-CHAT, COMPLETIONS = DIALECTS["openai_chat_lines"], DIALECTS["openai_completions_lines"]
+CHAT, COMPLETIONS = APIS["openai_chat_lines"], APIS["openai_completions_lines"]
 
 
 @pytest.mark.parametrize(
-    ("body", "door"),
+    ("body", "api"),
     [
         (b'{"inputs": "a"}', LMI),
         (b'{"messages": []}', CHAT),
@@ -46,8 +46,8 @@ CHAT, COMPLETIONS = DIALECTS["openai_chat_lines"], DIALECTS["openai_completions_
         (b"", LMI),
     ],
 )
-def test_a_body_goes_to_the_door_whose_field_it_has(body: bytes, door: Dialect) -> None:
-    assert door_of_body(body, usual=LMI, accept="*/*") is door
+def test_a_body_goes_to_the_api_whose_field_it_has(body: bytes, api: AnyApi) -> None:
+    assert api_of_body(body, usual=LMI, accept="*/*") is api
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_route_is_read_among_other_attributes(attributes: str, value: str | No
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_path_takes_the_bodies_of_all_doors(lmi: Host, path: str) -> None:
+def test_every_path_takes_the_bodies_of_all_apis(lmi: Host, path: str) -> None:
     response, body = lmi.post({"inputs": "say hi"}, path)
     assert (response.status, json.loads(body)) == (200, {"generated_text": "hi"})
     response, body = lmi.post({"prompt": "say hi", "max_tokens": 5}, path)
@@ -123,7 +123,7 @@ def test_a_configured_formatter_beats_accept(tmp_path: Path) -> None:
     with host(tmp_path, model={"output_formatter": "json"}) as served:
         response, _ = served.post({"inputs": "say hi"}, headers={"accept": "text/event-stream"})
         assert response.headers["content-type"] == "application/json"
-        assert door_of_inputs(served.config.model, "text/event-stream") is LMI_EVENTS
+        assert api_of_inputs(served.config.model) is LMI
 
 
 def test_under_tgi_compat_the_same_path_answers_with_tgis_list(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_without_a_rolling_batch_inputs_are_of_the_dynamic_batch_schema_and_othe
     tmp_path: Path,
 ) -> None:
     with host(tmp_path, model={"dynamic_batch": True}) as served:
-        assert door_of_inputs(served.config.model, "text/event-stream") is DYNAMIC_BATCH
+        assert api_of_inputs(served.config.model).for_accept("text/event-stream") is DYNAMIC_BATCH
         _, body = served.post({"inputs": "say hi"}, "/models/model/invoke")
         assert json.loads(body) == [{"generated_text": "hi"}]
         _, body = served.post({"prompt": "say hi"})

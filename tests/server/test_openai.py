@@ -1,4 +1,4 @@
-"""The OpenAI door over real sockets: streams, calls, structures, errors before and in a stream, clients that leave."""
+"""The OpenAI API over real sockets: streams, calls, structures, errors before and in a stream, clients that leave."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """An engine that cannot, and a model without a template."""
     with host(tmp_path_factory.mktemp("plain")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def unable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """An engine whose lacks the front end knows."""
+    lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, max_top_log_probs=3)
+    with host(tmp_path_factory.mktemp("unable"), capabilities=lacks) as served:
         yield served
 
 
@@ -199,7 +207,7 @@ STRUCTURES: dict[str, Any] = {
 }
 
 
-def test_what_an_engine_lacks_is_refused_in_the_door_s_words(plain: Host) -> None:
+def test_what_an_engine_lacks_is_refused_in_the_api_s_words(plain: Host) -> None:
     for name, value in ({"logit_bias": {"7": 1}} | STRUCTURES).items():
         status, answer = complete(plain, "say a", **{name: value})
         assert (status, answer["error"]["param"]) == (400, name)
@@ -280,6 +288,34 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
     for status, answer in (chat(able, "x" * 300), complete(able, "x" * 300)):
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert answer["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "param"),
+    [
+        ("guided_decoding_params", {"guided_regex": "a+"}, "guided_regex"),
+        ("embedding_bias", {"logit_bias": {"1": 2}}, "logit_bias"),
+        ("min_p", {"min_p": 0.5}, "min_p"),
+        ("num_top_log_probs", {"logprobs": 4}, "logprobs"),
+    ],
+)
+def test_a_refusal_names_the_same_field_whoever_refused(
+    unable: Host, able: Host, field: str, asked: dict[str, Any], param: str
+) -> None:
+    status, by_front_end = complete(unable, "say a", **asked)
+    assert (status, by_front_end["error"]["param"]) == (400, param)
+    for order in ("refuse", "reject"):  # as the request comes to the engine, and in its first step
+        status, by_engine = complete(able, f"{order} {field}", **asked)
+        assert (status, by_engine["error"]["param"]) == (400, param)
+        assert by_engine["error"]["message"].startswith(f"{param} must be ")
+
+
+def test_a_prompt_that_is_too_long_for_the_engine_has_the_code_of_one_that_is_for_the_front_end(able: Host) -> None:
+    status, by_front_end = complete(able, "say " + "a" * CONTEXT)
+    assert (status, by_front_end["error"]["code"]) == (400, "context_length_exceeded")
+    status, by_engine = complete(able, "refuse inputs")
+    assert status == 400
+    assert [by_engine["error"][key] for key in ("code", "param")] == ["context_length_exceeded", "prompt"]
 
 
 def test_an_engine_that_stumbles_over_a_request_refuses_that_one_alone(able: Host) -> None:

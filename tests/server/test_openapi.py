@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lmi.server.app import CUSTOM_ROUTES, ROUTES
+from lmi.server.app import ROUTES, USER_CODE_ROUTES
 from lmi.server.openapi import document as document_of
 from lmi.server.openapi.parts import JSONLINES, SSE
 from lmi.server.routes.docs import PAGE
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from tests.scripted import Host, host
 
 CHAT_TEMPLATE = "{{ messages[0]['content'] }}"
@@ -93,11 +93,11 @@ def test_examples_fit_the_settings(tmp_path: Path, setting: str) -> None:
     check_references(document)
 
 
-def test_a_model_that_is_code_of_its_own_has_no_other_door() -> None:
-    code = CodeConfig(path="model.py", handler="handle")
-    config = Config(server=ServerConfig(), model=ModelConfig(path=".", name="m"), engine=EngineConfig(), code=code)
+def test_user_code_as_the_model_has_no_other_api() -> None:
+    code = UserCodeConfig(path="model.py", handler="handle")
+    config = Config(server=ServerConfig(), model=ModelConfig(path=".", name="m"), engine=EngineConfig(), user_code=code)
     described = document_of(config)
-    assert {path.replace(":path}", "}") for path, _, _ in CUSTOM_ROUTES} <= described["paths"].keys()
+    assert {path.replace(":path}", "}") for path, _, _ in USER_CODE_ROUTES} <= described["paths"].keys()
     assert not [path for path in described["paths"] if path.startswith(("/v1", "/v2", "/generate"))]
     check_references(described)
 

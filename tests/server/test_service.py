@@ -78,9 +78,9 @@ TOO_MANY: dict[str, tuple[str, dict[str, object], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("door", TOO_MANY)
-def test_a_request_of_too_many_sequences_is_refused_with_field_rule_and_value(four: Host, door: str) -> None:
-    path, fields, status, message = TOO_MANY[door]
+@pytest.mark.parametrize("api", TOO_MANY)
+def test_a_request_of_too_many_sequences_is_refused_with_field_rule_and_value(four: Host, api: str) -> None:
+    path, fields, status, message = TOO_MANY[api]
     response, body = four.post(fields, path)
     error = json.loads(body)["error"]
     assert (response.status, error["message"] if isinstance(error, dict) else error) == (status, message)
@@ -108,11 +108,11 @@ def test_sequences_that_find_no_room_together_wait_outside(tmp_path: Path) -> No
         wait_until(lambda: record.num_sequences == 0)
 
 
-DOORS = ["/invocations", "/generate", "/generate_stream", "/", "/v2/models/scripted/generate", COMPLETIONS]
+API_PATHS = ["/invocations", "/generate", "/generate_stream", "/", "/v2/models/scripted/generate", COMPLETIONS]
 
 
-@pytest.mark.parametrize("path", [*DOORS, "/v2/models/scripted/generate_stream", "/v1/chat/completions"])
-def test_a_full_queue_says_at_every_door_when_to_come_back(four: Host, path: str) -> None:
+@pytest.mark.parametrize("path", [*API_PATHS, "/v2/models/scripted/generate_stream", "/v1/chat/completions"])
+def test_a_full_queue_says_at_every_api_when_to_come_back(four: Host, path: str) -> None:
     record = four.block.frontends[0]
     record.num_sequences += 10_000
     try:

@@ -1,4 +1,4 @@
-"""Triton's door over real sockets: both URLs, streams, errors before and in them, and what stands around the door."""
+"""Triton's API over real sockets: both URLs, streams, errors before and in them, and what stands around the API."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_full_server_tells_when_to_come_back(tmp_path: Path) -> None:
         ("GET", "/v2/models", 404, "Not Found"),
     ],
 )
-def test_what_is_not_there_is_told_in_the_door_s_own_form(
+def test_what_is_not_there_is_told_in_the_api_s_own_form(
     lmi: Host, method: str, path: str, status: int, words: str
 ) -> None:
     response, answer = lmi.send(method, path, b'{"text_input": "say hi"}')
@@ -311,7 +311,7 @@ def test_thirty_tokens_are_the_answer_when_none_are_named(lmi: Host) -> None:
     assert len(json.loads(lmi.post({"text_input": "run a"}, GENERATE)[1])["text_output"]) == 30
 
 
-def test_the_engine_is_asked_the_same_as_by_the_lmi_door(lmi: Host) -> None:
+def test_the_engine_is_asked_the_same_as_by_the_lmi_api(lmi: Host) -> None:
     sampled = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "seed": 7, "repetition_penalty": 1.5}
     for triton, own in (
         ({}, {}),

@@ -6,25 +6,19 @@ with eight GPUs and vLLM, and on one with neither.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from lmi.errors import BadConfiguration
-from lmi.settings.choices import Machine
-from lmi.settings.config import Resolved, resolve
+from lmi.settings.machine import Machine
 from lmi.settings.properties import parse
+from lmi.settings.report import Resolved
+from lmi.settings.resolve import resolve
+from tests.settings.settling import CPU
 
 EIGHT_GPUS = Machine(num_cores=96, gpus=tuple("01234567"))
-CPU = Machine(num_cores=4)
-VLLM_ARGUMENTS = (
-    "enable_lora max_loras max_lora_rank gpu_memory_utilization enforce_eager load_format revision kv_cache_dtype "
-    "enable_prefix_caching enable_chunked_prefill limit_mm_per_prompt disable_custom_all_reduce hf_overrides "
-    "kv_transfer_config speculative_config fully_sharded_loras served_model_name tool_call_parser reasoning_parser "
-    "max_num_seqs max_model_len seed trust_remote_code"
-).split()
 SERVICE = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service"
 
 
@@ -166,26 +160,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    model = tmp_path / "tiny"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    return model
-
-
-@pytest.fixture
-def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vLLM with these arguments, found and never imported."""
-    engine = tmp_path / "site" / "vllm" / "engine"
-    engine.mkdir(parents=True)
-    (engine.parent / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
-    fields = "\n".join(f"    {name}: str = ''" for name in VLLM_ARGUMENTS)
-    (engine / "arg_utils.py").write_text(f"class EngineArgs:\n{fields}\n")
-    monkeypatch.delitem(sys.modules, "vllm", raising=False)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-
-
 def settle(case: Case, folder: Path, machine: Machine) -> Resolved:
     return resolve(parse(case.text), case.environ, {}, folder=folder, cwd=folder.parent, machine=machine)
 
@@ -215,9 +189,9 @@ def test_settings_of_the_field_on_gpus(folder: Path, name: str) -> None:
         check(case, settle(case, folder, EIGHT_GPUS), case.gpus, case.warned)
 
 
+@pytest.mark.usefixtures("no_vllm")
 @pytest.mark.parametrize("name", CASES)
-def test_settings_of_the_field_on_a_cpu(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+def test_settings_of_the_field_on_a_cpu(folder: Path, name: str) -> None:
     case = CASES[name]
     if said := case.refused or case.refused_on_cpu:
         assert said in refusal(case, folder, CPU)

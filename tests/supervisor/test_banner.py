@@ -12,19 +12,24 @@ from pathlib import Path
 import pytest
 
 from lmi.engine.resolve import missing_library
-from lmi.engine.worker import LoadReport
 from lmi.errors import BadConfiguration, ModelUnusable
-from lmi.executor import EngineInfo
-from lmi.settings.choices import Machine, choose_handler
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.engine_choice import choose_handler
+from lmi.settings.handler import announced
+from lmi.settings.machine import Machine
+from lmi.shared.report import LoadReport
 from lmi.shared.state import Block
 from lmi.supervisor.banner import DAMAGED_FILE_HINT, HINTS, Failure, banner, hint, say_failed, say_ready
 from lmi.user_code.worker import load
 
 ROOT = Path(__file__).parents[2]
 REPORT = LoadReport(
-    EngineInfo(name="echo", vocab_size=9, max_sequence_length=512, max_num_sequences=4, dtype="fp32", device="cpu"),
-    {"weights": 1.25, "warm-up": 0.5},
+    engine="echo",
+    device="cpu",
+    dtype="fp32",
+    max_sequence_length=512,
+    max_num_sequences=4,
+    stages_s={"weights": 1.25, "warm-up": 0.5},
 )
 
 
@@ -49,9 +54,10 @@ def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) ->
 
 
 def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: pytest.CaptureFixture[str]) -> None:
-    custom = replace(config("text"), code=CodeConfig(path="/models/fox/model.py", handler="handle"))
-    assert "handle in /models/fox/model.py" in banner(custom, 8080, REPORT, after_s=2.0)
-    say_ready(replace(custom, server=config().server), 8080, REPORT, after_s=2.0)
+    fox = replace(config("text"), user_code=UserCodeConfig(path="/models/fox/model.py", handler="handle"))
+    assert "handle in /models/fox/model.py" in banner(fox, 8080, REPORT, after_s=2.0)
+    report = LoadReport(engine="model.py", stages_s={"load": 0.5})
+    say_ready(replace(fox, server=config().server), 8080, report, after_s=2.0)
     assert json.loads(capsys.readouterr().out)["max_sequence_length"] is None
 
 
@@ -93,9 +99,10 @@ def test_a_missing_library_names_the_extra_that_brings_it(library: str, extra: s
     assert any(name.replace("-", "_").startswith(library) for name in extras[extra])
 
 
-def test_a_missing_engine_names_the_extra_that_brings_it() -> None:
+def test_a_missing_engine_names_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     with pytest.raises(BadConfiguration) as refusal:
-        choose_handler("vllm", Machine(num_cores=1), frozenset({"lmi-dist"}))
+        choose_handler("vllm", Machine(num_cores=1), announced())
     assert not_configured(refusal.value) == "pip install 'lmi[vllm]'"
     with pytest.raises(ImportError) as refused:
         version("tensorrt_llm_that_nobody_has")
@@ -103,12 +110,13 @@ def test_a_missing_engine_names_the_extra_that_brings_it() -> None:
     assert not_configured(missing_library("any", refused.value)) == advice
 
 
-def test_a_library_that_a_models_own_code_misses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_user_code_misses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", sys.path[:])
-    (tmp_path / "own_code.py").write_text("import lacking_here.part\n\n\ndef handle(inputs): ...\n")
+    (tmp_path / "user_code.py").write_text("import lacking_here.part\n\n\ndef handle(inputs): ...\n")
+    code = UserCodeConfig(path=str(tmp_path / "user_code.py"), handler="handle")
     record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
     with pytest.raises(ModelUnusable) as refusal:
-        load(CodeConfig(path=str(tmp_path / "own_code.py"), handler="handle"), ModelConfig(path=".", name="m"), record)
+        load(code, ModelConfig(path=".", name="m"), record)
     said = unusable(str(refusal.value))
     assert "install lacking_here where" in said and "requirements.txt" in said

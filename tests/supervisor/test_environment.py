@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.supervisor.environment import (
     num_engine_threads,
     of_child,
-    of_code,
     of_engine,
     of_threads,
-    rank_cores,
+    of_user_code,
     without_secrets,
 )
 
@@ -69,56 +67,9 @@ def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path, monkeypatch: p
     assert num_engine_threads(EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path)) == 2
 
 
-def vllm_config(**engine: Any) -> Config:
-    server = ServerConfig(log_level="WARNING")
-    return Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig(handler="vllm", **engine))
-
-
-def test_vllm_sends_nothing_fetches_nothing_and_has_as_long_to_start_as_we_give_it() -> None:
-    given = of_engine(vllm_config(model_loading_timeout_s=90.5), {"HF_HUB_OFFLINE": "0"}, slot=0)
-    assert given.keys() & {"HF_HUB_OFFLINE", "VLLM_CPU_OMP_THREADS_BIND"} == set()
-    assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
-    assert given["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
-    assert of_engine(vllm_config(), {}, slot=0)["HF_HUB_OFFLINE"] == "1"
-
-
-def test_vllm_s_sockets_go_with_the_server_where_their_paths_are_short_enough() -> None:
-    assert of_engine(vllm_config(), {}, slot=0, folder="/tmp/lmi-1")["VLLM_RPC_BASE_PATH"] == "/tmp/lmi-1"
-    for folder in ("", "/tmp/" + "a" * 80):
-        assert "VLLM_RPC_BASE_PATH" not in of_engine(vllm_config(), {}, slot=0, folder=folder)
-
-
 def test_other_engines_get_none_of_vllm_s_variables() -> None:
     other = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="m"), engine=EngineConfig(num_threads=1))
     assert of_engine(other, {}, slot=0) == of_threads(other, {})
-
-
-def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {2, 5})
-    config = vllm_config(tensor_parallel_degree=2)
-    assert of_engine(config, {}, slot=0)["VLLM_CPU_OMP_THREADS_BIND"] == "2|5"
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(config, {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, slot=0)
-    on_gpus = vllm_config(tensor_parallel_degree=2, device_ids=("0", "1"))
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(on_gpus, {}, slot=0)
-
-
-@pytest.mark.parametrize(
-    ("engine", "slot", "num_cores", "groups"),
-    [
-        ({}, 0, 2, [(0,), (1,)]),
-        ({}, 0, 5, [(0, 1), (2, 3)]),
-        ({"num_engines": 2}, 1, 8, [(4, 5), (6, 7)]),
-        ({"num_engines": 2}, 1, 2, [(0,), (1,)]),
-        ({"num_engines": 2}, 1, 3, [(2,), (0,)]),
-        ({"num_threads": 1}, 0, 4, [(0,), (2,)]),
-        ({"options": {"nnodes": "2"}}, 0, 2, [(0, 1)]),
-    ],
-)
-def test_ranks_share_the_cores_in_equal_groups(
-    engine: dict[str, Any], slot: int, num_cores: int, groups: list[tuple[int, ...]]
-) -> None:
-    config = EngineConfig(handler="vllm", tensor_parallel_degree=2, **engine)
-    assert rank_cores(config, slot, range(num_cores)) == groups
 
 
 @pytest.mark.parametrize("handler", ["lmi-dist", "vllm"])
@@ -129,12 +80,13 @@ def test_engines_have_the_variables_of_option_env_above_all_others(handler: str)
     assert of_engine(config, {"MINE": "inherited"}, slot=0).items() >= given.items()
 
 
-def test_code_of_the_models_own_has_the_variables_of_option_env(tmp_path: Path) -> None:
+def test_user_code_has_the_variables_of_option_env(tmp_path: Path) -> None:
     model, server = ModelConfig(path=str(tmp_path), name="m"), ServerConfig()
     for handler in (None, "handle"):
-        code = CodeConfig(path="model.py", handler=handler)
+        code = UserCodeConfig(path="model.py", handler=handler)
         engine = EngineConfig(environ={"MY_TOKEN": "t", "OMP_NUM_THREADS": "7"})
-        environ = of_code(Config(server=server, model=model, engine=engine, code=code), {"HF_TOKEN": "x"}, slot=0)
+        config = Config(server=server, model=model, engine=engine, user_code=code)
+        environ = of_user_code(config, {"HF_TOKEN": "x"}, slot=0)
         assert (environ["MY_TOKEN"], environ["OMP_NUM_THREADS"], "HF_TOKEN" in environ) == ("t", "7", False)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.config import CodeConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, EngineRecord, Phase
-from lmi.supervisor.restarts import Pauses, RestartTable, code_hang, drain_notice_s, hang
+from lmi.supervisor.restarts import RestartTable, code_hang, drain_notice_s, hang
 
 CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
 
@@ -136,8 +137,8 @@ def code_record(tmp_path: Path, phase: Phase, *, num_running: int, step_s: float
 def test_a_handler_hangs_after_predict_timeout_and_never_without_one(tmp_path: Path) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=0.0)
     model, engine = ModelConfig(path="", name=""), EngineConfig(handler="python")
-    code = CodeConfig(path="model.py", handler="handle")
-    limited = Config(server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, code=code)
+    code = UserCodeConfig(path="model.py", handler="handle")
+    limited = Config(server=ServerConfig(predict_timeout_s=5), model=model, engine=engine, user_code=code)
     assert code_hang(record, limited, 0.0, 104.9) is None
     assert code_hang(record, limited, 0.0, 105.1) == "worked on one request for 5.1 s (limit 5 s)"
     assert code_hang(record, replace(limited, server=ServerConfig()), 0.0, 1e9) is None
@@ -146,7 +147,7 @@ def test_a_handler_hangs_after_predict_timeout_and_never_without_one(tmp_path: P
 def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent(tmp_path: Path) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=100.0, beat_s=100.0)
     model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
-    config = Config(server=ServerConfig(), model=model, engine=engine, code=CodeConfig(path="model.py"))
+    config = Config(server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py"))
     assert code_hang(record, config, 0.0, 102.1) == "worked on one request for 2.1 s (limit 2 s)"
     record.num_running = 0
     assert code_hang(record, config, 0.0, 102.1) is None
@@ -158,7 +159,7 @@ def test_a_formatter_hangs_after_step_timeout_and_idle_code_when_it_falls_silent
 def test_code_that_was_paused_with_its_supervisor_is_not_hung(tmp_path: Path) -> None:
     record = code_record(tmp_path, Phase.READY, num_running=1, step_s=1000.0, beat_s=1000.0)
     model, engine = ModelConfig(path="", name=""), EngineConfig(step_timeout_s=2, model_loading_timeout_s=50)
-    config = Config(server=ServerConfig(), model=model, engine=engine, code=CodeConfig(path="model.py"))
+    config = Config(server=ServerConfig(), model=model, engine=engine, user_code=UserCodeConfig(path="model.py"))
     pauses = paused(1000.0, 5000.0)
     assert code_hang(record, config, 0.0, 5001.9, pauses) is None
     assert code_hang(record, config, 0.0, 5002.1, pauses) is not None

@@ -74,7 +74,7 @@ def records(response: bytes, output_format: str) -> list[Any]:
 
 
 def said(response: bytes, output_format: str) -> Said:
-    """Reads either dialect: under tgi_compat a whole answer is a list and log-probs have another name."""
+    """Reads either format: under tgi_compat a whole answer is a list and log-probs have another name."""
     found = records(response, output_format)
     last = found[-1][0] if isinstance(found[-1], list) else found[-1]
     assert "error" not in last, last

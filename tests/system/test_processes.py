@@ -433,6 +433,48 @@ def test_sigterm_stops_a_stopped_engine_too(container: Make) -> None:
     assert_nothing_left(server)
 
 
+# What libraries print.
+
+
+def test_what_an_engine_and_its_libraries_print_are_lines_of_our_log(container: Make) -> None:
+    server = container(option__rolling_batch="talkative").start_and_wait()
+    engine = server.pid("lmi-engine")
+    wait_until(lambda: "a line from Python" in server.log.read_text(), "the supervisor has read it")
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    printed = {line["message"]: line for line in lines if line.get("logger") == "libraries"}
+    warning = "[12:00:00] /project/cpp/grammar.cc:83: Warning: \\xff \x1b[2J"
+    assert [printed[text]["level"] for text in (warning, "a line from C")] == ["WARNING", "INFO"]
+    assert {(line["role"], line["pid"]) for line in printed.values()} == {("engine 0", engine)}
+    assert_whole(server.generate(5), 5)
+
+
+def test_in_a_log_for_people_too(container: Make) -> None:
+    server = container(option__rolling_batch="talkative", log_format="text").start_and_wait()
+    wait_until(lambda: " libraries: a line from C\n" in server.log.read_text(), "the supervisor has read it")
+    form = r"^\S+Z WARNING engine 0\[\d+\] libraries: .*83: Warning: \\xff \\u001b\[2J$"
+    assert re.search(form, server.log.read_text(), re.MULTILINE)
+
+
+def test_the_last_words_of_an_engine_that_aborts_are_in_the_log(container: Make) -> None:
+    options = {"option__rolling_batch": "talkative", "option__abort": "1", "retry_threshold": 0}
+    server = container(**options).start()
+    assert server.wait() == 1
+    assert "SIGABRT" in server.last_words()["message"]
+    lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    [words] = [line for line in lines if "last words" in line["message"]]
+    assert words["level"] == "CRITICAL" and words["role"] == "engine 0"
+
+
+def test_an_engine_that_prints_megabytes_holds_up_neither_itself_nor_the_server(container: Make) -> None:
+    server = container(option__rolling_batch="talkative", option__num_lines=100_000).start_and_wait()
+    assert_whole(server.generate(5), 5)
+    assert server.metric("lmi_log_lines_dropped_total") > 0
+    assert server.log.stat().st_size < 2 << 20
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert_nothing_left(server)
+
+
 # Nothing left to work with.
 
 
@@ -450,9 +492,10 @@ def test_a_full_disk_under_the_log_does_not_stop_the_server(container: Make) -> 
 def test_a_server_without_standard_output_or_error_serves_and_ends_in_order(container: Make, closed: str) -> None:
     server = container(command_prefix=["sh", "-c", f'exec "$@" {closed}', "sh"]).start_and_wait()
     assert_whole(server.generate(5), 5)
-    for fd in (0, 1, 2):
-        kind = os.readlink(f"/proc/{server.pid('lmi-engine')}/fd/{fd}")
-        assert kind in ("/dev/null", str(server.log)), "something else got the number of a closed one"
+    for process, num_own in (("lmi-gunicorn", 3), ("lmi-engine", 1)):
+        kinds = [os.readlink(f"/proc/{server.pid(process)}/fd/{fd}") for fd in (0, 1, 2)]
+        assert set(kinds[:num_own]) <= {"/dev/null", str(server.log)}, "something else got the number of a closed one"
+        assert all(kind.startswith("pipe:") for kind in kinds[num_own:]), "the supervisor reads what an engine prints"
     server.signal(signal.SIGTERM)
     assert server.wait() == 0
     assert "Traceback" not in server.log.read_text()

@@ -130,6 +130,22 @@ def test_a_structure_that_another_process_cannot_compile_is_the_clients_fault(ap
     assert answer.status == 400 and b"not supported" in answer.body and b"guided_regex" in answer.body, answer.body
 
 
+@pytest.mark.parametrize("one", ["inside", "apart"])
+def test_a_refused_grammar_leaves_no_raw_line_in_the_log(one: str, request: pytest.FixtureRequest) -> None:
+    """Its compiler is C++, here in the engine's process and there in one that vLLM spawns from it."""
+    server: Server = request.getfixturevalue(one)
+    body = {"inputs": "abc", "parameters": {"max_new_tokens": 4, "guided_regex": r"a$b\b"}}
+    assert server.post(body).status >= 400
+    assert server.post(SHORT).status == 200
+    warnings = [line for line in server.log_lines() if "'$' should be at the end" in line.get("message", "")]
+    assert warnings and {line["level"] for line in warnings} == {"WARNING"}
+    for line in server.log_lines():
+        assert {"ts", "level", "role", "message"} <= line.keys() or "event" in line
+        assert '"message":' not in line.get("message", ""), "a line of our form is in another"
+    roles = {line["role"] for line in server.log_lines() if "role" in line}
+    assert "engine 0" in roles, roles
+
+
 def test_two_ranks_answer_as_one_does(inside: Server, apart: Server) -> None:
     assert {name: len(pids) for name, pids in family(apart).items()} == {ENGINE: 1, CORE: 1, RANK: 2}
     one, two = inside.post(SHORT), apart.post(SHORT)

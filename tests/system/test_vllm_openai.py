@@ -1,4 +1,4 @@
-"""What the OpenAI door asks of an engine that can guide decoding: forced calls and structures, with the real vLLM."""
+"""What the OpenAI API asks of an engine that can guide decoding: forced calls and structures, with the real vLLM."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server)
     assert re.fullmatch("[ab]{3}", chat(server, guided_regex="[ab]{3}")["message"]["content"])
 
 
-def test_the_lmi_door_applies_structures_too(server: Server) -> None:
+def test_the_lmi_api_applies_structures_too(server: Server) -> None:
     for name, value, form in (
         ("guided_regex", "[ab]{3}", "[ab]{3}"),
         ("guided_choice", ["so (a+b)", "no.t"], r"so \(a\+b\)|no\.t"),

@@ -1,4 +1,4 @@
-"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.2; a module for each door.
+"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.2; a module for each API.
 
 The schemas of requests are made from the tables by which requests are read, so that the two cannot differ.
 tests/server/test_openapi.py holds the rest against the server: each route is here and nothing else, each example is
@@ -17,10 +17,10 @@ from lmi.settings.config import Config
 
 def document(config: Config) -> dict[str, Any]:
     """The whole description, as JSON's objects."""
-    doors = [lmi.door(config), plain.door(config)]
-    if not config.is_custom:
-        doors[1:1] = [triton.door(config), tgi.door(config), openai.door(config)]
-    paths = {path: methods for door in doors for path, methods in door.paths.items()}
+    apis = [lmi.describe(config), plain.describe(config)]
+    if not config.is_user_code:
+        apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]
+    paths = {path: methods for api in apis for path, methods in api.paths.items()}
     return {
         "openapi": "3.2.0",
         "info": {
@@ -28,9 +28,9 @@ def document(config: Config) -> dict[str, Any]:
             "version": version("lmi"),
             "description": "One model behind every contract that its clients speak. Tags are contracts.",
         },
-        "tags": [{"name": door.name, "description": door.about} for door in doors],
+        "tags": [{"name": api.name, "description": api.about} for api in apis],
         "components": {
-            "schemas": {name: schema for door in doors for name, schema in door.schemas.items()},
+            "schemas": {name: schema for api in apis for name, schema in api.schemas.items()},
             "responses": _share_failures(paths),
         },
         "paths": paths,
@@ -38,7 +38,7 @@ def document(config: Config) -> dict[str, Any]:
 
 
 def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:
-    """Put a reference where an answer but 200 stands, and return what they lead to: a door has few different ones."""
+    """Replace repeated error responses by references. Returns the shared responses."""
     shared: dict[str, Any] = {}
     for operation in (operation for methods in paths.values() for operation in methods.values()):
         responses = operation["responses"] = dict(operation["responses"])

@@ -5,7 +5,8 @@ Which of them is described is up to the server's settings.
 
 from __future__ import annotations
 
-from lmi.dialects import LMI_INVALID_STATUS
+from lmi.apis import BY_ROUTE
+from lmi.formatters.errors import LMI_INVALID_STATUS
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.schemas.common import JSON_SCHEMAS, adapter
 from lmi.schemas.lmi import PARAMETERS
@@ -18,7 +19,7 @@ from lmi.server.openapi.parts import (
     OF_INFERENCE,
     SSE,
     STRING,
-    Door,
+    ApiDescription,
     Operation,
     Schema,
     answers,
@@ -32,7 +33,6 @@ from lmi.server.openapi.parts import (
     struct,
     taken,
 )
-from lmi.server.routes.invocations import BY_ROUTE
 from lmi.settings.config import Config
 
 NAME = "LMI"
@@ -71,9 +71,9 @@ OPENAI, OPENAI_CHUNKS = (
 )
 
 
-def door(config: Config) -> Door:
-    if config.is_custom:
-        return _custom(config)
+def describe(config: Config) -> ApiDescription:
+    if config.is_user_code:
+        return _user_code(config)
     is_tgi, is_batch = config.model.tgi_compat, config.model.dynamic_batch
     whole = array(ref("LmiAnswer")) if is_tgi else ref("LmiAnswer")
     request, answer, record, error = (
@@ -84,7 +84,7 @@ def door(config: Config) -> Door:
     body = _any(request, ref("OpenAIChatRequest"), ref("OpenAITextRequest")) | {"text/plain": {"schema": PROMPT}}
     ok = _any(answer, *OPENAI, ref("TgiAnswer")) | content({"anyOf": [record, *OPENAI_CHUNKS]}, JSONLINES)
     ok |= content({"anyOf": [record, *OPENAI_CHUNKS, ref("TgiEvent")]}, SSE, end="[DONE]")
-    if config.code is not None:
+    if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
     failed = content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, JSON, JSONLINES)
     failed |= content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, SSE, end="[DONE]")
@@ -98,15 +98,15 @@ def door(config: Config) -> Door:
         "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`."
     )
     schemas = BATCH if is_batch else _schemas(is_tgi)
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
+    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
 
 
 def _any(*schemas: Schema) -> dict[str, Schema]:
     return content({"anyOf": list(schemas)})
 
 
-def _custom(config: Config) -> Door:
-    """A model that is code of its own: what it takes and gives is its own affair."""
+def _user_code(config: Config) -> ApiDescription:
+    """User code as the model: it decides what it takes and what it answers."""
     described = answers({"*/*": {}}, content(ref("Error")), {LMI_INVALID_STATUS, *OF_INFERENCE})
     described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
 
@@ -114,7 +114,7 @@ def _custom(config: Config) -> Door:
         return operation(NAME, "Ask the model's code", described, {"*/*": {}}, names(config.model, path))
 
     about = "SageMaker's paths, answered by the model's own code."
-    return Door(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": THREE_KEYS})
+    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, {"Error": THREE_KEYS})
 
 
 THREE_KEYS = struct({"code": INTEGER, "message": STRING, "error": STRING})

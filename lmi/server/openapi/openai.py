@@ -1,4 +1,4 @@
-"""OpenAI's door: chat completions, completions, and the list of models."""
+"""OpenAI's API: chat completions, completions, and the list of models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmi.server.openapi.parts import (
     OF_INFERENCE,
     SSE,
     STRING,
-    Door,
+    ApiDescription,
     Operation,
     Schema,
     answers,
@@ -43,7 +43,7 @@ MESSAGE = asked(
 PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
 
 
-def door(config: Config) -> Door:
+def describe(config: Config) -> ApiDescription:
     failed = content(ref("OpenAIError"))
 
     def post(summary: str, kind: str) -> dict[str, Operation]:
@@ -61,7 +61,7 @@ def door(config: Config) -> Door:
             "get": operation(NAME, "The model by a name of its", one, names=names(config.model, "/v1/models/{model}"))
         },
     }
-    return Door(NAME, "OpenAI's API. A stream ends with `[DONE]`.", paths, SCHEMAS)
+    return ApiDescription(NAME, "OpenAI's API. A stream ends with `[DONE]`.", paths, SCHEMAS)
 
 
 MODELS = struct({"object": {"const": "list"}, "data": array(ref("OpenAIModel"))})

@@ -42,8 +42,8 @@ OF_INFERENCE = (*OF_HTTP, 504, 507)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """The part of the document that one contract is."""
+class ApiDescription:
+    """The part of the document that describes one API."""
 
     name: str
     about: str
@@ -60,7 +60,7 @@ def array(items: Schema) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
-    """The same, or null, which means "as if left out"."""
+    """The schema, or null, which means "as if left out"."""
     if not schema:
         return schema
     if "enum" in schema:
@@ -87,7 +87,7 @@ def taken(readers: Mapping[str, Reader]) -> dict[str, Schema]:
 
 
 def content(schema: Schema, *media_types: str, end: str = "") -> dict[str, Schema]:
-    """By media type: the schema as JSON, and as a record of every other. `end`: an event that is no JSON."""
+    """The schema by media type: of the body for JSON, of one record otherwise. `end`: an event that is not JSON."""
     return {media: _medium(schema, media, end) for media in media_types or (JSON,)}
 
 
@@ -109,14 +109,14 @@ def answers(ok: Mapping[str, Schema], error: Mapping[str, Schema], statuses: Ite
 
 
 def operation(
-    door: str,
+    tag: str,
     summary: str,
     responses: Mapping[str, Schema],
     body: Mapping[str, Schema] | None = None,
     names: Iterable[Schema] = (),
 ) -> Operation:
     """`body`: schema by media type; `names`: the parameters in the path."""
-    described: Operation = {"tags": [door], "summary": summary, "responses": dict(responses)}
+    described: Operation = {"tags": [tag], "summary": summary, "responses": dict(responses)}
     if body is not None:
         described["requestBody"] = {"required": True, "content": dict(body)}
     if names:

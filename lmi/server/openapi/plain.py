@@ -1,4 +1,4 @@
-"""The routes that belong to no contract of inference: health, metrics, and this description itself."""
+"""The routes outside the inference APIs: health, metrics, and this description itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmi.server.openapi.parts import (
     NUMBER,
     OF_HTTP,
     STRING,
-    Door,
+    ApiDescription,
     Operation,
     answers,
     content,
@@ -37,14 +37,14 @@ HEALTH = struct(
 )
 
 
-def door(config: Config) -> Door:
+def describe(config: Config) -> ApiDescription:
     paths = {
         "/ping": {"get": _ping(), "post": _ping()},
         "/metrics": {"get": _page("Metrics for Prometheus", MEDIA_TYPE)},
         "/openapi.json": {"get": _page("This description", JSON)},
         "/docs": {"get": _page("This description, to read", "text/html; charset=utf-8")},
     }
-    return Door(NAME, "How the server is, and what it can be asked.", paths, {"Health": HEALTH})
+    return ApiDescription(NAME, "How the server is, and what it can be asked.", paths, {"Health": HEALTH})
 
 
 def _ping() -> Operation:

@@ -1,4 +1,4 @@
-"""TGI's door: one prompt in, a list, an object or a stream of tokens out."""
+"""TGI's API: one prompt in, a list, an object or a stream of tokens out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmi.server.openapi.parts import (
     OF_INFERENCE,
     SSE,
     STRING,
-    Door,
+    ApiDescription,
     Schema,
     answers,
     array,
@@ -33,7 +33,7 @@ FIELDS: dict[str, Schema] = {
 }
 
 
-def door(config: Config) -> Door:
+def describe(config: Config) -> ApiDescription:
     failed, statuses = content(ref("TgiError")), (422, 424, *OF_INFERENCE)
     streamed = content(ref("TgiEvent"), SSE)
 
@@ -52,7 +52,7 @@ def door(config: Config) -> Door:
         "/info": {"get": operation(NAME, "What is served, and its limits", info)},
         "/health": {"get": operation(NAME, "Whether requests are served", healthy)},
     }
-    return Door(NAME, "Text Generation Inference 3.3.", paths, SCHEMAS)
+    return ApiDescription(NAME, "Text Generation Inference 3.3.", paths, SCHEMAS)
 
 
 REASON: Schema = {"enum": ["length", "eos_token", "stop_sequence"]}

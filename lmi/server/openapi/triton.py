@@ -1,4 +1,4 @@
-"""Triton's door: the generate extension, and what KServe v2 clients ask around it."""
+"""Triton's API: the generate extension, and what KServe v2 clients ask around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi.server.openapi.parts import (
     OF_INFERENCE,
     SSE,
     STRING,
-    Door,
+    ApiDescription,
     Operation,
     Schema,
     answers,
@@ -62,7 +62,7 @@ REQUEST: Schema = {
 PROMPT: Schema = {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 1}
 
 
-def door(config: Config) -> Door:
+def describe(config: Config) -> ApiDescription:
     failed = content(ref("TritonError"))
     paths: dict[str, dict[str, Operation]] = {}
 
@@ -95,7 +95,7 @@ def door(config: Config) -> Door:
     add("/v2/health/ready", "get", "Whether the server is ready", nothing)
     add("/v2/repository/index", "post", "The model that is here", content(ref("TritonIndex")))
     about = "Triton's generate extension on KServe v2. The end of the body is the end of a stream."
-    return Door(NAME, about, paths, SCHEMAS)
+    return ApiDescription(NAME, about, paths, SCHEMAS)
 
 
 HEAD = {"id": STRING, "model_name": STRING, "model_version": STRING}

@@ -1,4 +1,4 @@
-"""`/ping` and `/metrics`: answered from shared memory alone, so a busy or dead engine cannot delay them."""
+"""`/ping` and `/metrics`: answered only from shared memory, so a busy or dead engine cannot delay them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi.shared.state import Phase
 
 
 async def ping(exchange: Exchange, service: Service) -> None:
-    """200 when an engine can serve, 503 while none can, 500 when that is final. For people, the body says why."""
+    """200 when an engine can serve, 503 while none can, 500 when that is final. The body says why, for people."""
     status, body = health(service)
     await exchange.answer(status, "application/json", orjson.dumps(body))
 
@@ -38,7 +38,7 @@ def health(service: Service) -> tuple[int, dict[str, object]]:
 
 
 def has_formatters(service: Service) -> bool:
-    """Whether a process of custom formatters is there, if the model has any."""
+    """Whether a process of user code is there, if the model has formatters."""
     formatters = service.block.formatters
     return not formatters or any(formatter.is_alive for formatter in formatters)
 

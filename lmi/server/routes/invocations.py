@@ -1,53 +1,30 @@
-"""`/invocations`, and the same under a model's name: one path for the bodies of several doors.
+"""`/invocations`, and the same under a model's name: one path for the bodies of several APIs.
 
-`inputs` is of the LMI schema (with `option.rolling_batch=disable` of the dynamic-batch schema), `messages` and `prompt`
-are of OpenAI's. `route=/v1/...` in X-Amzn-SageMaker-Custom-Attributes names another inference route instead, as AWS's
-own containers read it: where a platform forwards this path alone, each door is still reached.
+`inputs` belongs to the LMI schema (with `option.rolling_batch=disable` to the dynamic-batch schema), `messages` and
+`prompt` belong to OpenAI's. `route=/v1/...` in X-Amzn-SageMaker-Custom-Attributes names another inference route
+instead, as AWS's own containers read it: a client reaches every API where a platform forwards only this path.
 
-The path decides the framing, the body the schema: a chat that is streamed comes as lines here, as `inputs` do, unless
-events are asked for, and a named route answers in its own framing. Every answer that is one JSON value ends with a
-newline, since clients read these paths by lines.
+The path decides the format of the answer, the body the schema: a streamed chat comes as lines here, as `inputs` do,
+unless the client asks for events, and a named route answers in its own format. Every answer that is one JSON value ends
+with a newline, since clients read these paths by lines.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import msgspec
 
-from lmi.dialects import (
-    DYNAMIC_BATCH,
-    LMI,
-    LMI_EVENTS,
-    OPENAI_CHAT,
-    OPENAI_CHAT_EVENTS,
-    OPENAI_CHAT_LINES,
-    OPENAI_COMPLETIONS,
-    OPENAI_TEXT_EVENTS,
-    OPENAI_TEXT_LINES,
-    TGI_GENERATE,
-    TGI_STREAM,
-    Dialect,
-)
+from lmi.apis import BY_FIELD, BY_ROUTE, DYNAMIC_BATCH, LMI, AnyApi
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.respond import answer
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
-BY_ROUTE = {
-    "/v1/chat/completions": replace(OPENAI_CHAT, json_end=b"\n"),
-    "/v1/completions": replace(OPENAI_COMPLETIONS, json_end=b"\n"),
-    "/generate": replace(TGI_GENERATE, json_end=b"\n"),
-    "/generate_stream": replace(TGI_STREAM, json_end=b"\n"),
-}
-BY_FIELD = {"messages": (OPENAI_CHAT_LINES, OPENAI_CHAT_EVENTS), "prompt": (OPENAI_TEXT_LINES, OPENAI_TEXT_EVENTS)}
-"""The door of lines, and the one for a client whose Accept asks for events."""
-
 
 class UnknownRoute(LmiError):
-    """Custom-Attributes name a route that is no inference route of ours."""
+    """Custom-Attributes name a route that is not an inference route."""
 
     status = 404
     label = "unknown_route"
@@ -67,11 +44,11 @@ class _Body(msgspec.Struct):
 async def invocations(exchange: Exchange, service: Service) -> None:
     route = attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), "route")
     if route is not None:
-        await answer(exchange, service, door_of_route(route))
+        await answer(exchange, service, api_of_route(route))
     else:
         accept = exchange.headers.get("accept", "")
-        usual = door_of_inputs(service.config.model, accept)
-        await answer(exchange, service, usual, choose=partial(door_of_body, usual=usual, accept=accept))
+        usual = api_of_inputs(service.config.model).for_accept(accept)
+        await answer(exchange, service, usual, choose=partial(api_of_body, usual=usual, accept=accept))
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
@@ -87,7 +64,7 @@ def attribute(attributes: str, name: str) -> str | None:
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
 
-def door_of_route(route: str) -> Dialect:
+def api_of_route(route: str) -> AnyApi:
     """Raises UnknownRoute."""
     if route not in BY_ROUTE:
         known = ", ".join(BY_ROUTE)
@@ -95,18 +72,12 @@ def door_of_route(route: str) -> Dialect:
     return BY_ROUTE[route]
 
 
-def door_of_inputs(model: ModelConfig, accept: str) -> Dialect:
-    if model.dynamic_batch:
-        return DYNAMIC_BATCH
-    return LMI_EVENTS if accepts_events(accept) else LMI
+def api_of_inputs(model: ModelConfig) -> AnyApi:
+    return DYNAMIC_BATCH if model.dynamic_batch else LMI
 
 
-def accepts_events(accept: str) -> bool:
-    return "text/event-stream" in accept.lower()
-
-
-def door_of_body(body: bytes, usual: Dialect, accept: str) -> Dialect:
-    """The door whose field the body has, `inputs` before others; `usual` for anything that is no such object."""
+def api_of_body(body: bytes, usual: AnyApi, accept: str) -> AnyApi:
+    """The API whose field the body has, `inputs` before others; `usual` where the body is not such an object."""
     if not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
     try:
@@ -115,8 +86,7 @@ def door_of_body(body: bytes, usual: Dialect, accept: str) -> Dialect:
         return usual  # its schema says what is wrong
     if fields.has("inputs"):
         return usual
-    doors = (doors[accepts_events(accept)] for field, doors in BY_FIELD.items() if fields.has(field))
-    return next(doors, usual)
+    return next((api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual)
 
 
 ROUTES = [

@@ -1,7 +1,7 @@
 """What KServe v2 clients ask before they send a prompt: who is there, is it ready, what does it take.
 
-Only what is true is told: no model configuration, since there is none, and of the statistics the counts. Health is that
-of `/ping`. Sources: Triton's HTTP protocol extensions, KServe's open inference protocol.
+It answers only what it knows: no model configuration, since there is none, and only counts as statistics. Health
+is that of `/ping`. Sources: Triton's HTTP protocol extensions, KServe's open inference protocol.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _tensor(name: str, entry: Input) -> dict[str, object]:
 
 
 async def stats(exchange: Exchange, service: Service) -> None:
-    """Counts of the model's generations at every door since the start."""
+    """Counts of the model's generations through every API since the start."""
     named = named_model(exchange, service) if exchange.scope["path_params"] else service.config.model
     ends = dict[str, int]()
     for frontend in service.block.frontends:
@@ -90,7 +90,7 @@ async def stats(exchange: Exchange, service: Service) -> None:
 
 
 async def index(exchange: Exchange, service: Service) -> None:
-    """The one model there is; the body, which may ask for the ready ones alone, is not looked at."""
+    """The one model. The body, which may ask for only the ready ones, is ignored."""
     status, state = health(service)
     entry = {"name": service.config.model.name, "version": service.config.model.version}
     entry |= {"state": "READY"} if status < 400 else {"state": "UNAVAILABLE", "reason": str(state["status"])}

@@ -1,4 +1,4 @@
-"""The OpenAI door: `/v1/chat/completions`, `/v1/completions`, and the list of the one model behind them."""
+"""The OpenAI API: `/v1/chat/completions`, `/v1/completions`, and the list of models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from lmi.dialects import OPENAI_CHAT, OPENAI_COMPLETIONS
+from lmi.apis import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.errors import UnknownModel
 from lmi.http.exchange import Exchange
 from lmi.server.respond import answer
@@ -35,8 +35,8 @@ async def model(exchange: Exchange, service: Service) -> None:
         service.check_model(name)
     except UnknownModel as error:
         exchange.error_label = error.label
-        frame = OPENAI_CHAT.default_frame(service.config.model)
-        rendered = OPENAI_CHAT.render_error(error, frame, accepted=False)
+        usual = OPENAI_CHAT.default_format(service.config.model)
+        rendered = OPENAI_CHAT.render_error(error, usual, accepted=False)
         await exchange.answer(rendered.status, rendered.media_type, rendered.body)
         return
     await exchange.answer(200, "application/json", orjson.dumps(card(service.config.model, name)))

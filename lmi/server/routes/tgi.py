@@ -1,14 +1,14 @@
-"""The TGI door: `/`, `/generate`, `/generate_stream`, and what its clients ask before, `/info` and `/health`."""
+"""The TGI API: `/`, `/generate`, `/generate_stream`, and what its clients ask before, `/info` and `/health`."""
 
 from __future__ import annotations
 
 import orjson
 
 from lmi import __version__
-from lmi.dialects import TGI, TGI_GENERATE, TGI_STREAM
+from lmi.apis import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import MAX_STOP_SEQUENCES
-from lmi.schemas.lmi import MAX_SEQUENCES
+from lmi.schemas.parameters import MAX_SEQUENCES
 from lmi.server.respond import answer
 from lmi.server.routes import health
 from lmi.server.service import Service
@@ -28,7 +28,8 @@ async def generate_stream(exchange: Exchange, service: Service) -> None:
 
 
 async def info(exchange: Exchange, service: Service) -> None:
-    """The names of TGI's own answer, with what is true here. 503 as long as no engine is ready."""
+    """TGI's names with this server's values. 503 until an engine is ready."""
+    assert service.engines is not None
     engine, config = await service.engines.ready(), service.config
     max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
     fields = {

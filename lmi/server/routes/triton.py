@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi.dialects import TRITON, TRITON_STREAM
+from lmi.apis import TRITON, TRITON_STREAM
 from lmi.errors import UnknownModel
 from lmi.http.exchange import Exchange
 from lmi.server.respond import answer

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmi.errors import InvalidRequest
-from lmi.executor import ErrorKind, FinishReason, Request, Response
+from handlers.base.sequence import Sequence
+from lmi.errors import InvalidParameter, InvalidRequest
+from lmi.executor import ErrorKind, FinishReason, Request, Response, ResponseError
 from lmi.settings.config import EngineConfig
-from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES, Executor
+from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES, Executor, Work
 
 TIMEOUT_S = 30.0
 
@@ -48,6 +49,18 @@ def test_what_the_engine_refuses_is_the_clients_fault(executor: Executor) -> Non
     bad, good = executor.enqueue_requests([ask(FAULT), ask(1, 2)])
     error = finals(executor, [bad, good])[bad].error
     assert error is not None and (error.message, error.kind) == ("the engine takes no such prompt", ErrorKind.INVALID)
+
+
+class Particular(Executor):
+    def _work(self, sequence: Sequence) -> Work:
+        raise InvalidParameter("seed", "even", 1)
+
+
+def test_an_error_of_ours_keeps_the_field_that_is_at_fault() -> None:
+    with Particular(EngineConfig(handler="foreign")) as executor:
+        request_id = executor.enqueue_request(ask(1, 2))
+        error = finals(executor, [request_id])[request_id].error
+    assert error == ResponseError("must be even, given 1", ErrorKind.INVALID, "seed")
 
 
 def test_a_step_that_raises_ends_what_ran_and_what_waited_starts_again(executor: Executor) -> None:

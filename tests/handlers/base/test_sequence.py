@@ -59,11 +59,11 @@ def test_a_seed_is_drawn_afresh_when_there_is_none() -> None:
 
 def test_a_restart_keeps_every_token_and_computes_all_of_them_again() -> None:
     one = sequence()
-    one.row, one.num_computed = 3, 2
+    one.slot, one.num_computed = 3, 2
     one.append(5)
     one.num_computed = 3
     one.restart()
-    assert (one.row, one.num_computed, one.num_prefill, one.token_ids) == (None, 0, 3, [1, 2, 5])
+    assert (one.slot, one.num_computed, one.num_prefill, one.token_ids) == (None, 0, 3, [1, 2, 5])
     assert one.is_prefilling
 
 

@@ -1,15 +1,35 @@
-"""Drives a ModelRunner greedily with plans built by hand: requests join, are cut into pieces, and leave."""
+"""Drives a ModelRunner greedily with plans built by hand: requests join, are cut into chunks, and leave."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from handlers.lmi_dist.model_runner import ModelRunner
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.placement import choose_placement
+from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.scheduler import CHUNK_LENGTH
+from handlers.lmi_dist.weights import read_facts
+from lmi.executor import Progress
+from lmi.settings.config import EngineConfig
+
+
+def load_runner(
+    path: str | Path,
+    config: EngineConfig | None = None,
+    *,
+    num_slots: int,
+    max_length: int,
+    progress: Progress = lambda stage, share: None,
+) -> ModelRunner:
+    """The runner that the executor would make, with limits of the test's choice."""
+    facts, config = read_facts(str(path)), config or EngineConfig()
+    placement = choose_placement(config, facts.dtype)
+    return ModelRunner(facts, placement, config, num_slots=num_slots, max_length=max_length, progress=progress)
 
 
 @dataclass
@@ -18,78 +38,78 @@ class Player:
 
     prompt: list[int]
     num_answers: int
-    row: int = -1
-    pieces: list[Piece] = field(default_factory=list)
+    slot: int = -1
+    chunks: list[Chunk] = field(default_factory=list)
     position: int = 0
     answers: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
-    def sit(self, row: int, piece_length: int) -> None:
-        self.row, self.position = row, len(self.prompt)
-        starts = range(0, len(self.prompt), piece_length)
-        self.pieces = [Piece(row, start, self.prompt[start : start + piece_length], 0) for start in starts]
-        self.pieces[-1].num_logits = 1
+    def sit(self, slot: int) -> None:
+        self.slot, self.position = slot, len(self.prompt)
+        starts = range(0, len(self.prompt), CHUNK_LENGTH)
+        self.chunks = [Chunk(slot, start, self.prompt[start : start + CHUNK_LENGTH], 0) for start in starts]
+        self.chunks[-1].num_logits = 1
 
     def take(self, logits: Tensor) -> None:
         self.logits.append(logits.clone())
         self.answers.append(int(logits.argmax()))
 
-    def next_decode(self) -> Piece:
-        piece = Piece(self.row, self.position, [self.answers[-1]])
+    def next_decode(self) -> Chunk:
+        chunk = Chunk(self.slot, self.position, [self.answers[-1]])
         self.position += 1
-        return piece
+        return chunk
 
     @property
     def is_done(self) -> bool:
         return len(self.answers) == self.num_answers
 
 
-def play_alone(runner: ModelRunner, player: Player, row: int = 0) -> Player:
-    """One step for each piece and each token, nobody else in the batch."""
-    player.sit(row, runner.piece_length)
-    for piece in player.pieces:
-        logits = runner.forward(Plan([], [piece]))
+def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
+    """One step for each chunk and each token, nobody else in the batch."""
+    player.sit(slot)
+    for chunk in player.chunks:
+        logits = runner.forward(Plan([], [chunk]))
     player.take(logits[0])
     while not player.is_done:
         player.take(runner.forward(Plan([player.next_decode()], []))[0])
-    runner.release(row)
+    runner.release(slot)
     return player
 
 
 def play_together(
-    runner: ModelRunner, players: list[Player], num_rows: int, seed: int, *, start_together: bool = False
+    runner: ModelRunner, players: list[Player], num_slots: int, seed: int, *, start_together: bool = False
 ) -> int:
-    """Random arrivals, random rows, random numbers of pieces a step. Returns the largest number of decodes in one.
+    """Random arrivals, random slots, random numbers of chunks a step. Returns the largest number of decodes in one.
 
-    With `start_together` nobody goes on before all prompts are in, so that the first decodes fill every row.
+    With `start_together` nobody goes on before all prompts are in, so that the first decodes fill every slot.
     """
     draw = random.Random(seed)
-    waiting, seated, free, most = list(players), dict[int, Player](), list(range(num_rows)), 0
+    waiting, seated, free, most = list(players), dict[int, Player](), list(range(num_slots)), 0
     while waiting or seated:
-        for _ in range(num_rows if start_together else draw.choice([0, 1, 4, num_rows])):
+        for _ in range(num_slots if start_together else draw.choice([0, 1, 4, num_slots])):
             if waiting and free:
-                row = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
-                seated[row] = waiting.pop(0)
-                seated[row].sit(row, runner.piece_length)
-        decodes = [seated[row] for row in sorted(seated) if not seated[row].pieces]
+                slot = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
+                seated[slot] = waiting.pop(0)
+                seated[slot].sit(slot)
+        decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].chunks]
         if start_together and len(decodes) < len(seated):
             decodes = []
-        prefills: list[tuple[Player, Piece]] = []
-        for player in (seated[row] for row in sorted(seated) if seated[row].pieces):
+        prefills: list[tuple[Player, Chunk]] = []
+        for player in (seated[slot] for slot in sorted(seated) if seated[slot].chunks):
             for _ in range(draw.randint(0, 3)):
-                if player.pieces and len(prefills) < 6:
-                    prefills.append((player, player.pieces.pop(0)))
+                if player.chunks and len(prefills) < 6:
+                    prefills.append((player, player.chunks.pop(0)))
         if not decodes and not prefills:
             continue
         most = max(most, len(decodes))
-        logits = runner.forward(Plan([player.next_decode() for player in decodes], [piece for _, piece in prefills]))
-        asked = decodes + [player for player, piece in prefills if piece.num_logits]
+        logits = runner.forward(Plan([player.next_decode() for player in decodes], [chunk for _, chunk in prefills]))
+        asked = decodes + [player for player, chunk in prefills if chunk.num_logits]
         for player, row_logits in zip(asked, logits, strict=True):
             player.take(row_logits)
             if player.is_done:
-                del seated[player.row]
-                free.append(player.row)
-                runner.release(player.row)
+                del seated[player.slot]
+                free.append(player.slot)
+                runner.release(player.slot)
     return most
 
 

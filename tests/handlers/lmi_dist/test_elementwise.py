@@ -1,11 +1,11 @@
-"""The pieces of a step that no matrix product holds together: row i has the same bits in any number of rows."""
+"""The parts of a step that no matrix product holds together: row i has the same bits in any number of rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, turn
+from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, rotate
 
 SIZES = [3, 17, 64, 65, 129, 293, 700]
 
@@ -32,20 +32,20 @@ def test_a_gate_gives_a_row_the_same_bits_in_every_batch(name: str, width: int) 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(7, 1, 16), (4, 2, 32), (12, 3, 64), (9, 1, 24)])
 def test_a_rotation_gives_a_row_the_same_bits_in_every_batch(heads: int, kv_heads: int, head_dim: int) -> None:
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(SIZES[-1], heads + 1, kv_heads, head_dim, generator=draw)  # the last head is not turned
+    x = torch.randn(SIZES[-1], heads + 1, kv_heads, head_dim, generator=draw)  # the last head is not rotated
     angles = torch.randn(SIZES[-1], 1, 1, head_dim // 2, generator=draw)
-    turns = torch.polar(torch.ones_like(angles), angles)
+    rotations = torch.polar(torch.ones_like(angles), angles)
 
-    def turned(first: int, last: int) -> torch.Tensor:
-        return turn(x[first:last].clone()[:, :heads], turns[first:last])
+    def rotated(first: int, last: int) -> torch.Tensor:
+        return rotate(x[first:last].clone()[:, :heads], rotations[first:last])
 
-    pairs = torch.cat([turned(first, first + 2) for first in range(0, len(x), 2)])
+    pairs = torch.cat([rotated(first, first + 2) for first in range(0, len(x), 2)])
     for size in SIZES:
-        assert torch.equal(turned(0, size), pairs[:size])
+        assert torch.equal(rotated(0, size), pairs[:size])
 
 
 def test_a_rotation_turns_neighbouring_channels() -> None:
     x = torch.tensor([[[[1.0, 0.0, 0.0, 2.0]]]])
     quarter = torch.tensor([[[[1j, 1j]]]])
-    assert turn(x, quarter).flatten().tolist() == [0.0, 1.0, -2.0, 0.0]
-    assert turn(torch.tensor([[[[1.0, 0.0]]]]).bfloat16(), quarter[..., :1]).flatten().tolist() == [0.0, 1.0]
+    assert rotate(x, quarter).flatten().tolist() == [0.0, 1.0, -2.0, 0.0]
+    assert rotate(torch.tensor([[[[1.0, 0.0]]]]).bfloat16(), quarter[..., :1]).flatten().tolist() == [0.0, 1.0]

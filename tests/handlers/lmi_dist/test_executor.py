@@ -130,7 +130,7 @@ def test_every_answer_is_the_one_the_request_gets_alone(
         stats = drained(executor)
     assert [joined(got[one]) for one in ids] == [alone(request) for request in requests]
     assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
 
 
 def test_requests_that_come_and_go_leave_the_others_alone() -> None:
@@ -154,7 +154,7 @@ def test_requests_that_come_and_go_leave_the_others_alone() -> None:
             assert request_id in doomed and tokens == expected[0][: len(tokens)]
         else:
             assert (tokens, log_probs, [reason]) == (expected[0], expected[1], expected[3])
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
 
 
 def by_sequence(responses: list[Response], num_sequences: int) -> list[tuple[Any, ...]]:
@@ -197,12 +197,12 @@ def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
         num_sequences = request.sampling_config.num_return_sequences
         assert by_sequence(got[request_id], num_sequences) == alone_by_sequence(request)
     assert (sum(one.num_preemptions for one in stats) > 0) == (max_kv_cache_tokens is not None)
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
 
 
-@pytest.mark.parametrize(("num_rows", "num_prompts"), [(16, 1), (8, 2), (1, 16)])
-def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(num_rows: int, num_prompts: int) -> None:
-    config = EngineConfig(max_num_sequences=num_rows, max_prefill_tokens=128)
+@pytest.mark.parametrize(("num_slots", "num_prompts"), [(16, 1), (8, 2), (1, 16)])
+def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(num_slots: int, num_prompts: int) -> None:
+    config = EngineConfig(max_num_sequences=num_slots, max_prefill_tokens=128)
     request = ask(*[5] * 300, sampling_config=SamplingConfig(seed=1, num_return_sequences=16))
     with Executor(FakeRunner(), config) as executor:
         executor.enqueue_request(request)
@@ -213,7 +213,7 @@ def test_a_prompt_is_computed_once_for_the_sequences_that_find_room_together(num
     assert sum(one.num_generation_tokens for one in stats) == 16 * 7
 
 
-def test_a_cancel_while_the_prompt_is_shared_frees_every_row() -> None:
+def test_a_cancel_while_the_prompt_is_shared_frees_every_slot() -> None:
     runner = GatedRunner()
     with Executor(runner, EngineConfig(max_num_sequences=4, max_prefill_tokens=1)) as executor:
         first = executor.enqueue_request(ask(*[5] * 300, sampling_config=SamplingConfig(num_return_sequences=6)))
@@ -226,7 +226,7 @@ def test_a_cancel_while_the_prompt_is_shared_frees_every_row() -> None:
     assert [one[0] for one in by_sequence(got[first], 6)] == [[]] * 6
     assert {one.result.finish_reasons[0] for one in got[first] if one.result} == {FinishReason.CANCELLED}
     assert [len(one[0]) for one in by_sequence(got[second], 2)] == [8, 8]
-    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
 
 
 def test_a_request_without_a_seed_is_answered_afresh_each_time() -> None:
@@ -240,7 +240,7 @@ def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
         executor.enqueue_requests([ask(max_tokens=30), ask(*[4] * 480, max_tokens=1)])
         collect(executor, 2)
         stats = drained(executor)
-    assert sum(one.num_context_tokens > 0 for one in stats) == 5  # the short prompt left no room for a whole piece
+    assert sum(one.num_context_tokens > 0 for one in stats) == 5  # the short prompt left no room for a whole chunk
     assert all(one.num_generation_tokens == 1 for one in stats[1:30])
 
 
@@ -311,7 +311,7 @@ class GatedRunner(FakeRunner):
         self._gate.set()
 
 
-def test_a_cancel_frees_row_and_blocks_before_the_next_step() -> None:
+def test_a_cancel_frees_slot_and_blocks_before_the_next_step() -> None:
     runner = GatedRunner()
     with Executor(runner) as executor:
         first, second = executor.enqueue_requests([ask(*[1] * 100, max_tokens=400), ask(max_tokens=4)])
@@ -322,7 +322,7 @@ def test_a_cancel_frees_row_and_blocks_before_the_next_step() -> None:
         stats = drained(executor)
     assert joined(got[first])[3] == [FinishReason.CANCELLED]
     assert [one.kv_cache_stats.used_num_blocks for one in stats] == [8, 1, 1, 0]
-    assert all(piece.row == 1 for plan in runner.plans[1:] for piece in plan.pieces)
+    assert all(chunk.slot == 1 for plan in runner.plans[1:] for chunk in plan.chunks)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -360,16 +360,17 @@ class BreakingRunner(FakeRunner):
     [
         torch.OutOfMemoryError("CUDA out of memory"),
         MemoryError("no memory"),
+        MemoryError(),  # as Python raises it, without a word
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
     ],
-    ids=["cuda", "python", "cpu"],
+    ids=["cuda", "python", "wordless", "cpu"],
 )
 def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
     choice = random.Random(4)
     requests = mixed_requests(10, choice, max_prompt=100)
     large = ask(*[1] * 300, output_config=OutputConfig(num_prompt_log_probs=0))
     requests.insert(4, large)
-    runner = BreakingRunner(lambda plan: error if any(piece.num_logits == 128 for piece in plan.pieces) else None)
+    runner = BreakingRunner(lambda plan: error if any(chunk.num_logits == 128 for chunk in plan.chunks) else None)
     with Executor(runner, EngineConfig(max_prefill_tokens=512)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
@@ -393,13 +394,13 @@ def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other
         ask(sampling_config=several),
     ]
     runner = BreakingRunner(
-        lambda plan: errors[0] if any(piece.end == 300 for piece in plan.prefills) else None,
+        lambda plan: errors[0] if any(chunk.end == 300 for chunk in plan.prefills) else None,
         poison={55: math.nan},
     )
     with Executor(runner) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, 3)
-        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0 and runner.rows == {}
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
     for failed, kind in zip(ids, (ErrorKind.GENERATION, ErrorKind.OUT_OF_MEMORY), strict=False):
         [response] = got[failed]
         assert response.error is not None and response.error.kind is kind
@@ -410,7 +411,7 @@ def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other
 
 def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_engine() -> None:
     def breaks(plan: Plan) -> Exception | None:
-        return MemoryError("no memory") if len(plan.pieces) > 2 else None
+        return MemoryError("no memory") if len(plan.chunks) > 2 else None
 
     with Executor(BreakingRunner(breaks)) as executor:
         ids = executor.enqueue_requests([ask(*[1] * length) for length in range(1, 9)])
@@ -421,7 +422,7 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
 
 
 def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_others() -> None:
-    """The step holds the whole first prompt and one piece of the second, whose log-probs are noted twice."""
+    """The step holds the whole first prompt and one chunk of the second, whose log-probs are noted twice."""
     output = OutputConfig(num_prompt_log_probs=0)
     requests = [ask(*[1] * 400, output_config=output), ask(*[2, 3] * 150, output_config=output), ask(max_tokens=30)]
     runner = GatedRunner()
@@ -442,8 +443,8 @@ def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_othe
     assert spans_of(runner.plans[0], 1) == spans_of(runner.plans[1], 1)[:1] == [(0, 128)]
 
 
-def spans_of(plan: Plan, row: int) -> list[tuple[int, int]]:
-    return [(piece.start, piece.end) for piece in plan.pieces if piece.row == row]
+def spans_of(plan: Plan, slot: int) -> list[tuple[int, int]]:
+    return [(chunk.start, chunk.end) for chunk in plan.chunks if chunk.slot == slot]
 
 
 def test_a_step_that_raises_ends_its_requests_and_spares_the_queue() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import warnings
 from pathlib import Path
 
@@ -11,12 +12,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 
+from handlers.lmi_dist import Executor
 from handlers.lmi_dist.families import describe
-from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.weights import read_facts
 from lmi.errors import ModelUnusable
-from lmi.settings.config import EngineConfig
-from tests.handlers.lmi_dist.play import Player, play_together, random_players
+from tests.handlers.lmi_dist.play import Player, load_runner, play_together, random_players
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 
 LENGTHS = [1, 3, 40, 127, 128, 129, 200, 300]
@@ -66,30 +66,24 @@ def agree(player: Player, expected: list[int], gaps: list[float]) -> bool:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers_while_requests_join_and_leave(family: str) -> None:
     path = tiny_model(family)
-    runner = ModelRunner(str(path), EngineConfig(), num_rows=5, max_length=400)
+    runner = load_runner(path, num_slots=5, max_length=400)
     players = random_players(VOCAB_SIZE, LENGTHS, NUM_ANSWERS, seed=5)
-    assert play_together(runner, players, num_rows=5, seed=3) >= 2
+    assert play_together(runner, players, num_slots=5, seed=3) >= 2
     for player in players:
         assert agree(player, *generate(path, player.prompt))
 
 
 def test_the_generic_decoder_knows_all_families_but_the_one_that_tests_the_fallback() -> None:
-    generic = {family: read_facts(str(tiny_model(family))).is_generic for family in FAMILIES}
-    assert [family for family, is_generic in generic.items() if not is_generic] == ["olmo2"]
+    architectures = {family: read_facts(str(tiny_model(family))).architecture for family in FAMILIES}
+    assert [family for family, architecture in architectures.items() if architecture is None] == ["olmo2"]
 
 
 def test_facts_are_known_without_weights(tmp_path: Path) -> None:
     folder = tiny_model("gemma")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     facts = read_facts(str(tmp_path))
-    assert (facts.vocab_size, facts.context_length, facts.end_ids) == (VOCAB_SIZE, CONTEXT_LENGTH, (0,))
-    assert facts.kv_elements_per_token == 2 * 2 * 1 * 16  # keys and values, layers, heads, channels
-
-
-def test_a_list_of_end_tokens_comes_from_the_generation_config(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((tiny_model("llama") / "config.json").read_bytes())
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 3]}))
-    assert read_facts(str(tmp_path)).end_ids == (0, 3)
+    assert (facts.vocab_size, facts.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
+    assert facts.kv_bytes_per_token(torch.float16) == 2 * 2 * 1 * 16 * 2  # k and v, layers, heads, channels, bytes
 
 
 @pytest.mark.parametrize(
@@ -113,11 +107,22 @@ def test_the_context_ends_where_rope_would_change_with_the_length(caplog: pytest
     assert "256 tokens" in caplog.text
 
 
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_a_cut_context_is_reported_once_at_load(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(shutil.copytree(tiny_model(family), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] |= {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 256}
+    (folder / "config.json").write_text(json.dumps(config))
+    with caplog.at_level(logging.WARNING), Executor(folder) as executor:
+        assert executor.info.max_sequence_length == 256
+    assert caplog.text.count("the context ends at 256 tokens") == 1
+
+
 def test_a_model_whose_past_is_not_keys_and_values_is_refused(tmp_path: Path) -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64, state_size=4)
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelUnusable) as caught:
-        ModelRunner(str(tmp_path), EngineConfig(), num_rows=2, max_length=64)
+        load_runner(tmp_path, num_slots=2, max_length=64)
     assert "Mamba" in str(caught.value) and "\n" not in str(caught.value)

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.lmi_dist.log_probs import prompt_log_probs
 from handlers.lmi_dist.sampler import MAX_SORTED_VOCAB, WIDTHS, Draw, Sampler, group_of
 from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, OutputConfig, Request, SamplingConfig
 
@@ -322,15 +323,15 @@ def test_log_probs_come_only_where_they_are_asked_for() -> None:
 
 def test_prompt_log_probs_are_those_of_the_next_tokens() -> None:
     logits = random_logits(4, 50)
-    [*notes] = Sampler(50).prompt_log_probs(logits, [5, 6, 7, 8], num_top=2) or []
+    [*notes] = prompt_log_probs(logits, [5, 6, 7, 8], num_top=2) or []
     expected = logits.log_softmax(-1)
     assert [note.log_prob for note in notes] == [expected[row, row + 5].item() for row in range(4)]
     assert all(
         [one.token_id for one in note.top] == expected[row].topk(2).indices.tolist() for row, note in enumerate(notes)
     )
-    assert [note.top for note in Sampler(50).prompt_log_probs(logits, [5, 6, 7, 8], num_top=0) or []] == [[]] * 4
+    assert [note.top for note in prompt_log_probs(logits, [5, 6, 7, 8], num_top=0) or []] == [[]] * 4
     logits[2, 30] = math.nan
-    assert Sampler(50).prompt_log_probs(logits, [5, 6, 7, 8], num_top=2) is None
+    assert prompt_log_probs(logits, [5, 6, 7, 8], num_top=2) is None
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

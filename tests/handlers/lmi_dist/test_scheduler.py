@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
-from handlers.lmi_dist.plan import Piece
+from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from lmi.executor import OutputConfig, Request, SamplingConfig
 
 
-def scheduler(num_blocks: int = 1000, num_rows: int = 8, **options: Any) -> Scheduler:
-    return Scheduler(KvCache(num_blocks, num_rows), **{"max_num_sequences": num_rows, "piece_length": 8, **options})
+def scheduler(num_blocks: int = 1000, num_slots: int = 8, **options: Any) -> Scheduler:
+    limits = {"max_num_sequences": num_slots, "max_prefill_tokens": MAX_PREFILL_TOKENS, "chunk_length": 8}
+    return Scheduler(KvCache(num_blocks, num_slots), **limits | options)
 
 
 def sequences(
@@ -38,10 +40,10 @@ def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fi
 def run(batch: Batch) -> list[Sequence]:
     """What an executor does with a batch, with 7 as every token; returns the sequences with a new one."""
     advanced = []
-    for piece, owner in zip(batch.plan.pieces, batch.sequences, strict=True):
+    for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
         for one in (owner, *batch.followers.get(owner, ())):
-            one.num_computed = piece.end
-            if piece.end == one.num_tokens:
+            one.num_computed = chunk.end
+            if chunk.end == one.num_tokens:
                 one.append(7)
                 advanced.append(one)
     return advanced
@@ -55,8 +57,8 @@ def step(one: Scheduler) -> Batch:
     return batch
 
 
-def spans(pieces: list[Piece]) -> list[tuple[int, int, int]]:
-    return [(piece.row, piece.start, piece.end) for piece in pieces]
+def spans(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
+    return [(chunk.slot, chunk.start, chunk.end) for chunk in chunks]
 
 
 def test_prompts_are_cut_at_fixed_positions_under_the_budget() -> None:
@@ -69,7 +71,7 @@ def test_prompts_are_cut_at_fixed_positions_under_the_budget() -> None:
     assert spans(batch.plan.decodes) == [(0, 20, 21)] and spans(batch.plan.prefills) == [(1, 8, 15)]
 
 
-def test_one_piece_comes_however_small_the_budget_is() -> None:
+def test_one_chunk_comes_however_small_the_budget_is() -> None:
     one = scheduler(max_prefill_tokens=1)
     one.add(sequence(1, num_prompt_tokens=20))
     one.add(sequence(2, num_prompt_tokens=20))
@@ -80,29 +82,29 @@ def test_logits_are_asked_for_at_the_end_of_a_prompt_and_everywhere_for_prompt_l
     one = scheduler()
     one.add(sequence(1, num_prompt_tokens=10))
     one.add(sequence(2, num_prompt_tokens=10, output_config=OutputConfig(num_prompt_log_probs=0)))
-    assert [piece.num_logits for piece in step(one).plan.prefills] == [0, 1, 8, 2]
+    assert [chunk.num_logits for chunk in step(one).plan.prefills] == [0, 1, 8, 2]
 
 
-def test_decodes_come_first_and_in_order_of_rows() -> None:
+def test_decodes_come_first_and_in_order_of_slots() -> None:
     one = scheduler()
     for number, priority in ((1, 0.5), (2, 0.9), (3, 0.1)):
         one.add(sequence(number, priority=priority))
     step(one)
     one.add(sequence(4))
     batch = step(one)
-    assert [piece.row for piece in batch.plan.pieces] == [0, 1, 2, 3]
+    assert [chunk.slot for chunk in batch.plan.chunks] == [0, 1, 2, 3]
     assert [done.id for done in batch.sequences] == [2, 1, 3, 4]
 
 
 def test_higher_priority_goes_first_and_age_decides_between_equals() -> None:
-    one = scheduler(num_rows=1)
+    one = scheduler(num_slots=1)
     for number, priority in ((1, 0.5), (2, 0.5), (3, 0.9)):
         one.add(sequence(number, priority=priority, max_tokens=1))
     assert [step(one).sequences[0].id for _ in range(3)] == [3, 1, 2]
 
 
-def test_rows_bound_what_runs() -> None:
-    one = scheduler(num_rows=2)
+def test_slots_bound_what_runs() -> None:
+    one = scheduler(num_slots=2)
     for number in range(5):
         one.add(sequence(number))
     step(one)
@@ -133,9 +135,9 @@ def test_the_last_in_rank_is_preempted_and_recomputed_before_whoever_came_later(
     batch = step(one)
     assert batch.num_preemptions == 1 and batch.sequences == [first]
     assert [done.id for done in one.waiting] == [2, 3]
-    assert second.row is None and second.num_prefill == second.num_tokens > 32
+    assert second.slot is None and second.num_prefill == second.num_tokens > 32
     num_known = second.num_tokens
-    while second.row is None:
+    while second.slot is None:
         step(one)
     assert second.num_tokens == num_known + 1 and one.running[0] is second
     while one.running:
@@ -154,8 +156,8 @@ def test_a_low_priority_is_preempted_before_a_younger_request() -> None:
     assert batch.sequences == [high]
 
 
-def test_removing_frees_blocks_and_row_wherever_the_sequence_stands() -> None:
-    one = scheduler(num_rows=1, max_prefill_tokens=8)
+def test_removing_frees_blocks_and_slot_wherever_the_sequence_stands() -> None:
+    one = scheduler(num_slots=1, max_prefill_tokens=8)
     running, waiting = sequence(1, num_prompt_tokens=30), sequence(2)
     one.add(running)
     one.add(waiting)
@@ -166,7 +168,7 @@ def test_removing_frees_blocks_and_row_wherever_the_sequence_stands() -> None:
 
 
 def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones_prompt() -> None:
-    one = scheduler(num_rows=5, max_prefill_tokens=8)
+    one = scheduler(num_slots=5, max_prefill_tokens=8)
     group = sequences(1, 3, num_prompt_tokens=20)
     for sibling in group:
         one.add(sibling)
@@ -175,17 +177,17 @@ def test_the_sequences_of_a_request_are_admitted_together_and_get_the_first_ones
     for _ in range(2):
         batch = step(one)
         assert batch.sequences == group[:1] and batch.followers == {}
-        assert [sibling.row for sibling in group] == [0, 1, 2], "all have their rows from the first step"
+        assert [sibling.slot for sibling in group] == [0, 1, 2], "all have their slots from the first step"
         starts += spans(batch.plan.prefills)
     batch = step(one)
     assert [*starts, *spans(batch.plan.prefills)] == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (3, 0, 4)]
     assert batch.followers[group[0]] == group[1:]
-    assert [piece.row for piece in step(one).plan.decodes] == [0, 1, 2, 3]
+    assert [chunk.slot for chunk in step(one).plan.decodes] == [0, 1, 2, 3]
 
 
 def test_followers_come_in_while_a_leader_eats_the_whole_budget() -> None:
-    """The row of the second is free just before the last piece of the first."""
-    one = scheduler(num_rows=2, max_prefill_tokens=8)
+    """The slot of the second is free just before the last chunk of the first."""
+    one = scheduler(num_slots=2, max_prefill_tokens=8)
     one.add(sequence(1, max_tokens=3))
     step(one)
     group = sequences(2, 3, num_prompt_tokens=24)
@@ -198,7 +200,7 @@ def test_followers_come_in_while_a_leader_eats_the_whole_budget() -> None:
 
 
 def test_a_sequence_that_comes_too_late_to_follow_computes_for_itself() -> None:
-    one = scheduler(num_rows=2, max_prefill_tokens=8)
+    one = scheduler(num_slots=2, max_prefill_tokens=8)
     one.add(sequence(1, max_tokens=2))
     step(one)
     group = sequences(2, 2)
@@ -211,7 +213,7 @@ def test_a_sequence_that_comes_too_late_to_follow_computes_for_itself() -> None:
 
 
 def test_whoever_finds_no_room_leads_the_rest_later() -> None:
-    one = scheduler(num_rows=2)
+    one = scheduler(num_slots=2)
     group = sequences(1, 5, num_prompt_tokens=6, max_tokens=1)
     for sibling in group:
         one.add(sibling)
@@ -241,7 +243,7 @@ def test_a_preempted_follower_follows_again() -> None:
         one.add(sibling)
     step(one)
     one._preempt(group[1])
-    assert one.waiting == group[1:] and group[1].row is None
+    assert one.waiting == group[1:] and group[1].slot is None
     assert (step(one).followers, one.running) == ({}, group)
     assert step(one).followers == {group[0]: [group[1]]}
 
@@ -268,10 +270,10 @@ def loads(draw: st.DrawFn) -> list[tuple[int, list[Sequence], int | None]]:
 
 @given(loads(), st.integers(7, 14), st.integers(1, 4), st.integers(1, 40))
 def test_under_any_load_the_budget_holds_and_everyone_ends(
-    load: list[tuple[int, list[Sequence], int | None]], num_blocks: int, num_rows: int, max_prefill_tokens: int
+    load: list[tuple[int, list[Sequence], int | None]], num_blocks: int, num_slots: int, max_prefill_tokens: int
 ) -> None:
     """Blocks of 7 are the most that one sequence of these can need (60 + 40 - 1 tokens)."""
-    one = scheduler(num_blocks, num_rows, max_prefill_tokens=max_prefill_tokens)
+    one = scheduler(num_blocks, num_slots, max_prefill_tokens=max_prefill_tokens)
     open_ones = {new for _, group, _ in load for new in group}
     for now in range(5000):
         for arrival, group, _ in load:
@@ -293,21 +295,21 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
         if not open_ones:
             break
     assert not open_ones, "someone waits for ever"
-    assert one.cache.num_used_blocks == 0  # so no row is held: each has a block at least
+    assert one.cache.num_used_blocks == 0  # so no slot is held: each has a block at least
 
 
 def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
     cache = one.cache
     assert batch.sequences or not (one.running or one.waiting), "a step that does nothing while there is work"
     assert 0 <= cache.num_free_blocks
-    assert len(one.running) == len({running.row for running in one.running})
+    assert len(one.running) == len({running.slot for running in one.running})
     needed = sum(num_blocks_for(running.num_tokens) for running in one.running)
     assert needed <= cache.num_used_blocks
-    lengths = [len(piece.token_ids) for piece in batch.plan.prefills]
+    lengths = [len(chunk.token_ids) for chunk in batch.plan.prefills]
     assert sum(lengths) <= max_prefill_tokens or len(lengths) == 1
-    for piece, owner in zip(batch.plan.pieces, batch.sequences, strict=True):
-        assert piece.row == owner.row and piece.token_ids == owner.token_ids[piece.start : piece.end]
-        assert piece.num_logits >= (piece.end == owner.num_tokens)
+    for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
+        assert chunk.slot == owner.slot and chunk.token_ids == owner.token_ids[chunk.start : chunk.end]
+        assert chunk.num_logits >= (chunk.end == owner.num_tokens)
     for leader, followers in batch.followers.items():
         assert leader in batch.sequences and not leader.num_generated or not followers
         for follower in followers:
@@ -316,6 +318,6 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
     for leader in batch.sequences[len(batch.plan.decodes) :]:
         if not leader.num_generated:
             before = leader.group.sequences[: leader.index]
-            assert all(sibling.row is None or sibling.num_generated for sibling in before), "one prompt computed twice"
-    for piece in batch.plan.prefills:
-        assert piece.start % one.piece_length == 0 and len(piece.token_ids) <= one.piece_length
+            assert all(sibling.slot is None or sibling.num_generated for sibling in before), "one prompt computed twice"
+    for chunk in batch.plan.prefills:
+        assert chunk.start % one.chunk_length == 0 and len(chunk.token_ids) <= one.chunk_length

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from handlers.lmi_dist.model_runner import ModelRunner
-from handlers.lmi_dist.plan import Piece, Plan
+from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
+from tests.handlers.lmi_dist.play import load_runner
 from tests.tiny_models import tiny_model
 
 WEIGHTS = "model.safetensors"
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, **settings: bool) -> torch.Tensor:
-    runner = ModelRunner(str(folder), EngineConfig(), num_rows=2, max_length=64, **settings)
-    return runner.forward(Plan([], [Piece(0, 0, [5, 6, 7])]))
+    runner = load_runner(folder, EngineConfig(**settings), num_slots=2, max_length=64)
+    return runner.forward(Plan([], [Chunk(0, 0, [5, 6, 7])]))
 
 
 def truncate(folder: Path) -> None:
@@ -170,6 +170,14 @@ def test_pickled_weights_are_refused_unless_allowed(folder: Path) -> None:
     with pytest.raises(SecurityRefused, match=r"pytorch_model\.bin.*allow_pickle"):
         run(folder)
     assert torch.equal(run(folder, allow_pickle=True), expected)
+
+
+def test_pickled_weights_of_a_model_that_transformers_runs_are_refused_too(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model("olmo2"), tmp_path / "model"))
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    remove_weights(folder)
+    with pytest.raises(SecurityRefused, match=r"pytorch_model\.bin.*allow_pickle"):
+        run(folder)
 
 
 def test_a_pickle_that_would_run_code_is_refused_even_when_allowed(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from handlers.lmi_vllm import about
 from lmi.errors import BadConfiguration, SecurityRefused
 from lmi.settings.config import EngineConfig
 from lmi.shared import processes
@@ -140,9 +141,7 @@ def test_json_becomes_a_configuration_of_vllm(arguments: ModuleType, folder: Pat
 
 
 def test_every_field_of_vllm_can_be_named(arguments: ModuleType) -> None:
-    from lmi.settings.choices import vllm_arguments
-
-    assert vllm_arguments() == arguments.FIELDS.keys() - {"model"}
+    assert about.engine_arguments() == arguments.FIELDS.keys() - {"model"}
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ def test_a_broken_structure_fails_alone(engine: Executor, guide: GuidedDecodingP
     ids = engine.enqueue_requests([ask(), ask(guided_decoding_params=guide), ask()])
     [[left], [middle], [right]] = engine.await_responses(ids)  # type: ignore[misc]
     assert middle.error is not None and middle.error.kind is ErrorKind.INVALID
-    assert middle.error.message.startswith("guided_decoding_params must be a structure that vLLM can follow: ")
-    assert "\n" not in middle.error.message and ".cc:" not in middle.error.message
+    assert middle.error_msg.startswith("guided_decoding_params must be a structure that vLLM can follow: ")
+    assert "\n" not in middle.error_msg and ".cc:" not in middle.error_msg
     assert left.result.output_token_ids == right.result.output_token_ids == [before]  # type: ignore[union-attr]
     assert tokens(engine) == before

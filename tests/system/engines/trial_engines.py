@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from handlers import echo
 from lmi.errors import ModelUnusable, SecurityRefused
@@ -43,6 +46,21 @@ def lacking(config: EngineConfig, model_path: str, progress: Progress) -> Execut
     import a_library_that_nobody_has  # type: ignore[import-not-found]
 
     raise AssertionError(a_library_that_nobody_has)
+
+
+def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    """Prints as C++ libraries do, from a descriptor and from C's stream, and where `abort` is set dies of it."""
+    os.write(2, b"[12:00:00] /project/cpp/grammar.cc:83: Warning: \xff \x1b[2J\n")
+    ctypes.CDLL(None).puts(b"a line from C")
+    print("a line from Python")
+    os.write(1, b"x" * 100_000 + b"\n")
+    for _ in range(int(config.options.get("num_lines", "0"))):
+        with suppress(BlockingIOError):
+            os.write(2, b"y" * 99 + b"\n")
+    if "abort" in config.options:
+        os.write(2, b"F1122 12:00:00.000000 7 check.cc:1] Check failed: last words")
+        os.abort()
+    return echo.load(config, model_path, progress)
 
 
 class Asked(echo.EchoExecutor):

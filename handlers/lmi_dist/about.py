@@ -1,0 +1,41 @@
+"""The record of the embedded engine. This module imports none of the libraries that the engine runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lmi.settings.config import EngineConfig
+from lmi.settings.handler import Auto, Handler
+from lmi.settings.reference import ENGINE_KEYS
+
+MAX_NUM_SEQUENCES = 64
+MAX_PREFILL_TOKENS = 256
+ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+LORA_KEYS = ("option.enable_lora", "option.max_loras", "option.max_lora_rank", "option.max_cpu_loras")
+
+
+def check(config: EngineConfig) -> Mapping[str, str]:
+    faults = {}
+    if config.quantize not in (None, "int8"):
+        faults["option.quantize"] = "int8 on lmi-dist, more with option.rolling_batch=vllm"
+    if config.tensor_parallel_degree > 1:
+        faults["option.tensor_parallel_degree"] = ONE_DEVICE
+    elif config.pipeline_parallel_degree > 1:
+        faults["option.pipeline_parallel_degree"] = ONE_DEVICE
+    return faults
+
+
+HANDLER = Handler(
+    load="handlers.lmi_dist:load",
+    auto=Auto.ELSEWHERE,
+    other_names=("scheduler",),
+    is_one_device=True,
+    defaults={
+        "option.max_rolling_batch_size": MAX_NUM_SEQUENCES,
+        "option.max_rolling_batch_prefill_tokens": MAX_PREFILL_TOKENS,
+    },
+    unused=dict.fromkeys(ENGINE_KEYS, "") | dict.fromkeys(LORA_KEYS, "option.rolling_batch=vllm does"),
+    demo=Path(__file__).parent / "demo",
+    check=check,
+)

@@ -1,0 +1,53 @@
+"""Log-probs that a request asked for, read off the model's own logits.
+
+They are a log_softmax in float32, taken before any rule changes the logits (as vLLM does by default).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lmi.executor import PromptLogProb, TokenLogProb
+
+MAX_TOP_LOG_PROBS = 20
+
+
+def chosen_log_probs(log_probs: Tensor, token_ids: Tensor) -> list[float]:
+    """The log-prob of one token of each row: `log_probs` (num_rows, vocab), `token_ids` (num_rows,)."""
+    chosen: list[float] = log_probs.gather(1, token_ids[:, None]).squeeze(1).tolist()
+    return chosen
+
+
+def top_log_probs(log_probs: Tensor, num_tops: list[int]) -> list[list[TokenLogProb] | None]:
+    """The best tokens of each row of `log_probs` (num_rows, vocab), `num_tops` of them; None where that is 0.
+
+    The search always looks for the same number of tokens, so that a neighbour cannot change which of two equal tokens
+    comes first.
+    """
+    tops: list[list[TokenLogProb] | None] = [None] * len(num_tops)
+    rows = [row for row, num_top in enumerate(num_tops) if num_top]
+    if rows:
+        values, token_ids = log_probs[rows].topk(min(MAX_TOP_LOG_PROBS, log_probs.shape[1]), dim=-1)
+        for row, row_values, row_ids in zip(rows, values.tolist(), token_ids.tolist(), strict=True):
+            num_top = num_tops[row]
+            pairs = zip(row_ids[:num_top], row_values[:num_top], strict=True)
+            tops[row] = [TokenLogProb(token_id, log_prob) for token_id, log_prob in pairs]
+    return tops
+
+
+def prompt_log_probs(logits: Tensor, token_ids: list[int], num_top: int) -> list[PromptLogProb] | None:
+    """Log-probs of prompt tokens, each from the row of `logits` (num_tokens, vocab) of the position before it.
+
+    None where they are not numbers.
+    """
+    if not token_ids:
+        return []
+    log_probs = logits.log_softmax(dim=-1)  # (num_tokens, vocab)
+    chosen = chosen_log_probs(log_probs, torch.tensor(token_ids, device=logits.device))
+    if any(math.isnan(log_prob) for log_prob in chosen):
+        return None
+    tops = top_log_probs(log_probs, [num_top] * len(token_ids))
+    return [PromptLogProb(log_prob, top or []) for log_prob, top in zip(chosen, tops, strict=True)]

@@ -1,0 +1,90 @@
+"""The record of the vLLM engine. Imports nothing of vLLM: the names of its arguments are read from its source text."""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+from lmi.settings.config import EngineConfig
+from lmi.settings.handler import Auto, Handler, folder_of
+from lmi.settings.machine import num_ranks_here
+
+NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+MAX_SOCKET_FOLDER_BYTES = 107 - 37  # a socket's path, less the name that vLLM gives it
+# Names that LMI has for the fields of vLLM's speculative_config.
+SPECULATIVE = frozenset({"speculative_draft_model", "speculative_length", "draft_model_tp_size"})
+
+
+def option_names() -> frozenset[str] | None:
+    """The engine arguments of the installed vLLM, and what is translated for it; None where it is not installed."""
+    names = engine_arguments()
+    return names | SPECULATIVE if names else None
+
+
+def engine_arguments() -> frozenset[str]:
+    """The names of vLLM's engine arguments, read without running it; empty where it is not installed.
+
+    `model` is left out: lmi fills it.
+    """
+    folder = folder_of("vllm")
+    file = folder / "engine" / "arg_utils.py" if folder else None
+    if file is None or not file.is_file():
+        return frozenset()
+    classes = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    fields = [
+        field.target.id
+        for node in classes
+        if node.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    ]
+    return frozenset(name for name in fields if not name.startswith("_")) - {"model"}
+
+
+def check(config: EngineConfig) -> Mapping[str, str]:
+    """On a CPU an engine with pipeline parallel ranks would die of its first request."""
+    if config.pipeline_parallel_degree > 1 and not config.device_ids:
+        return {"option.pipeline_parallel_degree": "1 on vllm where no GPU is used"}
+    return {}
+
+
+def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
+    """Forbid reports and downloads, put sockets into our folder, and give each rank on a CPU its cores.
+
+    A variable that the operator has set keeps its value.
+    """
+    wanted = NOTHING_IS_SENT | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.model_loading_timeout_s)),
+    }
+    if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
+        wanted["VLLM_RPC_BASE_PATH"] = folder
+    if config.tensor_parallel_degree > 1 and not config.device_ids:
+        groups = rank_cores(config, slot, sorted(os.sched_getaffinity(0)))
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in groups)
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
+def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """The cores of each tensor parallel rank that this machine runs of the engine in this slot.
+
+    The ranks of all engines share the cores in equal groups; more ranks than cores take them in turn.
+    """
+    num_ranks = num_ranks_here(config.tensor_parallel_degree, config.options.get("nnodes", ""))
+    size = max(1, len(cores) // (num_ranks * config.num_engines))
+    used = min(size, config.num_threads or size)
+    starts = [rank * size % len(cores) for rank in range(slot * num_ranks, (slot + 1) * num_ranks)]
+    return [tuple(cores[start : start + used]) for start in starts]
+
+
+HANDLER = Handler(
+    load="handlers.lmi_vllm:load",
+    library="vllm",
+    auto=Auto.ON_GPUS,
+    uses=frozenset({"option.trust_remote_code"}),
+    option_names=option_names,
+    check=check,
+    environment=environment,
+)

@@ -1,0 +1,99 @@
+"""A gunicorn worker that serves an ASGI application with the guarded protocol.
+
+`gunicorn -k lmi.http.worker.GuardedWorker module:app` is enough for an application. A subclass sets other limits: it
+names its own protocol in `CONFIG_KWARGS`. A worker beats once a second until its process ends, also while it drains,
+because gunicorn kills a silent one; it drains when its master is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
+from gunicorn.config import Config  # type: ignore[import-untyped]
+from gunicorn.workers.workertmp import WorkerTmp  # type: ignore[import-untyped]
+from uvicorn.server import Server
+from uvicorn_worker import UvicornWorker  # type: ignore[import-untyped]
+
+from lmi.http.protocol import GuardedProtocol
+from lmi.shared.pauses import Pauses
+
+BEAT_S = 1.0
+LATE_S = 3.0  # of the master, which looks at its workers once a second: it did not run meanwhile
+
+
+class Beat(WorkerTmp):  # type: ignore[misc]
+    """A worker's last sign of life as the master sees it. Time in which the master did not run does not count."""
+
+    pauses = Pauses(LATE_S)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.pauses.note(time.monotonic())
+
+    def last_update(self) -> float:
+        now = time.monotonic()
+        self.pauses.note(now)
+        return now - self.pauses.ran_s(super().last_update(), now)
+
+
+class GuardedWorker(UvicornWorker):  # type: ignore[misc]
+    """One process that serves an application."""
+
+    CONFIG_KWARGS = {
+        "loop": "uvloop",
+        "http": GuardedProtocol,
+        "ws": "none",
+        "server_header": False,
+        "proxy_headers": False,
+        "access_log": False,
+    }
+    tmp: WorkerTmp
+    ppid: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tmp.close()
+        self.tmp = Beat(self.cfg)
+
+    def on_beat(self, now: float, lag_s: float, num_connections: int) -> None:
+        """Once a second, `lag_s` later than planned."""
+
+    def is_told_to_stop(self, now: float) -> bool:
+        """Whether to finish open requests and end, though no signal said so. Asked once a second."""
+        return os.getppid() != self.ppid
+
+    def failed_start_code(self) -> int:
+        """The exit code where the application did not start; this one ends the master too."""
+        code: int = Arbiter.WORKER_BOOT_ERROR
+        return code
+
+    async def _serve(self) -> None:
+        faulthandler.enable()  # gunicorn aborts a worker whose loop is blocked: then the stacks say where
+        self.config.app = self.wsgi
+        server = Server(config=self.config)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, os._exit, 0)
+        beat = asyncio.create_task(self._beat(server))
+        try:
+            await server.serve(sockets=self.sockets)
+        finally:
+            beat.cancel()
+        if not server.started:
+            sys.exit(self.failed_start_code())
+
+    async def _beat(self, server: Server) -> None:
+        due_s = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self.notify()
+            self.on_beat(now, now - due_s, len(server.server_state.connections))
+            if self.is_told_to_stop(now):
+                server.should_exit = True
+            due_s = now + BEAT_S
+            await asyncio.sleep(BEAT_S)

@@ -1,0 +1,124 @@
+"""What the schemas share beyond single fields: limits, rules between parameters, and what a request is made of.
+
+`given` holds the checked parameters of one body that mean something, under the names that most APIs have for them.
+`named` turns such a name into what an error calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmi.errors import InvalidParameter, Unsupported, shorten
+from lmi.executor import SamplingConfig
+from lmi.schemas.common import MAX_STOP_SEQUENCES, Reader
+from lmi.types import GenerationRequest
+
+MAX_SEQUENCES = 16  # of one prompt
+MAX_IGNORED = 32  # lines for the log of one request
+MAX_TOP_N_TOKENS = 20  # what engines offer; LMI's clients ask for more by the name of logprobs
+ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
+
+Given = Mapping[str, Any]
+Named = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """How a parameter is read, and which of its values mean the same as leaving it out."""
+
+    read: Reader
+    off: tuple[object, ...] = ()
+
+
+def unknown(fields: Given, known: Collection[str]) -> list[str]:
+    """A line on each field that no table knows."""
+    return [f"{shorten(name)}: unknown" for name, value in fields.items() if name not in known and value is not None]
+
+
+def in_parameters(name: str) -> str:
+    """How an error names a field of `parameters`."""
+    return f"parameters.{name}"
+
+
+def read_parameters(parameters: Given, table: Mapping[str, Parameter], ignored: list[str]) -> dict[str, Any]:
+    """The known parameters that mean something, checked."""
+    given: dict[str, Any] = {}
+    for name, value in parameters.items():
+        parameter = table.get(name)
+        if value is None:
+            continue  # as if left out, which clients write for every name they know
+        if parameter is None:
+            ignored.append(f"{in_parameters(shorten(name))}: unknown")
+        elif (checked := parameter.read(in_parameters(name), value)) not in parameter.off:
+            given[name] = checked
+    return given
+
+
+def drop(given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str], named: Named = str) -> None:
+    """Remove the names that have no effect in this request, so that no engine refuses them, with a line on each."""
+    for name, reason in reasons.items():
+        if name in given:
+            del given[name]
+            ignored.append(f"{named(name)}: no effect {reason}")
+
+
+def check_best_of(given: Given, named: Named = str) -> None:
+    if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
+        raise InvalidParameter(named("best_of"), f"at least n ({given['n']})", given["best_of"])
+
+
+def check_one_sequence(given: Given, named: Named) -> None:
+    """For an answer that is streamed."""
+    for name in ("n", "best_of"):
+        if name in given:
+            raise Unsupported(named(name), ONE_SEQUENCE_STREAMED)
+
+
+def check_least_tokens(
+    given: Given, names: Iterable[str], limit_name: str, limit: int | None, named: Named = str
+) -> None:
+    """`limit` is the value of `limit_name`: the most tokens of the answer."""
+    for name in names:
+        if limit is not None and given.get(name, 0) > limit:
+            raise InvalidParameter(named(name), f"at most {limit_name} ({limit})", given[name])
+
+
+def check_stop(given: Given, other: str, named: Named) -> None:
+    """`other` is the name that gives stop sequences beside `stop`."""
+    if len(given.get(other, ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
+        raise InvalidParameter(named("stop"), f"at most {MAX_STOP_SEQUENCES} with {other}", given["stop"])
+
+
+def sampling_config(given: Given, *, is_greedy: bool) -> SamplingConfig:
+    return SamplingConfig(
+        num_return_sequences=max(given.get("n", 1), given.get("best_of", 1)),
+        temperature=0.0 if is_greedy else given.get("temperature"),
+        top_k=given.get("top_k"),
+        top_p=given.get("top_p"),
+        min_p=given.get("min_p"),
+        typical_p=given.get("typical_p"),
+        seed=given.get("seed"),
+        min_tokens=max(given.get("min_length", 0), given.get("min_tokens", 0)) or None,
+        repetition_penalty=given.get("repetition_penalty"),
+        presence_penalty=given.get("presence_penalty"),
+        frequency_penalty=given.get("frequency_penalty"),
+    )
+
+
+def shared_request(
+    given: Given, *, max_new_tokens: int | None, is_greedy: bool, is_streaming: bool
+) -> GenerationRequest:
+    """A request with the fields that APIs have one name for; each schema replaces the others."""
+    return GenerationRequest(
+        max_new_tokens=max_new_tokens,
+        sampling=sampling_config(given, is_greedy=is_greedy),
+        is_streaming=is_streaming,
+        stop_token_ids=given.get("stop_token_ids", ()),
+        ignore_eos=given.get("ignore_eos", False),
+        truncate=given.get("truncate"),
+        include_stop_str_in_output=given.get("include_stop_str_in_output", False),
+        skip_special_tokens=given.get("skip_special_tokens", True),
+        spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
+    )

@@ -1,0 +1,97 @@
+"""Routes of a model that is user code: `handle` gets the whole request, and its Output is the response.
+
+They replace every other inference route. An error is a JSON object with the reference's three keys; an exception in
+`handle` has status 424.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
+
+import orjson
+
+from lmi.apis import LMI
+from lmi.errors import ClientGone, LmiError
+from lmi.http.exchange import Exchange
+from lmi.server.service import Service
+from lmi.server.user_code import properties, query
+from lmi.user_code.client import Call
+from lmi.user_code.formatter import JSON
+from lmi.user_code.messages import Handle, Head
+
+STREAM_HEADERS = {"cache-control": "no-cache"}
+
+
+async def invocations(exchange: Exchange, service: Service) -> None:
+    try:
+        service.check_room()
+        body = await exchange.body(service.config.server.max_request_size, service.body_memory)
+        with service.admitted():
+            await exchange.run_while_there(call_handler(exchange, service, body))
+    except ClientGone:
+        raise
+    except LmiError as error:
+        exchange.error_label = error.label
+        await answer_error(exchange, service, error)
+
+
+async def invoke_model(exchange: Exchange, service: Service) -> None:
+    """`/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
+    named = exchange.scope["path_params"]
+    service.check_model(named["model"], named.get("version"))
+    await invocations(exchange, service)
+
+
+async def call_handler(exchange: Exchange, service: Service, body: bytes) -> None:
+    """Raises LmiError only before the first byte is sent."""
+    assert service.user_code is not None
+    given, asked = properties(exchange), query(exchange)
+    try:
+        async with exchange.deadline(service.config.server.predict_timeout_s):
+            with closing(await service.user_code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
+                await send_response(exchange, call)
+    except LmiError as error:
+        if not exchange.status:
+            raise
+        exchange.error_label = error.label
+        await exchange.end(error_body(error, error.status))
+
+
+async def send_response(exchange: Exchange, call: Call) -> None:
+    """Send what the handler answers."""
+    head = await call.head()
+    async with aclosing(call.pieces()) as pieces:
+        if head.is_streaming:
+            await send_stream(exchange, head, pieces)
+        else:
+            body = b"".join([piece async for piece in pieces])
+            await exchange.answer(head.status, head.media_type, body, head.headers.items())
+
+
+async def send_stream(exchange: Exchange, head: Head, pieces: AsyncGenerator[bytes]) -> None:
+    """The response begins when the first piece is there, so that an early failure has a real status."""
+    piece = await anext(pieces, None)
+    await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
+    while piece is not None:
+        await exchange.write(piece)
+        piece = await anext(pieces, None)
+    await exchange.end()
+
+
+async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
+    """Answer with the LMI API's status and headers for this error."""
+    rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
+    await exchange.answer(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
+
+
+def error_body(error: LmiError, code: int) -> bytes:
+    return orjson.dumps({"code": code, "message": "invoke handler failure", "error": str(error)}) + b"\n"
+
+
+ROUTES = [
+    ("/invocations", ["POST"], invocations),
+    ("/predictions/{model}", ["POST"], invoke_model),
+    ("/predictions/{model}/{version}", ["POST"], invoke_model),
+    ("/models/{model}/invoke", ["POST"], invoke_model),
+]

@@ -1,0 +1,108 @@
+"""User code around a request: the properties that it gets from HTTP, and the formatters of the model.
+
+The code runs in another process (`lmi/user_code/worker.py`). A Delta is sent there only if the model has an output
+formatter and the request names no other format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+from lmi.apis import AnyApi
+from lmi.errors import MalformedRequest, UserCodeFailed
+from lmi.formatters.base import AsyncFormatter
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
+from lmi.schemas.common import Message, Parsed
+from lmi.server.service import Service
+from lmi.settings.config import Config
+from lmi.user_code.client import Call
+from lmi.user_code.formatter import JSON, ListOutputFormatter, OutputFormatter, ResponseFormatter
+from lmi.user_code.messages import ReadInput
+
+
+def properties(exchange: Exchange) -> dict[str, str]:
+    """Headers in the case that clients write, and each `name=value` of the custom attributes, as in the reference."""
+    given = {name.title(): value for name, value in exchange.headers.items()}
+    pairs = (part.partition("=") for part in exchange.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
+    return given | {name.strip(): value.strip() for name, equals, value in pairs if equals}
+
+
+def query(exchange: Exchange) -> dict[str, str]:
+    return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+
+
+class UserFormatters:
+    """The model's own input and output formatter around one request, if it has any. Always `close` it.
+
+    Both run in one call, so that the output formatter finds the object that the input formatter made.
+    """
+
+    def __init__(self, exchange: Exchange, service: Service) -> None:
+        self._exchange = exchange
+        self._service = service
+        self._call: Call | None = None
+        self._takes_user_code = False  # the API of the path does, though the body may turn out to be OpenAI's
+
+    def reads(self, api: AnyApi) -> bool:
+        """Whether the input formatter gets the bodies of this API."""
+        code = self._service.config.user_code
+        return code is not None and code.has_input_formatter and api.takes_user_code
+
+    async def read(self, api: AnyApi, body: bytes) -> tuple[bytes, str | None]:
+        """The body and its content type, as the input formatter returns them if there is one.
+
+        Raises MalformedRequest with what the formatter raised.
+        """
+        self._takes_user_code = api.takes_user_code
+        if not self.reads(api):
+            return body, self._exchange.headers.get("content-type")
+        return await self._read_input(body), JSON
+
+    async def _read_input(self, body: bytes) -> bytes:
+        service, given = self._service, properties(self._exchange)
+        assert service.user_code is not None
+        async with self._exchange.deadline(service.config.server.predict_timeout_s):
+            with service.admitted():
+                self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
+                try:
+                    return await self._call.piece()
+                except UserCodeFailed as error:
+                    raise MalformedRequest(f"the input formatter failed: {error}") from None
+
+    def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
+        """The message to parse: with details, which an output formatter is given even if the client wants none."""
+        config = self._service.config
+        if config.model.dynamic_batch or not api.takes_user_code or not has_output_formatter(config, message):
+            return message
+        parameters = message.fields.get("parameters") or {}
+        if parameters.get("details") not in (None, False):
+            return message
+        return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
+
+    def choose(self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
+        """The formatter of the response, and the request as it needs it. `message`: as the client sent it."""
+        workers = self._service.user_code
+        if workers is None or not self._takes_user_code or not has_output_formatter(self._service.config, message):
+            self.close()
+            return api.formatter(parsed), parsed
+        if not api.takes_user_code:
+            return ResponseFormatter(workers, self._call, api, parsed), parsed
+        kind = ListOutputFormatter if isinstance(message.fields["inputs"], list) else OutputFormatter
+        requests = tuple(replace(request, needs_log_probs=True) for request in parsed.requests)
+        return kind(workers, self._call, message, parsed), replace(parsed, requests=requests)
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
+
+
+def has_output_formatter(config: Config, message: Message[Any]) -> bool:
+    """Whether the model's own formatter writes the response: not if the request or a setting names another format."""
+    code = config.user_code
+    if code is None or not code.has_output_formatter or config.model.output_formatter is not None:
+        return False
+    parameters = message.fields.get("parameters")  # anything, in a body of OpenAI's API
+    named = parameters.get("output_formatter") if isinstance(parameters, dict) else None
+    return not (named or ("inputs" not in message.fields and message.fields.get("output_formatter")))

@@ -1,0 +1,180 @@
+"""Chooses the engine, its replicas and their devices, by what the engines' records say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lmi.errors import BadConfiguration
+from lmi.settings.config import EngineConfig, UserCodeConfig
+from lmi.settings.handler import USER_CODE, Auto, Handler, installed
+from lmi.settings.machine import Machine, num_engines, num_ranks_here
+from lmi.settings.reference import ENGINES_ELSEWHERE
+from lmi.settings.sources import Findings
+from lmi.settings.values import Values
+
+NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
+USER_CODE_NAME = "python"
+KEY = "option.rolling_batch"
+TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine that was chosen; where the choice was refused, the one that was asked for, as far as it is known."""
+
+    name: str
+    handler: Handler
+    reason: str = ""
+    has_dynamic_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    num_engines: int = 1
+    device_ids: tuple[str, ...] = ()
+
+
+def choose_engine(
+    values: Values, code: UserCodeConfig | None, machine: Machine, handlers: Mapping[str, Handler], findings: Findings
+) -> Engine:
+    if code is not None and code.handler is not None:
+        return Engine(USER_CODE_NAME, USER_CODE, f"{code.path} has a function {code.handler}")
+    asked: str = values.given(KEY, "auto")
+    if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):
+        findings.notes.append(f"{KEY}={asked} means auto beside {reason}")
+        asked = "auto"
+    try:
+        name, reason = choose_handler(asked, machine, handlers)
+    except BadConfiguration as error:
+        values.refuse(KEY, str(error), findings)
+        return Engine(asked, handlers.get(asked, Handler(load="")))
+    several = _engine_of_several_devices(handlers)
+    if handlers[name].is_one_device and several and (degree := _degree_of_several(values, machine)):
+        findings.warnings.append(f"{degree}: {name} runs on one device, so the engine is {several}")
+        name, reason = several, f"{degree} needs several devices"
+    elif asked != name:
+        findings.notes.append(f"{KEY}={asked}: the engine is {name}, because {reason}")
+    return Engine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
+
+
+def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]) -> tuple[str, str]:
+    """The name of one of `handlers` and the reason for it. Raises BadConfiguration with what is allowed."""
+    word, usable = asked.lower(), installed(handlers)
+    if word in ("auto", NO_ROLLING_BATCH) and (chosen := _automatic(machine, handlers, usable)):
+        return chosen
+    if word in usable:
+        return word, "asked for"
+    for name, handler in usable.items():
+        if word in handler.other_names:
+            return name, f"{word} is served by {name}"
+    others = sorted(other for handler in usable.values() for other in handler.other_names)
+    words = ["auto", NO_ROLLING_BATCH, *others, *sorted(usable)]
+    raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
+
+
+def choose_defaults(values: Values, engine: Engine, findings: Findings) -> Values:
+    """The engine's defaults of options. In a dynamic batch `batch_size` bounds the sequences."""
+    if engine.handler is USER_CODE:
+        return values
+    for key, value in engine.handler.defaults.items():
+        values = values.choose(key, value, f"default of {engine.name}")
+    if engine.has_dynamic_batch and "batch_size" in values:
+        values = values.choose("option.max_rolling_batch_size", values.given("batch_size"), "batch_size")
+    _note_dynamic_batch(values, engine, findings)
+    return values
+
+
+def choose_degree(values: Values, engine: Engine, gpus: tuple[str, ...]) -> Values:
+    """The number of ranks that `max` comes to."""
+    if values.given(TENSOR) != "max":
+        return values
+    most = 1 if engine.handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
+    return values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
+
+
+def choose_replicas(values: Values, engine: Engine, gpus: tuple[str, ...], findings: Findings) -> Replicas:
+    """As many replicas as fit, if the engine can run with its options."""
+    refused = engine.handler.check(EngineConfig(device_ids=gpus, **values.fields("engine")))
+    for key, allowed in refused.items():
+        values.refuse(key, allowed, findings)
+    if refused.keys() & {TENSOR, PIPELINE}:
+        return Replicas()
+    num_ranks = values.final(TENSOR) * values.final(PIPELINE)
+    gpus_each = num_ranks_here(num_ranks, values.given("option.nnodes", ""))
+    try:
+        number = num_engines(len(gpus), gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
+    except BadConfiguration as error:
+        sources = [values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values]
+        findings.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
+        return Replicas()
+    return Replicas(number, gpus[: number * gpus_each])
+
+
+def choose_gpus(values: Values, machine: Machine, findings: Findings) -> tuple[str, ...]:
+    """The GPUs that may be used."""
+    device, wanted = values.final("option.device"), values.given("load_on_devices")
+    if device == "cuda" and not machine.gpus:
+        values.refuse("option.device", "auto or cpu, since no GPU is visible", findings)
+    gpus = () if device == "cpu" else machine.gpus
+    if wanted is None:
+        return gpus
+    if any(int(number) >= len(gpus) for number in wanted):
+        allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
+        values.refuse("load_on_devices", allowed, findings)
+        return gpus
+    return tuple(gpus[int(number)] for number in wanted)
+
+
+def _automatic(
+    machine: Machine, handlers: Mapping[str, Handler], usable: Mapping[str, Handler]
+) -> tuple[str, str] | None:
+    """None where no engine is installed that auto could choose."""
+    if machine.gpus and (on_gpus := _engine_of_several_devices(handlers)):
+        return on_gpus, f"{on_gpus} is installed and a GPU is visible"
+    elsewhere = next((name for name, handler in usable.items() if handler.auto is Auto.ELSEWHERE), None)
+    if elsewhere is None:
+        return None
+    missing = [name for name, handler in handlers.items() if handler.auto is Auto.ON_GPUS]
+    return elsewhere, f"{' or '.join(missing)} is not installed" if machine.gpus else "no GPU is visible"
+
+
+def _engine_of_several_devices(handlers: Mapping[str, Handler]) -> str | None:
+    return next((name for name, handler in installed(handlers).items() if handler.auto is Auto.ON_GPUS), None)
+
+
+def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
+    if word in handlers:
+        return f" ({word}: the library {handlers[word].library} is not installed)"
+    if word not in ENGINES_ELSEWHERE:
+        return ""
+    chosen = [name for place in (Auto.ELSEWHERE, Auto.ON_GPUS) for name in handlers if handlers[name].auto is place]
+    return f"; auto chooses {' or '.join(chosen)} ({word}: {ENGINES_ELSEWHERE[word]})"
+
+
+def _degree_of_several(values: Values, machine: Machine) -> str:
+    """The parallel degree over 1 that was given, as it was written; or nothing."""
+    num_gpus = 0 if values.given("option.device") == "cpu" else len(machine.gpus)
+    for key in (TENSOR, PIPELINE):
+        degree = values.given(key, 1)
+        if (num_gpus if degree == "max" else degree) > 1:
+            return values.how_given(key).said
+    return ""
+
+
+def _asynchronous(values: Values) -> str:
+    """The option that leaves batching to the engine beside `disable`, as LMI's asynchronous mode does; or nothing."""
+    entry = values.given("option.entryPoint", "")
+    if entry.endswith("async_service"):
+        return f"option.entryPoint={entry}"
+    return "option.async_mode=true" if values.given("option.async_mode") else ""
+
+
+def _note_dynamic_batch(values: Values, engine: Engine, findings: Findings) -> None:
+    """Note options of dynamic batching that have no effect."""
+    alone = "has an effect with option.rolling_batch=disable alone"
+    reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
+    reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
+    for key, reason in reasons.items():
+        if key in values:
+            findings.notes.append(f"{values.how_given(key).place}: {reason}")

@@ -1,0 +1,92 @@
+"""The record in which an engine describes itself, so that settings are resolved without importing the engine.
+
+Engines announce themselves in the entry-point group `lmi.handlers`. An entry point `module:HANDLER` names a record; its
+module must be cheap to import, since the supervisor imports it. Any other entry point names the function that loads
+the engine; the record is then the default one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from lmi.errors import BadConfiguration
+from lmi.settings.config import EngineConfig
+
+GROUP = "lmi.handlers"
+RECORD = "HANDLER"
+
+
+class Auto(Enum):
+    """Where `option.rolling_batch=auto` chooses an engine."""
+
+    NEVER = "never"
+    ON_GPUS = "on GPUs"  # and where several devices are asked of an engine that runs on one
+    ELSEWHERE = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """One engine. Names of options are those in serving.properties."""
+
+    load: str  # "module:function", imported only in the engine's process
+    library: str = ""  # the package that must be installed beside it
+    auto: Auto = Auto.NEVER
+    other_names: tuple[str, ...] = ()  # further words of option.rolling_batch that mean it
+    is_one_device: bool = False
+    defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
+    uses: frozenset[str] = frozenset()  # those of reference.OF_SOME_ENGINES that have an effect on it
+    unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing
+    demo: Path | None = None  # folder of a small model that comes with it
+    option_names: Callable[[], frozenset[str] | None] = lambda: None
+    """Names, without `option.`, of the options that it reads beside those of the table. None: it takes every option."""
+    check: Callable[[EngineConfig], Mapping[str, str]] = lambda config: {}
+    """Options whose values it cannot run with, and what is allowed of each."""
+    environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}
+    """Variables of its process, by configuration, environment so far, slot, and a folder for sockets or ''."""
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.library or folder_of(self.library) is not None
+
+    def option_keys(self) -> frozenset[str] | None:
+        names = self.option_names()
+        return None if names is None else frozenset(f"option.{name}" for name in names)
+
+
+USER_CODE = Handler(load="")  # in place of an engine where user code is the model
+
+
+def announced() -> dict[str, Handler]:
+    """Every engine by its name, installed or not."""
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {name: _record(entry) for name, entry in sorted(entries.items())}
+
+
+def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
+    return {name: handler for name, handler in handlers.items() if handler.is_installed}
+
+
+def folder_of(library: str) -> Path | None:
+    """Where a top package lies, found without importing it; None where it is not installed."""
+    try:
+        spec = importlib.util.find_spec(library)
+    except ValueError:  # imported by hand, without a spec
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _record(entry: EntryPoint) -> Handler:
+    if entry.attr != RECORD:
+        return Handler(load=entry.value)
+    try:
+        handler = entry.load()
+    except (ImportError, AttributeError):  # the engine's process, which imports it too, says why
+        return Handler(load=entry.value)
+    if not isinstance(handler, Handler):
+        raise BadConfiguration(f"entry point {entry.name}: {entry.value} is not a Handler")
+    return handler

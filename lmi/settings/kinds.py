@@ -1,0 +1,228 @@
+"""Kinds of values: how the text of an option becomes a value, and what is allowed.
+
+Knows no option. Forms of tool calls and of reasoning have the names that vLLM's parsers have.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from lmi.settings import model_urls
+from lmi.settings.model_urls import NamedModel
+
+SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
+WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a text becomes a value. `parse` raises ValueError for what `allowed` does not name."""
+
+    allowed: str
+    parse: Callable[[str], Any]
+
+
+def integer(low: int, high: int = 2**31 - 1) -> Kind:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,12}", text) or not low <= int(text) <= high:
+            raise ValueError
+        return int(text)
+
+    return Kind(f"a whole number of at least {low}" if high == 2**31 - 1 else f"a whole number {low}..{high}", parse)
+
+
+def choice(*words: str, **long_names: str) -> Kind:
+    """One of `words`, in any case; `long_names` are further names of them."""
+    known = {word: word for word in words} | long_names
+
+    def parse(text: str) -> str:
+        if text.lower() not in known:
+            raise ValueError
+        return known[text.lower()]
+
+    return Kind(", ".join(words), parse)
+
+
+def form(*words: str, **other_names: str) -> Kind:
+    """One of `words`, in any case; `other_names` are further names of them. Any other name is a form not read here."""
+    known = {word: word for word in words} | other_names
+
+    def parse(text: str) -> str:
+        return known.get(text.lower()) or str(FORM_NAME.parse(text))
+
+    return Kind(f"{', '.join(words)}, or another name, which means plain text", parse)
+
+
+def matching(allowed: str, pattern: str) -> Kind:
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError
+        return text
+
+    return Kind(allowed, parse)
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in WORDS:
+        raise ValueError
+    return WORDS[text.lower()]
+
+
+def _streaming(text: str) -> bool:
+    return text.lower() == "huggingface" or _boolean(text)  # the reference's own streamer, or transformers'
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (0 < value <= 1e7 and math.isfinite(value)):
+        raise ValueError
+    return value
+
+
+def _seconds_or_none(text: str) -> float | None:
+    return None if text.lower() in ("none", "0", "-1") else _seconds(text)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
+    if match is None or not 0 < int(match[1]) * SIZE_UNITS[match[2]] < 2**50:
+        raise ValueError
+    return int(match[1]) * SIZE_UNITS[match[2]]
+
+
+def _length(text: str) -> int | None:
+    """As vLLM reads lengths: small units are decimal, large ones binary. None: as long as the engine can."""
+    if text.lower() in ("auto", "-1"):
+        return None
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6}(?=[km]))?)([kmKM]?)", text)
+    length = round(float(match[1]) * LENGTH_UNITS[match[2]]) if match else 0
+    if not 1 <= length < 2**31:
+        raise ValueError
+    return length
+
+
+def _degree(text: str) -> int | str:
+    return "max" if text.lower() == "max" else int(integer(1, 1024).parse(text))
+
+
+def _devices(text: str) -> tuple[str, ...] | None:
+    if text.strip() == "*":
+        return None
+    names = tuple(name.strip() for name in re.split("[;,]", text))
+    if not all(re.fullmatch(r"[0-9]{1,4}", name) for name in names) or len(set(names)) < len(names):
+        raise ValueError
+    return names
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(NAME.parse(name.strip()) for name in re.split("[;,]", text))
+
+
+def _served_names(text: str) -> tuple[str, ...]:
+    return tuple(SERVED_NAME.parse(name) for name in re.split(r"[;,\s]+", text.strip("[]").replace('"', "")) if name)
+
+
+def _models(text: str) -> tuple[NamedModel, ...]:
+    models = model_urls.parse(text)
+    for name in [model.name for model in models if model.name]:
+        NAME.parse(name)
+    return models
+
+
+def _variables(text: str) -> dict[str, str]:
+    """A comma inside a value stays: a new variable begins where a name and `=` follow."""
+    variables = {}
+    for pair in re.split(r"[;,](?=\s*[A-Za-z_]\w*=)", text):
+        name, equals, value = pair.strip().partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not equals or "\0" in value:
+            raise ValueError
+        variables[name] = value
+    return variables
+
+
+def _address(text: str) -> tuple[str, int]:
+    parts = urlsplit(text)
+    if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
+        raise ValueError
+    return parts.hostname, parts.port
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= 65535:
+        raise ValueError
+    return int(match[1]), int(match[2])
+
+
+TEXT = Kind("any text in UTF-8", str)
+BOOLEAN = Kind("true or false", _boolean)
+SECONDS = Kind("seconds, more than 0", _seconds)
+SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)
+SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
+LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
+DEGREE = Kind("a whole number of at least 1, or max", _degree)
+PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range)
+DEVICES = Kind("* or GPU numbers with ; between", _devices)
+STREAMING = Kind("true, false", _streaming)
+ADDRESS = Kind("http://HOST:PORT", _address)
+NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+SERVED_NAME = matching(
+    "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
+)
+NAMES = Kind(f"names with ; between, each {NAME.allowed}", _names)
+SERVED_NAMES = Kind(f"names with , or blanks between, each {SERVED_NAME.allowed}", _served_names)
+VARIABLES = Kind("NAME=VALUE, several with , between", _variables)
+MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE", _models)
+FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+ENTRY_POINT = matching(
+    "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
+)
+ENGINE = Kind(
+    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)",
+    choice("Python", "MPI", python="Python", mpi="MPI").parse,
+)
+FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+FORMATTER_WORDS = ("json", "jsonlines", "sse")
+
+
+def _formatter(text: str) -> str:
+    return text.lower() if text.lower() in FORMATTER_WORDS else str(FUNCTION.parse(text))
+
+
+FORMATTER = Kind("json, jsonlines, sse, or a function in the model's own model.py", _formatter)
+# vLLM's names of the same forms. Source: the parsers of vLLM 0.32.
+TOOL_CALL_FORMS, REASONING_FORMS = ("hermes", "json", "text"), ("think",)
+TOOL_CALL_FORM = form(
+    *TOOL_CALL_FORMS,
+    qwen="hermes",
+    qwen25="hermes",
+    qwen2_5="hermes",
+    qwen3="hermes",
+    qwen3_json="hermes",
+    granite4="hermes",
+    llama3="json",
+    llama3_json="json",
+    llama4_json="json",
+)
+REASONING_FORM = form(
+    *REASONING_FORMS,
+    deepseek_r1="think",
+    deepseek_v3="think",
+    glm45="think",
+    glm47="think",
+    holo2="think",
+    kimi_k2="think",
+    minimax_m2="think",
+    nemotron_v3="think",
+    olmo3="think",
+    qwen3="think",
+)
+DTYPE = choice(
+    "auto", "fp32", "bf16", "fp16", float32="fp32", float="fp32", bfloat16="bf16", float16="fp16", half="fp16"
+)

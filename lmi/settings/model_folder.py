@@ -1,0 +1,101 @@
+"""Folders: which one is served, where the model lies, where its code may lie. Folders are chosen as LMI's `serve` does.
+
+Looks at names in folders, never into weights.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lmi.errors import ModelUnusable, shorten
+from lmi.settings.handler import announced
+from lmi.settings.model_urls import local_path
+
+PLATFORM_FOLDER = Path("/opt/ml/model")
+DEMO = "demo"
+
+
+def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER) -> Path | None:
+    """The folder to serve: the one asked for, SageMaker's, or the current one. None: no folder, so the demo is served.
+
+    A folder that holds nothing but one other folder means that other one, since archives are often packed so.
+    """
+    if asked is not None:
+        folder = cwd / local_path(asked)
+        if asked == DEMO and not folder.exists():
+            return demo_folder()
+        if not folder.is_dir():
+            problem = "is not a folder" if folder.exists() else "does not exist"
+            hint = "; downloading a model is not built yet" if re.match(r"[a-z0-9]+://", asked) else ""
+            if re.fullmatch(r"[\w.-]+/[\w.-]+", asked):
+                hint = "; downloading a model from a hub is not built yet"
+            raise ModelUnusable(f"{asked}: {problem}{hint}")
+    elif platform_folder.is_dir() and any(platform_folder.iterdir()):
+        folder = platform_folder
+    elif any((cwd / name).is_file() for name in ("serving.properties", "config.json")):
+        folder = cwd
+    else:
+        return None
+    inside = list(folder.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
+    """The model's local folder and its name in URLs. Raises ModelUnusable with the reason."""
+    path = _model_path(model_id, folder, cwd)
+    if not (path / "config.json").is_file():
+        raise ModelUnusable(f"{path}: {_what_is_there(path)}; a model's folder has a config.json")
+    name = DEMO if path == demo_folder() else model_name(Path(model_id).name if model_id else path.name)
+    return path, name
+
+
+def find_user_code_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
+    """Like `find_model` where user code is the model: it may have no other file, or load its files from anywhere."""
+    path = user_code_folders(model_id, folder, cwd)[0]
+    return path, model_name(Path(model_id).name if model_id else path.name)
+
+
+def user_code_folders(model_id: str | None, folder: Path | None, cwd: Path) -> list[Path]:
+    """Where user code may lie: beside the model, beside serving.properties."""
+    try:
+        path = _model_path(model_id, folder, cwd)
+    except ModelUnusable:
+        path = folder or cwd
+    return [path] if folder is None or folder == path else [path, folder]
+
+
+def model_name(text: str) -> str:
+    """`text` with each character replaced that has a meaning in a URL's path or in a log line."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
+
+
+def demo_folder() -> Path:
+    """The model that is served where none is named."""
+    demos = [handler.demo for handler in announced().values() if handler.demo is not None]
+    if not demos:
+        raise ModelUnusable("no engine is installed that brings a demo model")
+    return demos[0]
+
+
+def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:
+    if model_id is None:
+        return folder or demo_folder()
+    model_id = local_path(model_id)
+    for base in (folder or cwd, cwd):
+        if (base / model_id).is_dir():
+            return base / model_id
+    if model_id == DEMO:
+        return demo_folder()
+    if re.match(r"[a-z0-9]+://", model_id):
+        raise ModelUnusable(f"{shorten(model_id)}: downloading a model is not built yet, give a local folder")
+    raise ModelUnusable(
+        f"{shorten(model_id)}: no such folder in {folder or cwd}; downloading a model from a hub is not built yet"
+    )
+
+
+def _what_is_there(path: Path) -> str:
+    if not path.is_dir():
+        return "does not exist"
+    names = sorted(entry.name for entry in path.iterdir())
+    return f"holds {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "is empty"

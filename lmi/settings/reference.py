@@ -1,0 +1,92 @@
+"""Names that LMI, TGI and other servers have for options, and that have no row in the table here.
+
+The engine gets some of them, some have no effect, some have values in another form, some exist only elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lmi.settings.kinds import WORDS
+
+# Environment names of options that have no row here, and names whose values are written in another way.
+OTHER_ENV = {
+    "HF_REVISION": "option.revision",
+    "MAX_INPUT_LENGTH": "max_input_length",
+    "MAX_INPUT_TOKENS": "max_input_length",
+    "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
+    "ENABLE_CUDA_GRAPHS": "option.enforce_eager",
+    "LWS_GROUP_SIZE": "option.nnodes",  # these three are given to each pod of a Kubernetes LeaderWorkerSet
+    "LWS_WORKER_INDEX": "option.node_rank",
+    "LWS_LEADER_ADDRESS": "option.master_addr",
+}
+TRANSLATED: dict[str, Callable[[str], str]] = {
+    "ENABLE_CUDA_GRAPHS": lambda text: str(not WORDS.get(text.lower(), True)).lower(),
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": lambda text: "" if text == "0" else f"{text}m",  # 0: bodies without end
+}
+
+# Keys of the reference that have no effect here, where processes, memory and batches are arranged differently.
+WITHOUT_EFFECT = frozenset(
+    "max_idle_time max_input_length log_request_metric metrics_aggregation "
+    "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features fail_fast "
+    "option.fail_fast option.enable_auto_tool_choice option.enable_reasoning option.paged_attention option.n_positions "
+    "option.batch_size option.device_map option.low_cpu_mem_usage "
+    "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
+    "option.pythonExecutable option.enable_venv option.max_output_size "
+    "option.log_request_metric option.bedrock_compat".split()
+)
+
+# The reason, where it is not plain.
+REASONS = {
+    "max_input_length": "a prompt may fill all but one token of the context, which option.max_model_len sets",
+    "option.batch_size": "option.max_rolling_batch_size bounds the sequences that run at once",
+    "option.enable_auto_tool_choice": "option.tool_call_parser switches it on",
+    "option.enable_reasoning": "option.reasoning_parser switches it on",
+    "option.device_map": "option.device and option.tensor_parallel_degree choose the devices",
+    "fail_fast": "a start that fails always ends the server",
+    "option.fail_fast": "a start that fails always ends the server",
+}
+
+# Keys and flags of other servers for what is missing here. They are never taken for a slip of the pen.
+ELSEWHERE = {
+    "api_key": "this server has no keys yet",
+    "ssl_certfile": "this server speaks plain HTTP",
+    "ssl_keyfile": "this server speaks plain HTTP",
+    "lora_modules": "no adapters are loaded at the start yet",
+    "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
+}
+GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))
+
+# Options of the table that only some engines use, and what happens on the others.
+OF_SOME_ENGINES = {"option.trust_remote_code": "code that comes with a model is never run"}
+
+# Options that LMI documents for one of its engines. They are never unknown; an engine whose option names are not known
+# gets them all.
+ENGINE_KEYS = frozenset(
+    "option.revision option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
+    "option.max_loras option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
+    "option.enable_prefix_caching option.enable_chunked_prefill option.speculative_draft_model "
+    "option.speculative_length option.draft_model_tp_size option.swap_space option.cpu_offload_gb "
+    "option.limit_mm_per_prompt option.tokenizer option.tokenizer_mode option.max_input_len option.max_output_len "
+    "option.max_num_tokens option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "
+    "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block option.seed option.nnodes "
+    "option.node_rank option.master_addr option.master_port option.distributed_executor_backend "
+    "option.speculative_config option.disable_custom_all_reduce option.lmcache_config_file option.block_size "
+    "option.long_lora_scaling_factors option.fully_sharded_loras".split()
+)
+
+NEURON = "Neuron devices are not served here"
+# Engines that option.rolling_batch names in the reference, and that have no handler here.
+ENGINES_ELSEWHERE = {
+    "trtllm": "there is no handler for TensorRT-LLM here yet",
+    "deepspeed": "DeepSpeed is not served here",
+    "neuronx": NEURON,
+    "tnx": NEURON,
+    "transformers-neuronx": NEURON,
+    "optimum": NEURON,
+}
+
+
+def elsewhere(key: str) -> str:
+    """What a key or flag of other servers means here, or nothing."""
+    return ELSEWHERE.get(key.removeprefix("option.").lstrip("-").replace("-", "_").lower(), "")

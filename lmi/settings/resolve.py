@@ -1,0 +1,192 @@
+"""Turns serving.properties, environment and command line into a Config.
+
+Each step takes the values so far, returns them with its own choices, and adds to the findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from lmi.settings.code_choice import choose_code
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.engine_choice import (
+    KEY,
+    Engine,
+    Replicas,
+    choose_defaults,
+    choose_degree,
+    choose_engine,
+    choose_gpus,
+    choose_replicas,
+)
+from lmi.settings.handler import USER_CODE, announced
+from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
+from lmi.settings.machine import Machine
+from lmi.settings.model_choice import choose_model
+from lmi.settings.model_folder import find_folder
+from lmi.settings.model_urls import NamedModel, local_path
+from lmi.settings.other_options import other_options, warn_of_some_engines
+from lmi.settings.properties import Properties, read
+from lmi.settings.reference import GENERATION_TASKS
+from lmi.settings.report import Resolved, settings, shadows
+from lmi.settings.sources import Findings, Given, collect, pick
+from lmi.settings.values import Values
+
+
+def resolve_folder(
+    asked: str | None, environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path | None = None
+) -> Resolved:
+    """What `lmi serve ASKED` would run with. Raises BadConfiguration or ModelUnusable."""
+    cwd = cwd or Path.cwd()
+    folder = find_folder(asked or _named_folder(environ, flags, cwd), cwd)
+    file = folder / "serving.properties" if folder else None
+    properties = read(file) if file and file.exists() else Properties()
+    return resolve(properties, environ, flags, folder=folder, cwd=cwd)
+
+
+def resolve(
+    properties: Properties,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str],
+    *,
+    folder: Path | None = None,
+    cwd: Path = Path(),
+    machine: Machine | None = None,
+) -> Resolved:
+    """Settle every option. Raises BadConfiguration with one line for each fault, then ModelUnusable.
+
+    `flags` are texts by key of the command line. `folder` None: there is no folder, the demo is served.
+    """
+    machine, handlers = machine or Machine.here(environ), announced()
+    findings = Findings(warnings=list(properties.warnings))
+    values = Values(pick(_expand(collect(properties, environ, flags), machine), findings))
+    code = choose_code(values, folder, cwd, findings)
+    engine = choose_engine(values, code, machine, handlers, findings)
+    values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, findings)
+    gpus = choose_gpus(values, machine, findings)
+    values = choose_degree(values, engine, gpus)
+    replicas = choose_replicas(values, engine, gpus, findings)
+    values = _choose_forms(values, findings)
+    _warn_of_task(values, engine, findings)
+    values = _fit_body_memory(values, findings)
+    warn_of_some_engines(values, engine, handlers, findings)
+    options = other_options(values, engine, findings)
+    findings.stop_at_faults()
+    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, findings)
+    values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
+    config = _config(values, engine, replicas, options, path)
+    if code is not None:
+        config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
+    rows = settings(values)
+    return Resolved(config, rows, tuple(findings.warnings), (*findings.notes, *shadows(rows)))
+
+
+def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
+    """The folder that `load_models` names, if it does. It may be missing where another option names the model."""
+    givens = sorted(collect(Properties(), environ, flags), key=lambda given: given.rank)
+    texts = [given.text for given in givens if given.key == "load_models"]
+    models: tuple[NamedModel, ...] = ()
+    with suppress(ValueError):  # its own row reports a bad one
+        models = MODELS.parse(texts[0]) if texts else ()
+    is_named = any(given.key == "option.model_id" for given in givens)
+    if not models or (is_named and not (cwd / local_path(models[0].url)).is_dir()):
+        return None
+    return models[0].url
+
+
+def _expand(givens: list[Given], machine: Machine) -> list[Given]:
+    """Add the options that others imply. gpu.minWorkers is minWorkers where a GPU is visible, else it is dropped."""
+    expanded = []
+    for given in givens:
+        prefix, _, rest = given.key.partition(".")
+        if prefix not in ("gpu", "cpu"):
+            expanded += [given, *_meant(given)]
+        elif (prefix == "gpu") == bool(machine.gpus):
+            expanded.append(replace(given, key=rest, rank=(given.rank[0], -1)))
+    return expanded
+
+
+def _meant(given: Given) -> list[Given]:
+    """The options that one implies: an address implies host and port, a model's start string an engine."""
+    texts: dict[str, str] = {}
+    with suppress(ValueError, IndexError):  # its own row reports a bad one; there may be no model
+        if given.key == "inference_address":
+            host, port = ADDRESS.parse(given.text)
+            texts = {"host": host, "port": str(port)}
+        if given.key == "load_models":
+            texts = {"engine": MODELS.parse(given.text)[0].engine}
+    return [replace(given, key=key, text=text, rank=(given.rank[0], 1)) for key, text in texts.items() if text]
+
+
+def _choose_forms(values: Values, findings: Findings) -> Values:
+    """Tool calls and reasoning of a form that is not read here stay in the text."""
+    for key, known, instead in (
+        ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
+        ("option.reasoning_parser", REASONING_FORMS, None),
+    ):
+        name = values.given(key)
+        if name is not None and name not in known:
+            read_here = ", ".join(one for one in known if one != instead)
+            said = f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}"
+            findings.warnings.append(said)
+            values = values.settle(key, instead, "not read here")
+    return values
+
+
+def _warn_of_task(values: Values, engine: Engine, findings: Findings) -> None:
+    task = values.given("option.task", "auto")
+    if task.lower() not in GENERATION_TASKS and engine.handler is not USER_CODE:
+        said = values.how_given("option.task").said
+        findings.warnings.append(f"{said}: only text generation is served, so {engine.name} generates text")
+
+
+def _fit_body_memory(values: Values, findings: Findings) -> Values:
+    """Make room for at least one body of the allowed size."""
+    key, largest = "max_body_memory", values.final("max_request_size")
+    if values.final(key) >= largest:
+        return values
+    if key in values:
+        said = values.how_given(key).said
+        findings.warnings.append(f"{said}: less than max_request_size, so {largest} bytes count")
+    return values.settle(key, largest, "max_request_size")
+
+
+def _config(values: Values, engine: Engine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
+    model = values.fields("model")
+    if model.get("output_formatter") not in FORMATTER_WORDS:
+        model.pop("output_formatter", None)
+    return Config(
+        server=ServerConfig(**values.fields("server")),
+        model=ModelConfig(path=str(path.resolve()), dynamic_batch=engine.has_dynamic_batch, **model),
+        engine=EngineConfig(
+            num_engines=replicas.num_engines,
+            device_ids=replicas.device_ids,
+            options=options,
+            option_sources=_option_sources(values),
+            **values.fields("engine"),
+        ),
+    )
+
+
+def _option_sources(values: Values) -> dict[str, str]:
+    """Where each option.* was given."""
+    options = [(key, picked) for key, picked in values.picked.items() if key.startswith("option.")]
+    return {key.removeprefix("option."): picked.given.source for key, picked in options}
+
+
+def _with_properties(code: UserCodeConfig, config: Config, values: Values, *, is_apart: bool) -> UserCodeConfig:
+    """The code with the properties of its handler's first call: every option but secrets, and the model's folder.
+
+    `is_apart`: option.model_id names a local folder.
+    """
+    path, engine = config.model.path, config.engine
+    given = [picked.given for picked in values.picked.values() if picked.given.key.startswith("option.")]
+    options = {row.key.removeprefix("option."): row.text for row in given if row.shown != "***"}
+    options.setdefault("tensor_parallel_degree", str(engine.tensor_parallel_degree))
+    if is_apart or "model_id" not in options:
+        options["model_id"] = path
+    properties = options | {"model_dir": path, "device_id": "0" if engine.device_ids else "-1"}
+    return replace(code, properties=properties)

@@ -1,0 +1,68 @@
+"""The values of options on their way into a Config: given, else chosen, else the default of the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.options import OPTIONS, find
+from lmi.settings.sources import Findings, Given, Picked, fault
+
+DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Values by key: the key of a row in the table of options, or as written where it has no row."""
+
+    picked: Mapping[str, Picked]
+    chosen: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
+
+    def __contains__(self, key: str) -> bool:
+        """Whether it was given."""
+        return key in self.picked
+
+    def given(self, key: str, otherwise: Any = None) -> Any:
+        return self.picked[key].value if key in self.picked else otherwise
+
+    def how_given(self, key: str) -> Given:
+        """The text that counts, and its source. Only for an option that was given."""
+        return self.picked[key].given
+
+    def final(self, key: str) -> Any:
+        if key in self.chosen:
+            return self.chosen[key][0]
+        return self.picked[key].value if key in self.picked else default(key)
+
+    def choose(self, key: str, value: Any, reason: str) -> Values:
+        """Set an option that was not given."""
+        return self if key in self.picked else self._with(key, value, reason)
+
+    def settle(self, key: str, value: Any, reason: str) -> Values:
+        """Replace a given word, such as auto or max, by the value that it means here."""
+        return self if self.given(key) == value else self._with(key, value, reason)
+
+    def fields(self, part: str) -> dict[str, Any]:
+        """The fields of `server`, `model` or `engine` whose values were given or chosen."""
+        rows = [row for row in OPTIONS if row.field.startswith(f"{part}.")]
+        known = [row for row in rows if row.key in self.picked or row.key in self.chosen]
+        return {row.field.removeprefix(f"{part}."): self.final(row.key) for row in known}
+
+    def refuse(self, key: str, allowed: str, findings: Findings) -> None:
+        if key in self.picked:
+            findings.faults.append(fault(self.how_given(key), allowed))
+        else:
+            findings.faults.append(f"{key}={self.final(key)} (not given): allowed is {allowed}")
+
+    def _with(self, key: str, value: Any, reason: str) -> Values:
+        return replace(self, chosen={**self.chosen, key: (value, reason)})
+
+
+def default(key: str) -> Any:
+    option = find(key)
+    if option is None or not option.field:
+        return None
+    part, _, name = option.field.partition(".")
+    return getattr(DEFAULTS[part], name)

@@ -1,0 +1,29 @@
+"""The report of a loaded engine: written once by its process, read by the supervisor for the banner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor shows people about a loaded engine."""
+
+    engine: str
+    device: str = ""
+    dtype: str = ""
+    max_sequence_length: int | None = None  # tokens; None for user code, whose limit is not known
+    max_num_sequences: int = 1
+    stages_s: dict[str, float]  # seconds by stage, in order
+
+
+def write_report(path: Path, report: LoadReport) -> None:
+    if path.exists():
+        return  # an earlier process of this slot wrote it, perhaps before the disk was full
+    path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
+    path.with_suffix(".new").rename(path)
+
+
+def read_report(path: Path) -> LoadReport:
+    return msgspec.json.decode(path.read_bytes(), type=LoadReport)

@@ -1,0 +1,172 @@
+"""One child process of the supervisor, from its start to its end and its next start.
+
+A `ChildKind` says how the processes of one kind differ from the others; `kinds.py` holds the rows. A `Child` is a place
+for one process of a kind: the supervisor lets each look at its process in turn, and passes it the exit.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lmi.errors import StartError
+from lmi.shared import processes
+from lmi.shared.pauses import Pauses
+from lmi.shared.state import EngineRecord, Phase
+from lmi.supervisor.banner import Failure
+from lmi.supervisor.output import Output
+from lmi.supervisor.restarts import RestartTable
+
+STACKS_S = 0.5  # for a hung process to write its stacks before it is killed
+
+log = logging.getLogger(__name__)
+
+Hang = Callable[[EngineRecord, float, float, Pauses], str | None]
+"""Says why a process counts as hung, or None, from its record, the time of its start, the time now and the pauses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildKind:
+    """How the processes of one kind are started, judged, restarted and stopped."""
+
+    title: str  # for people; {slot} stands for the number
+    argv: Callable[[int], Sequence[str]]  # by slot
+    environ: Callable[[int], Mapping[str, str]]  # by slot
+    inherited_fds: tuple[int, ...] = ()
+    folder: str | None = None  # where it starts; None: where the supervisor is
+    output_logger: str | None = None  # for what it prints; None: it prints to where the supervisor does
+    oom_score: int = 0
+    hang: Hang | None = None
+    restarts: Callable[[], RestartTable]
+    fatal: Callable[[int, str], StartError | None]
+    """The error that an exit code means if another start cannot mend it, by the code and the reason of the exit."""
+    lost_label: str  # of a failure after too many deaths
+    lost_notice_s: float = 0.0  # how long `/ping` reports that failure before the server ends
+    serves_clients: bool = False
+    """Its processes hold the connections of clients: they stop before the others in a drain and after them in an end at
+    once, and those that outlive their parent finish what they have."""
+
+
+class Child:
+    """A place for one process of a kind, and the process in it, if there is one."""
+
+    def __init__(self, kind: ChildKind, slot: int = 0, record: EngineRecord | None = None) -> None:
+        self.kind = kind
+        self.name = kind.title.format(slot=slot)
+        self.record = record  # None: its processes keep records of a different kind
+        self.pid: int | None = None
+        self.output: Output | None = None  # of this process, or of the last one
+        self._slot = slot
+        self._table = kind.restarts()
+        self._start_s = 0.0  # when the next process may start
+        self._spawned_s = 0.0
+        self._was_ready = False  # this process was, at some time
+        self._hung = ""  # why it counts as hung
+        self._kill_s: float | None = None  # when to kill a hung one
+
+    def look(self, now: float, pauses: Pauses) -> None:
+        """Do what is due: start a process, notice that it is ready or that it hangs, kill it."""
+        if self.pid is None:
+            if now >= self._start_s:
+                self.start(now)
+        elif self._kill_s is not None:
+            if now >= self._kill_s:
+                self.send(signal.SIGKILL)
+        elif self.record is not None:
+            self._judge(self.record, now, pauses)
+
+    def start(self, now: float) -> None:
+        self._spawned_s, self._kill_s, self._hung = now, None, ""
+        self._was_ready = self.record is None
+        if self.record is not None:
+            self.record.num_starts += 1
+            self.record.phase = Phase.STARTING
+        self.output = self._new_output()
+        self.pid = processes.spawn(
+            self.kind.argv(self._slot),
+            self.kind.environ(self._slot),
+            death_signal=signal.SIGKILL,  # no child is of use without its supervisor
+            oom_score=self.kind.oom_score,
+            inherited_fds=self.kind.inherited_fds,
+            folder=self.kind.folder,
+            output_fd=self.output.writer if self.output else None,
+        )
+        if self.output:
+            self.output.belongs_to(self.pid)
+        if self.record is not None:
+            log.info("%s starts as process %d", self.name, self.pid)
+
+    def _new_output(self) -> Output | None:
+        if self.output is not None:
+            self.output.close()
+        return Output(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
+
+    def send(self, signum: signal.Signals) -> None:
+        """Signal the process, with SIGKILL its whole group. Does nothing where there is none."""
+        if self.pid is not None:
+            processes.send(self.pid, signum, to_group=signum == signal.SIGKILL)
+
+    def read_last(self) -> None:
+        """Log the last words of the process."""
+        if self.output is not None:
+            self.output.read_last()
+
+    def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
+        """Note the end of the process. Plans the next start unless the server ends; returns why there can be none."""
+        why, stage = self._reason(code), self._stage()
+        self._clear(why, now)
+        if is_ending:
+            return None
+        if (error := self.kind.fatal(code, why)) is not None:
+            return self._fail(Failure(code=error.exit_code, cause=error.label, stage=stage, message=str(error)))
+        delay_s = self._table.delay_s(self._spawned_s, now, was_ready=self._was_ready)
+        if delay_s is None:
+            message = f"{self.name} died {self._table.num_deaths} times, the last time it {why}"
+            cause, notice_s = self.kind.lost_label, self.kind.lost_notice_s
+            return self._fail(Failure(code=1, cause=cause, stage=stage, message=message, notice_s=notice_s))
+        self._start_s = now + delay_s
+        log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
+        return None
+
+    def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
+        if record.phase == Phase.READY and not self._was_ready:
+            self._was_ready = True
+            if record.num_starts > 1:
+                log.info("%s is ready, %.1f s after its last process was lost", self.name, now - record.lost_s)
+        elif self.kind.hang and (why := self.kind.hang(record, self._spawned_s, now, pauses)):
+            log.error("%s %s; its stacks follow, then it is killed", self.name, why)
+            self._lose(record, why, now)
+            self._hung, self._kill_s = why, now + STACKS_S
+            self.send(signal.SIGUSR2)
+
+    def _reason(self, code: int) -> str:
+        """Why the process ended, on one line."""
+        record = self.record
+        said = record.reason if record is not None and code > 0 and record.pid == self.pid else ""
+        return self._hung or said or processes.describe_exit(code)
+
+    def _stage(self) -> str:
+        """How far the process was."""
+        if self.record is None:
+            return self.kind.title
+        return self.record.stage or Phase(self.record.phase).name.lower()
+
+    def _clear(self, why: str, now: float) -> None:
+        """Remove what the process left: its group, its last words, the gauges of its record."""
+        if not self.kind.serves_clients:
+            self.send(signal.SIGKILL)
+        self.read_last()
+        self.pid = None
+        if self.record is not None:
+            self.record.release()
+            self._lose(self.record, why, now)
+
+    def _lose(self, record: EngineRecord, why: str, now: float) -> None:
+        record.phase, record.reason, record.lost_s = Phase.LOST, why, now
+
+    def _fail(self, failure: Failure) -> Failure:
+        if self.record is not None:
+            self.record.phase = Phase.FAILED
+        return failure

@@ -1,0 +1,116 @@
+"""The kinds of the supervisor's children: what starts each, and what its exit codes mean.
+
+A new kind of process is a function here that returns its row, and a line in `children`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
+from lmi.runtime import ENVIRONMENT_NAME, Runtime
+from lmi.settings.config import Config
+from lmi.shared.state import Block, Phase
+from lmi.supervisor import environment
+from lmi.supervisor.child import Child, ChildKind, Hang
+from lmi.supervisor.restarts import RestartTable, code_hang, hang
+
+SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
+FAILED_NOTICE_S = 2.0
+MAX_FRONT_END_DEATHS = 10
+ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0
+ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
+# gunicorn's exit codes: a worker cannot boot, or cannot load the app.
+FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
+
+
+def children(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> list[Child]:
+    """All that one server runs."""
+    code = user_code(runtime)
+    model = code if runtime.config.is_user_code else engine(runtime)
+    return [
+        Child(front_end(runtime, block, listener, app)),
+        *(Child(model, slot, record) for slot, record in enumerate(block.engines)),
+        *(Child(code, slot, record) for slot, record in enumerate(block.formatters)),
+    ]
+
+
+def engine(runtime: Runtime) -> ChildKind:
+    config, folder = runtime.config, str(runtime.path)
+    return _worker(
+        config,
+        title="engine {slot}",
+        module="lmi.engine.worker",
+        output_logger="libraries",
+        environ=lambda slot: _environ(runtime) | environment.of_engine(config, os.environ, slot, folder),
+        hang=lambda record, *times: hang(record, config.engine, *times),
+    )
+
+
+def user_code(runtime: Runtime) -> ChildKind:
+    config = runtime.config
+    return _worker(
+        config,
+        title="code {slot}",
+        module="lmi.user_code.worker",
+        output_logger="model.py",
+        environ=lambda slot: environment.of_user_code(config, _environ(runtime), slot),
+        hang=lambda record, *times: code_hang(record, config, *times),
+    )
+
+
+def _worker(
+    config: Config, title: str, module: str, output_logger: str, environ: Callable[[int], Mapping[str, str]], hang: Hang
+) -> ChildKind:
+    """A process of ours that front ends talk to over a socket."""
+    return ChildKind(
+        title=title,
+        argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot)],
+        environ=environ,
+        output_logger=output_logger,
+        oom_score=ENGINE_OOM_SCORE,
+        hang=hang,
+        restarts=lambda: RestartTable(config.engine.retry_threshold, config.engine.retry_window_s),
+        fatal=lambda code, why: ENGINE_ERRORS[code](why) if code in ENGINE_ERRORS else None,
+        lost_label="engine_lost",
+        lost_notice_s=FAILED_NOTICE_S,
+    )
+
+
+def front_end(runtime: Runtime, block: Block, listener: socket.socket, app: str) -> ChildKind:
+    """The gunicorn master, which starts and restarts its workers. They finish what they have when it dies."""
+    fd = listener.fileno()
+    command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
+    return ChildKind(
+        title="front end",
+        argv=lambda slot: command,
+        environ=lambda slot: environment.without_secrets(_environ(runtime)),
+        inherited_fds=(fd,),
+        folder=str(runtime.path),  # gunicorn imports from where it is started; a model folder is not trusted
+        oom_score=FRONT_END_OOM_SCORE,
+        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
+        fatal=partial(_front_end_error, runtime, block),
+        lost_label="front_end_lost",
+        serves_clients=True,
+    )
+
+
+def _environ(runtime: Runtime) -> dict[str, str]:
+    """What every child gets."""
+    own = {ENVIRONMENT_NAME: str(runtime.path), SUPERVISOR_PID: str(os.getpid())}
+    return environment.of_child(os.environ) | own
+
+
+def _front_end_error(runtime: Runtime, block: Block, code: int, why: str) -> StartError | None:
+    """Why a front end cannot start, until the server is ready. Later it waits and tries again by itself."""
+    if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
+        return None
+    try:
+        message = runtime.front_end_failure().read_text()
+    except OSError:
+        message = "the front end could not start, see the log above"
+    return FRONT_END_ERRORS[code](message)

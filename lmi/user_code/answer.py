@@ -1,0 +1,245 @@
+"""Answers that a user's output formatter writes.
+
+Its parameters say how it is called:
+
+    (token, first_token, last_token, details, generated_tokens, id)    once for each token
+    (output: TextGenerationOutput), or RequestOutput                   until all tokens are read
+    (response, ...), any other first parameter                         with the finished answer; streamed, at each step
+
+Source: the reference's guides to output formatters, of v0.28 and of today.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmi.user_code.attributes import attributes
+from lmi.user_code.messages import Feed, Open, TokenFields
+from lmi.user_code.signatures import accepted, call, first_annotation, num_required
+
+if TYPE_CHECKING:
+    from djl_python.request_io import Token
+
+JSON, JSONLINES = "application/json", "application/jsonlines"
+NUM_LEGACY_PARAMETERS = 6  # token, first_token, last_token, details, generated_tokens, id
+NO_TOKEN: TokenFields = (-1, "", None, True)
+BODY_FIELDS = ("inputs", "parameters", "stream")
+
+
+class Answers:
+    """The answers to one body, by the index of their prompts. `media_type` "": no content type, as in the reference."""
+
+    def __init__(
+        self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str, tokenizer: Any
+    ) -> None:
+        """`request`: the object that the input formatter returned, None if it returned a dict or there is none."""
+        self._open = set(range(len(opened.prompts)))
+        self.media_type = ""
+        self._all: list[TokenAnswer] | list[ResponseAnswer]
+        inputs = [request_input(request, opened, prompt, tokenizer) for prompt in opened.prompts]
+        if not takes_responses(formatter):
+            self._all = [TokenAnswer(formatter, each) for each in inputs]
+        else:
+            self.media_type = JSONLINES if opened.is_streaming else JSON
+            self._all = [ResponseAnswer(formatter, opened, each, model_name) for each in inputs]
+
+    @property
+    def are_over(self) -> bool:
+        return not self._open
+
+    def feed(self, step: Feed) -> bytes:
+        """What the formatter writes for this step of one answer."""
+        if step.finish_reason is not None:
+            self._open.discard(step.index)
+        return self._all[step.index].feed(step)
+
+
+class TokenAnswer:
+    """One answer by a formatter that reads tokens: the first and the second kind of parameters."""
+
+    def __init__(self, formatter: Callable[..., Any], request: Any) -> None:
+        from djl_python.request_io import Sequence, TextGenerationOutput
+
+        self._formatter = formatter
+        self._is_legacy = num_required(formatter) == NUM_LEGACY_PARAMETERS
+        self._request = request
+        self._sequence = Sequence()
+        self._output = TextGenerationOutput(request.request_id, request, sequences={0: self._sequence})
+        self._text: list[str] = []
+
+    def feed(self, step: Feed) -> bytes:
+        """Call the formatter until all tokens are read."""
+        self._take(step)
+        written = []
+        while self._sequence.has_next_token():
+            num_read = self._sequence._next
+            written.append(as_bytes(self._format()))
+            if self._sequence._next == num_read:  # it read no token, so it looks at whole answers
+                self._sequence._next = len(self._sequence.tokens)
+        return b"".join(written)
+
+    def _take(self, step: Feed) -> None:
+        tokens = step.tokens or ([NO_TOKEN] if step.finish_reason is not None else [])
+        sequence, output = self._sequence, self._output
+        sequence.tokens += _tokens(tokens)
+        sequence.top_tokens += [_tokens(top) for top in step.top_tokens or ()]
+        sequence.cumulative_log_prob += sum(log_prob or 0.0 for _, _, log_prob, _ in tokens)
+        sequence.finish_reason, sequence.stop_reason = step.finish_reason, step.stop_reason
+        output.finished = step.finish_reason is not None
+        output.prompt_tokens_details += _tokens(step.prefill or ())
+        _take_prompt(self._request, step)
+
+    def _format(self) -> Any:
+        if not self._is_legacy:
+            return call(self._formatter, self._output)
+        sequence = self._sequence
+        token, is_first, is_last = sequence.get_next_token()
+        assert token is not None
+        self._text.append(token.text)
+        details = {
+            "finish_reason": sequence.finish_reason if is_last else None,
+            "generated_tokens": sequence._next,
+            "inputs": self._request.input_text,
+            "tokens": [read.as_dict() for read in sequence.tokens[: sequence._next]],
+        }
+        return call(self._formatter, token, is_first, is_last, details, "".join(self._text), self._request.request_id)
+
+
+class ResponseAnswer:
+    """One answer by a formatter that gets responses: an OpenAI completion with the keys of the LMI schema added.
+
+    In a stream `choices` has the new text of each step, and the last step has the whole text in `generated_text`. What
+    the formatter writes ends with a newline.
+    """
+
+    def __init__(self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str) -> None:
+        self._formatter = formatter
+        self._opened = opened
+        self._request = request
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model_name,
+        }
+        self._prompt = request.input_text if opened.return_full_text else ""
+        self._tokens: list[TokenFields] = []
+        self._top_tokens: list[list[TokenFields]] = []
+        self._prefill: list[TokenFields] | None = None
+        self._num_prompt_tokens = 0
+
+    def feed(self, step: Feed) -> bytes:
+        """Call the formatter with the finished answer, or in a stream with each step that has tokens or ends it."""
+        self._tokens += step.tokens
+        self._top_tokens += step.top_tokens or ()
+        self._prefill = step.prefill if self._prefill is None else self._prefill
+        self._num_prompt_tokens += len(step.prompt_token_ids or ())
+        _take_prompt(self._request, step)
+        if step.finish_reason is None and not (self._opened.is_streaming and step.tokens):
+            return b""
+        return format_response(self._formatter, self._response(step), self._request, self._request.tokenizer)
+
+    def _response(self, step: Feed) -> dict[str, Any]:
+        text = _text(step.tokens if self._opened.is_streaming else self._tokens)
+        choice = {
+            "index": 0,
+            "text": text if self._opened.is_streaming else self._prompt + text,
+            "logprobs": None,
+            "finish_reason": step.finish_reason and ("length" if step.finish_reason == "length" else "stop"),
+            "stop_reason": step.stop_reason,
+        }
+        response = self._head | {"choices": [choice]}
+        if step.finish_reason is not None:
+            response = self._whole(step.finish_reason) | response | {"usage": self._usage()}
+        return response
+
+    def _whole(self, finish_reason: str) -> dict[str, Any]:
+        whole: dict[str, Any] = {"generated_text": self._prompt + _text(self._tokens)}
+        return whole | {"details": self._details(finish_reason)} if self._opened.details else whole
+
+    def _details(self, finish_reason: str) -> dict[str, Any]:
+        details: dict[str, Any] = {
+            "finish_reason": finish_reason,
+            "generated_tokens": len(self._tokens),
+            "inputs": self._request.input_text,
+        }
+        if not self._opened.is_streaming:
+            details["tokens"] = _shown(self._tokens)
+        if self._prefill is not None:
+            details["prefill"] = _shown(self._prefill)
+        if self._top_tokens and not self._opened.is_streaming:
+            details["top_tokens"] = [_shown(top) for top in self._top_tokens]
+        return details
+
+    def _usage(self) -> dict[str, int]:
+        num_prompt, num_new = self._num_prompt_tokens, len(self._tokens)
+        return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+
+
+def takes_responses(formatter: Callable[..., Any]) -> bool:
+    """Whether the formatter has the third kind of parameters."""
+    is_by_tokens = num_required(formatter) == NUM_LEGACY_PARAMETERS
+    return not (is_by_tokens or first_annotation(formatter) in ("TextGenerationOutput", "RequestOutput"))
+
+
+def format_response(formatter: Callable[..., Any], response: dict[str, Any], request: Any, tokenizer: Any) -> bytes:
+    """What the formatter writes for a response, as a line. It may write nothing."""
+    named = accepted(formatter, {"tokenizer": tokenizer, "request": request})
+    written = as_bytes(call(formatter, attributes(response), **named))
+    return written if not written or written.endswith(b"\n") else written + b"\n"
+
+
+def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> Any:
+    """The request for an output formatter: the input formatter's object, its empty fields filled in.
+
+    Without such an object it is a TextInput, with unknown fields of the body as attributes.
+    """
+    from djl_python.request_io import TextInput
+
+    if request is None:
+        request = TextInput(parameters=dict(opened.fields.get("parameters") or {}))
+        for name, value in opened.fields.items():
+            if name not in BODY_FIELDS and getattr(request, name, None) is None:
+                setattr(request, name, value)
+    request = copy.copy(request)
+    request.request_id = opened.call_id if request.request_id is None else request.request_id
+    request.input_text = prompt
+    if getattr(request, "tokenizer", None) is None:
+        request.tokenizer = tokenizer
+    return request
+
+
+def as_bytes(written: Any) -> bytes:
+    """Bytes as they are, str in UTF-8, anything else as JSON."""
+    if written is None:
+        return b""
+    if isinstance(written, bytes | bytearray | memoryview):
+        return bytes(written)
+    if not isinstance(written, str):
+        to_json = getattr(written, "model_dump_json", None)
+        written = to_json() if callable(to_json) else json.dumps(written, ensure_ascii=False)
+    return str(written).encode()
+
+
+def _take_prompt(request: Any, step: Feed) -> None:
+    if step.prompt_token_ids is not None and not getattr(request, "input_ids", None):
+        request.input_ids = step.prompt_token_ids
+
+
+def _tokens(fields: Sequence[TokenFields]) -> list[Token]:
+    from djl_python.request_io import Token
+
+    return [Token(*each) for each in fields]
+
+
+def _shown(fields: Sequence[TokenFields]) -> list[Mapping[str, Any]]:
+    return [token.as_dict() for token in _tokens(fields)]
+
+
+def _text(fields: Sequence[TokenFields]) -> str:
+    return "".join(text for _, text, _, _ in fields)

@@ -1,0 +1,16 @@
+"""The names that code written for djl-serving imports, without djl-serving.
+
+Only the process of user code has this package on its path (`lmi/user_code/runner.py` puts it there). Modules and names
+are where the reference's public documentation imports them from; the code is ours.
+"""
+
+from importlib import import_module
+
+from djl_python.inputs import Input
+from djl_python.outputs import Output
+from djl_python.stubs import install
+
+install(__name__)
+SessionManager = import_module("djl_python.session_manager").SessionManager
+
+__all__ = ["Input", "Output", "SessionManager"]

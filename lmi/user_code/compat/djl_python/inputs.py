@@ -1,0 +1,96 @@
+"""A request to `handle`: properties (headers) and content (the body under `data`, and the query).
+
+The first Input, at load, has no content; its properties are the options of the model. Only the getters that return
+objects of numpy and PIL import them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from djl_python.pair_list import PairList
+
+
+class Input:
+    def __init__(self, properties: Mapping[str, str] | None = None, content: PairList | None = None) -> None:
+        self.function_name: str | None = None
+        self.properties: dict[str, Any] = dict(properties or {})
+        self.content = content or PairList()
+
+    def get_function_name(self) -> str | None:
+        return self.function_name
+
+    def get_properties(self) -> dict[str, Any]:
+        return self.properties
+
+    def get_property(self, key: str, default: Any = None) -> Any:
+        """The key may have any case, like HTTP headers."""
+        lowered = key.lower()
+        return next((value for name, value in self.properties.items() if name.lower() == lowered), default)
+
+    def contains_property(self, key: str) -> bool:
+        return any(name.lower() == key.lower() for name in self.properties)
+
+    def add_property(self, key: str, value: Any) -> None:
+        self.properties[key] = value
+
+    def get_content(self) -> PairList:
+        return self.content
+
+    def contains_key(self, key: str) -> bool:
+        return bool(self.content.contains_key(key))
+
+    def is_empty(self) -> bool:
+        return bool(self.content.is_empty())
+
+    def is_batch(self) -> bool:
+        return False
+
+    def get_batch_size(self) -> int:
+        return 1
+
+    def get_batches(self) -> list[Input]:
+        """A batch is always one request here, also at the first call, without content."""
+        return [self]
+
+    def get_as_bytes(self, key: str | int | None = None) -> bytes | None:
+        value = self.content.get(key)
+        return None if value is None else bytes(value)
+
+    def get_as_string(self, key: str | int | None = None) -> str | None:
+        value = self.get_as_bytes(key)
+        return None if value is None else value.decode("utf-8")
+
+    def get_as_json(self, key: str | int | None = None) -> Any:
+        value = self.get_as_bytes(key)
+        return None if value is None else json.loads(value)
+
+    def get_as_csv(self, key: str | int | None = None) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(self.get_as_string(key) or "", newline="")))
+
+    def get_as_npz(self, key: str | int | None = None) -> list[Any]:
+        import numpy
+
+        with numpy.load(io.BytesIO(self.get_as_bytes(key) or b""), allow_pickle=False) as arrays:
+            return list(arrays.values())
+
+    def get_as_numpy(self, key: str | int | None = None) -> list[Any]:
+        """The arrays of an npz or npy body."""
+        import numpy
+
+        data = self.get_as_bytes(key) or b""
+        if data.startswith(b"PK"):
+            return self.get_as_npz(key)
+        return [numpy.load(io.BytesIO(data), allow_pickle=False)]
+
+    def get_as_image(self, key: str | int | None = None) -> Any:
+        from PIL import Image
+
+        return Image.open(io.BytesIO(self.get_as_bytes(key) or b"")).convert("RGB")
+
+    def __str__(self) -> str:
+        return f"Input(properties={self.properties}, keys={self.content.keys()})"

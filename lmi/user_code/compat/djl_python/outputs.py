@@ -1,0 +1,129 @@
+"""The result of `handle`: a status, properties (headers of the response) and content, whole or as a stream."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from typing import Any
+
+from djl_python.pair_list import PairList
+
+JSON, JSONLINES = "application/json", "application/jsonlines"
+
+
+def _default_stream_output_formatter(item: Any) -> bytes:
+    """One line for each item of a stream."""
+    return (json.dumps({"outputs": item}) + "\n").encode()
+
+
+class Record(bytes):
+    """One piece of an asynchronous answer, from `Output.binary_encode`: its bytes, and whether it is the last."""
+
+    code: int | None = None
+    is_last: bool = False
+
+
+class Output:
+    def __init__(self, code: int = 200, message: str = "OK") -> None:
+        self.code = code
+        self.message = message
+        self.properties: dict[str, str] = {}
+        self.content = PairList()
+        self.stream_content: Iterable[Any] | AsyncIterable[Any] | None = None
+        self.stream_formatter: Callable[[Any], bytes | str] | None = None
+        self.finalizer: Callable[[], Any] | None = None
+        self.media_type: str | None = None  # of the first thing added, if no property names one
+        self.is_last = False  # ends the answer, even if the generator would yield more
+
+    def set_code(self, code: int) -> Output:
+        self.code = code
+        return self
+
+    def set_message(self, message: str) -> Output:
+        self.message = message
+        return self
+
+    def get_properties(self) -> dict[str, str]:
+        return self.properties
+
+    def get_property(self, key: str) -> str | None:
+        return self.properties.get(key)
+
+    def add_property(self, key: str, value: Any) -> Output:
+        self.properties[key] = value
+        return self
+
+    @staticmethod
+    def binary_encode(data: Mapping[str, Any]) -> Record:
+        """A piece of an asynchronous answer for `add`: its `data`, `last`, and an `error` with its `code`."""
+        text = str(data.get("data") or "")
+        if data.get("error"):
+            text = json.dumps({"error": str(data["error"]), "code": int(data.get("code") or 424)}) + "\n"
+        record = Record(text.encode())
+        record.is_last = str(data.get("last", False)).lower() == "true"
+        record.code = int(data.get("code") or 424) if data.get("error") else None
+        return record
+
+    def error(self, error: str, code: int = 424, message: str = "invoke handler failure") -> Output:
+        """Turn this into the answer to a failed request."""
+        self.code, self.message = code, message
+        self.content = PairList()
+        return self.add_as_json({"code": code, "message": message, "error": error})
+
+    def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        """Add bytes as they are, str in UTF-8, anything else as JSON."""
+        if isinstance(value, Record):
+            self.code, self.is_last = value.code or self.code, value.is_last
+        if isinstance(value, bytes | bytearray | memoryview):
+            return self._add(bytes(value), key, None)
+        if isinstance(value, str):
+            return self._add(value.encode(), key, "text/plain; charset=utf-8")
+        return self.add_as_json(value, key)
+
+    def add_as_json(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self._add(json.dumps(value, ensure_ascii=False).encode(), key, JSON)
+
+    def add_as_string(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        return self._add(str(value).encode(), key, "text/plain; charset=utf-8")
+
+    def add_as_numpy(self, np_list: Any, key: str | None = None, batch_index: int | None = None) -> Output:
+        """Add an array, or the first of a list of arrays, as npy."""
+        import numpy
+
+        buffer = io.BytesIO()
+        numpy.save(buffer, np_list[0] if isinstance(np_list, list) else np_list, allow_pickle=False)
+        return self._add(buffer.getvalue(), key, "tensor/npy")
+
+    def add_as_npz(self, np_list: list[Any], key: str | None = None, batch_index: int | None = None) -> Output:
+        import numpy
+
+        buffer = io.BytesIO()
+        numpy.savez(buffer, *np_list)
+        return self._add(buffer.getvalue(), key, "tensor/npz")
+
+    def add_stream_content(
+        self,
+        stream_content: Iterable[Any] | AsyncIterable[Any],
+        output_formatter: Any = _default_stream_output_formatter,
+    ) -> Output:
+        """Send each item when the iterable yields it. `output_formatter` turns an item into bytes or str."""
+        self.stream_content = stream_content
+        self.stream_formatter = output_formatter if callable(output_formatter) else None
+        if self.stream_formatter is _default_stream_output_formatter:
+            self.media_type = JSONLINES
+        return self
+
+    def finalize(self, function: Callable[..., Any], *args: Any) -> Output:
+        """Call `function` once the answer was sent."""
+        self.finalizer = lambda: function(*args)
+        return self
+
+    def _add(self, data: bytes, key: str | None, media_type: str | None) -> Output:
+        if self.content.is_empty():
+            self.media_type = media_type
+        self.content.add(data, key)
+        return self
+
+    def __str__(self) -> str:
+        return f"Output(code={self.code}, message={self.message}, keys={self.content.keys()})"

@@ -1,0 +1,102 @@
+"""The arguments of formatters: the request, and the answer so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Token:
+    """`text` is what this token added to the answer."""
+
+    id: int | list[int]
+    text: str
+    log_prob: float | None = None
+    special_token: bool | None = None
+    error_msg: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        shown = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
+        if self.special_token:
+            shown["special_token"] = True
+        return shown if self.error_msg is None else shown | {"error_msg": self.error_msg}
+
+    def as_tgi_dict(self) -> dict[str, Any]:
+        shown = {"id": self.id, "text": self.text, "logprob": self.log_prob}
+        return shown | {"special": True} if self.special_token else shown
+
+
+@dataclass
+class Sequence:
+    """One answer: its tokens so far, read one by one with `get_next_token`."""
+
+    tokens: list[Token] = field(default_factory=list)
+    top_tokens: list[list[Token]] = field(default_factory=list)
+    cumulative_log_prob: float = 0.0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    _next: int = 0
+
+    def has_next_token(self) -> bool:
+        return self._next < len(self.tokens)
+
+    def get_next_token(self) -> tuple[Token | None, bool, bool]:
+        """The next token that was not read yet, whether it is the answer's first, and whether it is its last."""
+        if not self.has_next_token():
+            return None, False, self.finish_reason is not None
+        token, is_first = self.tokens[self._next], self._next == 0
+        self._next += 1
+        return token, is_first, self.finish_reason is not None and not self.has_next_token()
+
+    def get_last_token(self) -> Token | None:
+        return self.tokens[-1] if self.finish_reason is not None and self.tokens else None
+
+    def has_next_top_tokens(self) -> bool:
+        return self._next < len(self.top_tokens)
+
+    def get_next_top_tokens(self) -> list[Token]:
+        """The top tokens at the position of the token that was read last."""
+        at = self._next - 1
+        return self.top_tokens[at] if 0 <= at < len(self.top_tokens) else []
+
+
+@dataclass
+class RequestInput:
+    """A request. The engine gets `server_parameters`, or `parameters` if they are None."""
+
+    request_id: int | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    server_parameters: dict[str, Any] | None = None
+    output_formatter: Callable[..., Any] | str | None = None
+    tgi_compat: bool = False
+
+
+@dataclass
+class TextInput(RequestInput):
+    input_text: str | list[int] | None = None
+    input_ids: list[int] = field(default_factory=list)
+    adapters: Any = None
+    tokenizer: Any = None
+    found_adapters: bool = False
+
+    def prompt_tokens_length(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass
+class RequestOutput:
+    request_id: int
+    input: RequestInput
+    finished: bool = False
+
+
+@dataclass
+class TextGenerationOutput(RequestOutput):
+    """`sequences` by index; `prompt_tokens_details` is set if the request asked for the prompt's tokens."""
+
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    best_sequence_index: int = 0
+    prompt_tokens_details: list[Token] = field(default_factory=list)
+    other_sequences_indices: list[int] = field(default_factory=list)

@@ -1,0 +1,131 @@
+"""Stubs for modules of the reference that lmi replaces: its services around engines.
+
+Files import them and often use nothing from them. So any name can be imported, and a class can be instantiated and
+inherited from. Using it, or calling a function, raises NotHere with one sentence that says what is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+SERVICE = "lmi serves models by its own engines, which option.rolling_batch names"
+NEURON = "lmi does not run on AWS Neuron"
+OPTIONS = "lmi reads the options itself; an input formatter is given them as `properties`"
+SESSIONS = "lmi keeps no sessions for a model's own code"
+OWN = "it is part of djl-serving itself"
+
+MODULES = {
+    "huggingface": SERVICE,
+    "deepspeed": SERVICE,
+    "fastertransformer": SERVICE,
+    "tensorrt_llm": SERVICE,
+    "tensorrt_llm_python": SERVICE,
+    "lmi_vllm": SERVICE,
+    "lmi_vllm.vllm_async_service": SERVICE,
+    "lmi_vllm.request_response_utils": SERVICE,
+    "lmi_trtllm": SERVICE,
+    "lmi_trtllm.trtllm_async_service": SERVICE,
+    "lmi_trtllm.request_response_utils": SERVICE,
+    "streaming_utils": SERVICE,
+    "transformers_neuronx": NEURON,
+    "stable_diffusion_inf2": NEURON,
+    "neuron_utils": NEURON,
+    "neuron_utils.model_loader": NEURON,
+    "neuron_utils.utils": NEURON,
+    "rolling_batch": SERVICE,
+    "rolling_batch.rolling_batch": SERVICE,
+    "rolling_batch.lmi_dist_rolling_batch": SERVICE,
+    "rolling_batch.neuron_rolling_batch": NEURON,
+    "rolling_batch.rolling_batch_vllm_utils": SERVICE,
+    "rolling_batch.scheduler_rolling_batch": SERVICE,
+    "rolling_batch.trtllm_rolling_batch": SERVICE,
+    "rolling_batch.vllm_rolling_batch": SERVICE,
+    "properties_manager": OPTIONS,
+    "properties_manager.properties": OPTIONS,
+    "properties_manager.ds_properties": OPTIONS,
+    "properties_manager.hf_properties": OPTIONS,
+    "properties_manager.lmi_dist_rb_properties": OPTIONS,
+    "properties_manager.scheduler_rb_properties": OPTIONS,
+    "properties_manager.sd_inf2_properties": OPTIONS,
+    "properties_manager.tnx_properties": OPTIONS,
+    "properties_manager.trt_properties": OPTIONS,
+    "properties_manager.vllm_rb_properties": OPTIONS,
+    "session_manager": SESSIONS,
+    "session_utils": SESSIONS,
+    "chat_completions": SERVICE,
+    "chat_completions.chat_utils": SERVICE,
+    "custom_formatter_handling": OWN,
+    "custom_handler_service": OWN,
+    "sklearn_handler": "lmi does not serve models of scikit-learn",
+    "xgboost_handler": "lmi does not serve models of XGBoost",
+    "np_util": "lmi does not write tensors as ndlist, use add_as_numpy or add_as_npz",
+    "request": OWN,
+    "service_loader": OWN,
+    "test_model": OWN,
+    "utils": OWN,
+}
+"""Why a module of `djl_python` is not here, by its name. A package comes before its modules."""
+
+
+class NotHere(NotImplementedError, AttributeError):
+    """Code used a part of the reference that lmi does not have. An AttributeError, so that hasattr returns False."""
+
+
+class _Uses(type):
+    def __getattr__(cls, name: str) -> Any:
+        raise _fault(cls, name)
+
+
+class Stub(metaclass=_Uses):
+    """Stands in for a class or function of the reference."""
+
+    sentence = ""  # the message of NotHere
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        raise _fault(type(self), name)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        raise _fault(type(self), "__call__")
+
+    def initialize(self, *args: Any, **named: Any) -> Any:  # a subclass in the file calls it by super()
+        raise _fault(type(self), "initialize")
+
+    inference = initialize
+
+
+class StubModule(ModuleType):
+    """Has every attribute except dunder names; a capitalised name is a class."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__} has no attribute {name}")
+        sentence = f"{self.__name__}.{name} is not here: {self._reason}"
+        kind = _Uses(name, (Stub,), {"__module__": self.__name__, "sentence": sentence})
+        stub = kind if name[0].isupper() else kind()
+        setattr(self, name, stub)
+        return stub
+
+
+def install(package: str) -> None:
+    """Make all stub modules importable below `package`."""
+    for name, reason in MODULES.items():
+        module = StubModule(f"{package}.{name}", reason)
+        sys.modules[module.__name__] = module
+        parent, _, last = module.__name__.rpartition(".")
+        setattr(sys.modules[parent], last, module)
+
+
+def _fault(stub: Any, name: str) -> AttributeError:
+    if name.startswith("__") and name != "__call__":  # Python looks for such names
+        return AttributeError(name)
+    return NotHere(stub.sentence)

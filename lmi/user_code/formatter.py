@@ -1,0 +1,169 @@
+"""The formatters of a response that user code writes: they send it each Delta and return what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, closing
+from typing import Any
+
+import orjson
+
+from lmi.apis import AnyApi
+from lmi.errors import Unsupported
+from lmi.formatters.base import AsyncFormatter
+from lmi.schemas.common import Message, Parsed
+from lmi.types import Delta, Token
+from lmi.user_code.client import Call, UserCodeWorkers
+from lmi.user_code.messages import Feed, Head, Open, Respond, TokenFields
+
+JSON, JSONLINES = "application/json", "application/jsonlines"
+EVENT = b"data: "
+
+
+class OutputFormatter(AsyncFormatter):
+    """The response to one prompt. The content type is the one that the user's output formatter names, if any."""
+
+    media_type = ""
+    is_verbatim = True
+
+    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
+        """`call`: the one in which the input formatter has run, if there was one."""
+        parameters = message.fields.get("parameters") or {}
+        if parsed.requests[0].num_sequences > 1:
+            name = next(name for name in ("n", "best_of") if parameters.get(name) not in (None, 1))
+            raise Unsupported(f"parameters.{name}", "the model's own output formatter writes one sequence")
+        self.is_streaming = parsed.requests[0].is_streaming
+        self._workers, self._call = workers, call
+        self._open = open_message(message, parsed)
+
+    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
+        async with aclosing(self._written(deltas)) as written:
+            async for _, data in written:
+                yield data
+
+    async def _written(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[tuple[Delta, bytes]]:
+        """Each Delta with what the code writes for it."""
+        with closing(await self._begin()) as call:
+            is_first = True
+            async for delta in deltas:
+                call.send(feed(call.id, delta))
+                if is_first:
+                    self._take_head(await call.head())
+                    is_first = False
+                yield delta, await call.piece()
+
+    async def _begin(self) -> Call:
+        if self._call is None:
+            return await self._workers.begin(self._open)
+        self._call.send(self._open(self._call.id))
+        return self._call
+
+    def _take_head(self, head: Head) -> None:
+        self.media_type = head.media_type
+
+
+class ListOutputFormatter(OutputFormatter):
+    """The response to a list of prompts: a JSON list of what the code writes for each, a value or else a string.
+
+    A stream has lines like `{"outputs": ["what was written", ""]}`.
+    """
+
+    def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
+        super().__init__(workers, call, message, parsed)
+        self._unsent = [b""] * len(parsed.requests)
+
+    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
+        async with aclosing(self._written(deltas)) as written:
+            async for delta, data in written:
+                self._unsent[delta.index] += data
+                if self.is_streaming and any(self._unsent) and not delta.is_followed:
+                    yield outputs_line(self._unsent)
+                    self._unsent = [b""] * len(self._unsent)
+        if not self.is_streaming:
+            yield b"[%b]\n" % b", ".join(map(as_json, self._unsent))
+
+    def _take_head(self, head: Head) -> None:
+        self.media_type = JSONLINES if self.is_streaming else JSON
+
+
+class ResponseFormatter(AsyncFormatter):
+    """The response of an OpenAI API, each object of it rewritten by the user's output formatter."""
+
+    is_verbatim = True
+
+    def __init__(self, workers: UserCodeWorkers, call: Call | None, api: AnyApi, parsed: Parsed[Any]) -> None:
+        self._formatter = api.formatter(parsed)
+        self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
+        self._workers, self._call, self._api = workers, call, api
+
+    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
+        try:
+            async with aclosing(self._formatter.records(deltas)) as records:
+                async for record in records:
+                    lines = self._api.whole(self.media_type, record).splitlines(keepends=True)
+                    yield b"".join([await self._rewritten(line) for line in lines])
+        finally:
+            if self._call is not None:
+                self._call.close()
+
+    async def _rewritten(self, line: bytes) -> bytes:
+        """The line as the code writes the object in it. A line without an object stays as it is."""
+        prefix, body = (EVENT, line.removeprefix(EVENT)) if line.startswith(EVENT) else (b"", line)
+        if not body.startswith(b"{"):
+            return line
+        if self._call is None:
+            self._call = await self._workers.begin(lambda call_id: Respond(call_id, body))
+        else:
+            self._call.send(Respond(self._call.id, body))
+        written = await self._call.piece()
+        return event_lines(written) if prefix else written
+
+
+def open_message(message: Message[Any], parsed: Parsed[Any]) -> Callable[[int], Open]:
+    """The message that opens the answers of a call, by the id of the call."""
+    request = parsed.requests[0]
+    return lambda call_id: Open(
+        call_id,
+        [each.prompt for each in parsed.requests],
+        {name: value for name, value in message.fields.items() if name != "inputs"},
+        request.is_streaming,
+        details=message.format.details,
+        return_full_text=request.return_full_text,
+    )
+
+
+def feed(call_id: int, delta: Delta) -> Feed:
+    has_top = any(token.top is not None for token in delta.tokens)
+    return Feed(
+        call_id,
+        delta.index,
+        token_fields(delta.tokens),
+        delta.finish_reason,
+        delta.stop_reason,
+        top_tokens=[token_fields(token.top or ()) for token in delta.tokens] if has_top else None,
+        prompt_token_ids=None if delta.prompt_token_ids is None else list(delta.prompt_token_ids),
+        prefill=None if delta.prefill is None else token_fields(delta.prefill),
+    )
+
+
+def token_fields(tokens: Sequence[Token]) -> list[TokenFields]:
+    return [(token.id, token.text, token.log_prob, token.is_special) for token in tokens]
+
+
+def event_lines(written: bytes) -> bytes:
+    """Each line as the data of a server-sent event, unless it is written as one already."""
+    lines = written.splitlines()
+    return b"".join((line if line.startswith(EVENT) else EVENT + line) + b"\n" for line in lines)
+
+
+def as_json(written: bytes) -> bytes:
+    """What was written if it is JSON, else a JSON string of it."""
+    try:
+        orjson.loads(written)
+    except orjson.JSONDecodeError:
+        return orjson.dumps(written.decode(errors="replace"))
+    return written.strip()
+
+
+def outputs_line(written: Sequence[bytes]) -> bytes:
+    return orjson.dumps({"outputs": [each.decode(errors="replace") for each in written]}) + b"\n"

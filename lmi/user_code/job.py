@@ -1,0 +1,104 @@
+"""One call in the process of user code: its messages are worked on here, in the code thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from lmi.user_code.answer import Answers
+from lmi.user_code.faults import describe, is_out_of_memory
+from lmi.user_code.messages import (
+    MAX_PIECE_BYTES,
+    WINDOW,
+    End,
+    Failed,
+    Feed,
+    Handle,
+    Head,
+    Open,
+    Piece,
+    ReadInput,
+    Respond,
+    ToFrontEnd,
+    Work,
+)
+from lmi.user_code.runner import UserCode
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """One call. `send` may be called from any thread.
+
+    Once the call is dropped or has failed, the messages that are left of it do nothing.
+    """
+
+    def __init__(self, call_id: int, user_code: UserCode, send: Callable[[ToFrontEnd], None]) -> None:
+        self._id = call_id
+        self._user_code = user_code
+        self._send = send
+        self._request: Any = None  # what the input formatter returned
+        self._answers: Answers | None = None
+        self._is_over = threading.Event()
+        self._room = threading.Semaphore(WINDOW)  # pieces of `handle` that may still be sent
+
+    def drop(self) -> None:
+        self._is_over.set()
+        self._room.release()  # wakes the thread if it waits for room
+
+    def add_room(self) -> None:
+        """The front end took one piece."""
+        self._room.release()
+
+    def work_on(self, message: Work) -> None:
+        """Run the code for one message. Whatever the code raises, SystemExit too, fails only this call."""
+        if self._is_over.is_set():
+            return
+        try:
+            if self._is_last(message):
+                self._send(End(self._id))
+        except BaseException as error:
+            log.error("the model's code failed", exc_info=error)
+            self._is_over.set()
+            self._send(Failed(self._id, describe(error), is_out_of_memory(error)))
+
+    def _is_last(self, message: Work) -> bool:
+        """Send what the code makes of the message. Returns whether the call ends with it."""
+        match message:
+            case Handle():
+                self._handle(message)
+                return True
+            case ReadInput():
+                self._request, body = self._user_code.read_input(message.properties, message.body)
+                self._send(Piece(self._id, body))
+            case Respond():
+                self._send(Piece(self._id, self._user_code.respond(message.body, self._request)))
+            case Open():
+                self._answers = self._user_code.answers(message, self._request)
+                self._send(Head(self._id, 200, self._answers.media_type, {}, message.is_streaming))
+            case Feed():
+                assert self._answers is not None, "Feed came before Open"
+                self._send(Piece(self._id, self._answers.feed(message)))
+                return self._answers.are_over
+        return False
+
+    def _handle(self, message: Handle) -> None:
+        with self._user_code.handle(message.properties, message.query, message.body) as (head, pieces):
+            self._send(Head(self._id, head.status, head.media_type, head.headers, head.is_streaming))
+            self._send_all(pieces)
+
+    def _send_all(self, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            for part in _parts(piece):
+                self._room.acquire()
+                if self._is_over.is_set():
+                    return
+                self._send(Piece(self._id, part))
+
+
+def _parts(piece: bytes) -> Iterator[bytes]:
+    """The piece in parts that a message can carry; an empty piece is one empty part."""
+    for start in range(0, len(piece) or 1, MAX_PIECE_BYTES):
+        yield piece[start : start + MAX_PIECE_BYTES]

@@ -1,0 +1,140 @@
+"""What the embedded executor costs beside its model, and what continuous batching brings over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+
+from scripts.benchmarks import servers
+
+NUM_TOKENS = 128
+BATCHES = (1, 8, 64)
+NUM_SEQUENTIAL = 6
+PROMPT = "Tell me a story about a fox."
+
+
+class TimedRunner:
+    """A model runner that adds up the time of its forward calls and when each decode step of a full batch began."""
+
+    def __init__(self, runner: object, batch: int) -> None:
+        self._runner, self._batch = runner, batch
+        self.forward_s: list[float] = []
+        self.starts_s: list[float] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+    def forward(self, plan: object) -> object:
+        start_s = time.perf_counter()
+        logits = self._runner.forward(plan)  # type: ignore[attr-defined]
+        if len(plan.decodes) == self._batch and not plan.prefills:  # type: ignore[attr-defined]
+            self.starts_s.append(start_s)
+            self.forward_s.append(time.perf_counter() - start_s)
+        return logits
+
+
+def overhead(model: str, batch: int) -> tuple[float, float]:
+    """(ms of a step that are not the model, ms of the model): medians over full decode steps.
+
+    Everything runs as in the engine worker: one thread waits for Responses and writes one frame a step to a socket.
+    """
+    from handlers.lmi_dist import Executor
+    from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.placement import choose_placement
+    from handlers.lmi_dist.weights import read_facts
+    from lmi.engine.messages import Output, encode
+    from lmi.executor import OutputConfig, Request, SamplingConfig
+    from lmi.ipc.frames import frame
+    from lmi.settings.config import EngineConfig
+
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
+    facts, config = read_facts(model), EngineConfig(dtype="fp32")
+    placement = choose_placement(config, facts.dtype)
+    runner = TimedRunner(ModelRunner(facts, placement, config, num_slots=64, max_length=1024), batch)
+    request = Request(
+        input_token_ids=tuple(range(5, 25)),
+        max_tokens=NUM_TOKENS,
+        streaming=True,
+        ignore_eos=True,
+        sampling_config=SamplingConfig(temperature=0.0),
+        output_config=OutputConfig(return_log_probs=True),
+    )
+    with Executor(runner, EngineConfig()) as executor:  # type: ignore[arg-type]
+        executor.enqueue_requests([request] * batch)
+        num_open = batch
+        while num_open:
+            responses = executor.await_responses(timeout_s=10)
+            ours.sendall(frame(encode(Output(responses))))  # type: ignore[arg-type]
+            num_open -= sum(response.is_final for response in responses)  # type: ignore[union-attr]
+    ours.close()
+    steps_s = [after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)]
+    rest_s = [step - forward for step, forward in zip(steps_s, runner.forward_s, strict=False)]
+    return statistics.median(rest_s) * 1000, statistics.median(runner.forward_s) * 1000
+
+
+def body(stream: bool = True) -> dict[str, object]:
+    return {"inputs": PROMPT, "stream": stream, "parameters": {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}}
+
+
+def throughput(port: int) -> dict[str, float]:
+    """Tokens a second of 64 streams at once over that of one after another."""
+    crowd = asyncio.run(servers.run_load(port, [body()] * 64))
+    alone = servers.Load()
+    for _ in range(NUM_SEQUENTIAL):
+        load = asyncio.run(servers.run_load(port, [body()]))
+        alone.num_tokens += load.num_tokens
+        alone.seconds += load.seconds
+    return {
+        "tokens_per_s_64": crowd.tokens_per_s,
+        "tokens_per_s_1": alone.tokens_per_s,
+        "concurrency_ratio": crowd.tokens_per_s / alone.tokens_per_s,
+    }
+
+
+async def ping_under_load(port: int) -> list[float]:
+    """Seconds of each `/ping`, on a connection of its own, while 64 streams run."""
+    load = asyncio.create_task(servers.run_load(port, [body()] * 64))
+    times_s: list[float] = []
+    while not load.done():
+        start_s = time.perf_counter()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        if b" 200 " not in answer.split(b"\r\n", 1)[0]:
+            raise RuntimeError(f"/ping said {answer[:80]!r}")
+        times_s.append(time.perf_counter() - start_s)
+        writer.close()
+        await asyncio.sleep(0.005)
+    await load
+    return times_s
+
+
+def measure(model: str | None = None) -> dict[str, float]:
+    """All figures on one model folder, the demo by default."""
+    from lmi.settings.model_folder import demo_folder
+
+    figures: dict[str, float] = {}
+    with servers.lmi({}, model) as server:
+        asyncio.run(servers.run_load(server.port, [body()] * 4))  # warm-up
+        figures |= throughput(server.port)
+        pings_s = asyncio.run(ping_under_load(server.port)) + asyncio.run(ping_under_load(server.port))
+        figures["ping_p99_ms"] = servers.percentile(pings_s, 0.99) * 1000
+        figures["num_pings"] = len(pings_s)
+    for batch in BATCHES:
+        rest_ms, model_ms = overhead(model or str(demo_folder()), batch)
+        figures[f"rest_ms_{batch}"] = rest_ms
+        figures[f"model_ms_{batch}"] = model_ms
+        figures[f"rest_share_{batch}"] = rest_ms / (rest_ms + model_ms)
+    return figures
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    for name, value in measure(sys.argv[1] if len(sys.argv) > 1 else None).items():
+        print(f"{name:24} {value:10.3f}")

@@ -1,0 +1,57 @@
+"""CPU of the front-end process per streamed token, against a bare uvicorn application at the same token rate."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+
+from scripts.benchmarks import servers
+
+NUM_STREAMS = 64
+NUM_TOKENS = 200
+STEP_S = 0.02
+ROUNDS = 5
+
+
+def body(num_tokens: int = NUM_TOKENS) -> dict[str, object]:
+    parameters = {"max_new_tokens": num_tokens, "ignore_eos_token": True}
+    return {"inputs": "Tell me a story about a fox.", "stream": True, "parameters": parameters}
+
+
+def us_per_token(port: int, pid: int) -> float:
+    before_s = servers.cpu_s(pid)
+    load = asyncio.run(servers.run_load(port, [body()] * NUM_STREAMS))
+    return (servers.cpu_s(pid) - before_s) / load.num_tokens * 1e6
+
+
+def measure(rounds: int = ROUNDS) -> dict[str, float]:
+    """Alternates between the two servers; the ratio is the median over the rounds."""
+    port = servers.free_port()
+    bare = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.bare:app"]
+    bare += ["--port", str(port), "--http", "httptools", "--loop", "uvloop", "--no-access-log", "--lifespan", "off"]
+    environ = {"BENCH_STEP_S": str(STEP_S), "BENCH_NUM_TOKENS": str(NUM_TOKENS)}
+    properties = {"option.rolling_batch": "echo", "option.echo_step_ms": STEP_S * 1000, "frontend_workers": 1}
+    ours_us, bare_us = [], []
+    with (
+        servers.process([*bare, "--log-level", "warning"], port, environ) as floor,
+        servers.lmi(properties) as lmi,
+    ):
+        front = lmi.pid("lmi-front-0")
+        idle_mb = servers.rss_mb(front)
+        us_per_token(lmi.port, front), us_per_token(port, floor.process.pid)  # warm-up
+        for _ in range(rounds):
+            ours_us.append(us_per_token(lmi.port, front))
+            bare_us.append(us_per_token(port, floor.process.pid))
+    ratios = [ours / other for ours, other in zip(ours_us, bare_us, strict=True)]
+    return {
+        "frontend_us_per_token": statistics.median(ours_us),
+        "bare_us_per_token": statistics.median(bare_us),
+        "frontend_ratio": statistics.median(ratios),
+        "frontend_idle_mb": idle_mb,
+    }
+
+
+if __name__ == "__main__":
+    for name, value in measure().items():
+        print(f"{name:24} {value:8.2f}")

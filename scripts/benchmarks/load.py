@@ -1,0 +1,202 @@
+"""A lean load of streams over kept-alive connections, and the CPU that everybody used meanwhile.
+
+The client keeps the bytes and the time of each read and looks into them after the round. It runs at real-time
+priority: on few cores an engine that spins while it waits would keep an ordinary client off its core for a whole
+answer, and the times would be the client's own. Where that is not allowed the figures say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import gc
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from scripts.benchmarks import servers
+
+WHOLE = b"\r\n0\r\n\r\n"  # what ends a chunked body
+ROUND_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Records:
+    """How to find the records of a streamed answer and the number of tokens of any answer."""
+
+    mark: re.Pattern[bytes]  # once in every record that carries tokens
+    count: re.Pattern[bytes] | int = 1  # tokens of an answer: in its last match, or so many to each record
+
+
+@dataclass
+class Answer:
+    """One answer as it came: what, and when."""
+
+    start_s: float
+    reads: list[bytes] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+
+    def record_times_s(self, mark: re.Pattern[bytes]) -> list[float]:
+        ends = list(itertools.accumulate(map(len, self.reads)))
+        return [self.times_s[bisect.bisect_right(ends, found.start())] for found in mark.finditer(self.body)]
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.reads)
+
+
+class Connection(asyncio.Protocol):
+    """A connection that carries one request after another."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    async def ask(self, request: bytes) -> Answer:
+        self._tail, self._num_missing = b"", None  # bytes that a body of known size still lacks
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answer = Answer(time.perf_counter())
+        self._transport.write(request)  # type: ignore[attr-defined]
+        await self._done
+        if not self._answer.reads[0].startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the server said {self._answer.body[:2000]!r}")
+        return self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._answer.times_s.append(time.perf_counter())
+        self._answer.reads.append(data)
+        if self._num_missing is not None:
+            self._num_missing -= len(data)
+        elif len(self._answer.reads) == 1:
+            head, _, body = data.partition(b"\r\n\r\n")  # servers write a head in one piece
+            if size := re.search(rb"(?i)content-length: *(\d+)", head):
+                self._num_missing = int(size[1]) - len(body)
+        self._tail = (self._tail + data)[-len(WHOLE) :]
+        if self._num_missing == 0 or self._num_missing is None and self._tail == WHOLE:
+            self._done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_exception(error or ConnectionError("the server closed the connection"))
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+def request(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round brought."""
+
+    num_tokens: int
+    num_records: int
+    seconds: float
+    first_s: tuple[float, ...]  # from request to first token, of each answer
+    gaps_s: tuple[float, ...]  # between two tokens of an answer; 0 where they came in one read
+    cpu_s: dict[str, float]  # by role
+    foreign: float  # CPU of everybody else, 1 = a whole core
+    client_cpu_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+    def us_per_token(self, role: str) -> float:
+        return self.cpu_s.get(role, 0.0) / self.num_tokens * 1e6
+
+
+class Meter:
+    """CPU of some processes by role, and of everybody else, from when it is made."""
+
+    def __init__(self, roles: Mapping[int, str]) -> None:
+        self._roles = dict(roles)
+        self._before = self._now()
+
+    def _now(self) -> tuple[float, float, dict[int, float]]:
+        cpu_s = {pid: servers.cpu_s(pid) for pid in {*self._roles, os.getpid()}}
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        idle_s = (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")  # idle and waiting for disks
+        return time.perf_counter(), idle_s, cpu_s
+
+    def stop(self) -> tuple[dict[str, float], float]:
+        """(CPU seconds by role, cores that foreign processes used)."""
+        (from_s, idle_from_s, cpu_from_s), (to_s, idle_to_s, cpu_to_s) = self._before, self._now()
+        used_s = {pid: cpu_to_s[pid] - cpu_from_s[pid] for pid in cpu_to_s}
+        by_role: dict[str, float] = {}
+        for pid, role in self._roles.items():
+            by_role[role] = by_role.get(role, 0.0) + used_s[pid]
+        num_cores = os.cpu_count() or 1  # those of /proc/stat
+        busy_s = num_cores * (to_s - from_s) - (idle_to_s - idle_from_s)
+        return by_role, max(0.0, busy_s - sum(used_s.values())) / (to_s - from_s)
+
+
+@contextmanager
+def realtime() -> Iterator[bool]:
+    """This thread before all ordinary ones; yields whether the system allowed it. Children do not inherit it."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except PermissionError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def run_round(port: int, requests: list[list[bytes]], records: Records, roles: Mapping[int, str]) -> Round:
+    """Every list of requests is a user who sends them one after another."""
+    gc.collect()
+    gc.disable()
+    client_from_s, meter = time.process_time(), Meter(roles)
+    try:
+        with realtime(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            seconds, answers = runner.run(_ask_all(port, requests))
+    finally:
+        gc.enable()
+    client_cpu_s = time.process_time() - client_from_s
+    cpu_s, foreign = meter.stop()
+    times_s = [answer.record_times_s(records.mark) for answer in answers]
+    return Round(
+        num_tokens=sum(_num_tokens(answer, records) for answer in answers),
+        num_records=sum(map(len, times_s)),
+        seconds=seconds,
+        first_s=tuple(times[0] - answer.start_s for times, answer in zip(times_s, answers, strict=True)),
+        gaps_s=tuple(after - before for times in times_s for before, after in itertools.pairwise(times)),
+        cpu_s=cpu_s,
+        foreign=foreign,
+        client_cpu_s=client_cpu_s,
+    )
+
+
+async def _ask_all(port: int, requests: list[list[bytes]]) -> tuple[float, list[Answer]]:
+    async with asyncio.timeout(ROUND_TIMEOUT_S):
+        loop = asyncio.get_running_loop()
+        made = [loop.create_connection(Connection, "127.0.0.1", port) for _ in requests]
+        connections = [connection for _, connection in await asyncio.gather(*made)]
+
+        async def user(connection: Connection, own: list[bytes]) -> list[Answer]:
+            return [await connection.ask(one) for one in own]
+
+        start_s = time.perf_counter()
+        answers = await asyncio.gather(*map(user, connections, requests))
+        seconds = time.perf_counter() - start_s
+        for connection in connections:
+            connection.close()
+    return seconds, [answer for own in answers for answer in own]
+
+
+def _num_tokens(answer: Answer, records: Records) -> int:
+    if isinstance(records.count, int):
+        return records.count * len(records.mark.findall(answer.body))
+    return int(records.count.findall(answer.body)[-1])

@@ -1,0 +1,175 @@
+"""The embedded executor's model step against one call of the Hugging Face model, in one run.
+
+Both have the same random weights, float32 (but for the rows that say int8), a static batch, and a context of 128
+tokens before the first step; the Hugging Face model keeps its DynamicCache. They take turns in short blocks, so that
+both meet the same noise of the machine, and the first step of a block, which finds the other's data in the
+processor's cache, is not counted. Sampling and scheduling are not part of a step. The table has medians and, in
+brackets, minima; the last line is one JSON object of ratios.
+
+    python -m scripts.benchmarks.model [demo] [135m] [--batches 1,8,32,64] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: threads that spin beside another process cost tenfold
+
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers.utils import logging as transformers_logging  # noqa: E402
+
+from handlers.lmi_dist.model_runner import ModelRunner  # noqa: E402
+from handlers.lmi_dist.placement import choose_placement  # noqa: E402
+from handlers.lmi_dist.plan import Chunk, Plan  # noqa: E402
+from handlers.lmi_dist.weights import read_facts  # noqa: E402
+from lmi.settings.config import EngineConfig  # noqa: E402
+
+CONTEXT, VOCABULARY = 128, 1000
+BLOCKS, STEPS = 8, 5
+SHAPES = {
+    "demo": {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+    },
+    "135m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+    },
+}
+VARIANTS: dict[str, dict[str, object]] = {  # key of a figure ends with the variant's name
+    "ours": {},
+    "variant": {"batch_invariant": False},
+    "int8": {"quantize": "int8"},
+}
+BATCHES = [1, 8, 32, 64]
+Step = Callable[[], object]
+
+
+def measure() -> dict[str, float]:
+    """Our median steps over the reference's: `demo_8`; `_variant` is without invariance, `_int8` with int8 weights."""
+    figures: dict[str, float] = {}
+    for shape in SHAPES:
+        figures |= measure_shape(shape, BATCHES, default_threads(shape))
+    return figures
+
+
+def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str, float]:
+    torch.set_num_threads(num_threads)
+    transformers_logging.disable_progress_bar()
+    print(f"{shape}: {num_threads} threads, load average {os.getloadavg()[0]:.1f}")
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(shape, folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        runners = {
+            name: load_runner(folder, EngineConfig(**settings), max(batches)) for name, settings in VARIANTS.items()
+        }
+        for batch in batches:
+            steps = {"Hugging Face": reference_step(model, batch)}
+            steps |= {name: own_step(runner, batch) for name, runner in runners.items()}
+            times_ms = take_turns(steps)
+            medians = {name: statistics.median(values) for name, values in times_ms.items()}
+            for name in runners:
+                key = f"{shape}_{batch}" if name == "ours" else f"{shape}_{batch}_{name}"
+                figures[key] = medians[name] / medians["Hugging Face"]
+            if shape == "135m":
+                figures[f"int8_speedup_{batch}"] = medians["ours"] / medians["int8"]
+            print_row(shape, batch, times_ms, medians)
+    return figures
+
+
+def make_model(shape: str, folder: str) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=2048, tie_word_embeddings=True)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def load_runner(folder: str, config: EngineConfig, num_slots: int) -> ModelRunner:
+    facts = read_facts(folder)
+    return ModelRunner(facts, choose_placement(config, facts.dtype), config, num_slots=num_slots, max_length=1024)
+
+
+def reference_step(model: torch.nn.Module, batch: int) -> Step:
+    cache = DynamicCache()
+    token = torch.ones(batch, 1, dtype=torch.int64)
+    with torch.inference_mode():
+        model(torch.randint(VOCABULARY, (batch, CONTEXT)), past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(token, past_key_values=cache, use_cache=True)
+
+    return step
+
+
+def own_step(runner: ModelRunner, batch: int) -> Step:
+    position = CONTEXT
+    for slot in range(batch):
+        runner.forward(Plan([], [Chunk(slot, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
+
+    def step() -> None:
+        nonlocal position
+        runner.forward(Plan([Chunk(slot, position, [1]) for slot in range(batch)], []))
+        position += 1
+
+    return step
+
+
+def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
+    times_ms: dict[str, list[float]] = {name: [] for name in steps}
+    gc.collect()
+    for block in range(BLOCKS + 1):
+        for name, step in steps.items():
+            for index in range(STEPS + 1):
+                start = time.perf_counter()
+                step()
+                if block and index:  # the first block warms up
+                    times_ms[name].append((time.perf_counter() - start) * 1e3)
+    return times_ms
+
+
+def print_row(shape: str, batch: int, times_ms: dict[str, list[float]], medians: dict[str, float]) -> None:
+    cells = [
+        f"{name}: {median:.2f} ms [{min(times_ms[name]):.2f}] {median / medians['Hugging Face']:.2f}x"
+        for name, median in medians.items()
+    ]
+    print(f"{shape:>5} batch {batch:>2}   " + "   ".join(cells), flush=True)
+
+
+def default_threads(shape: str) -> int:
+    """What the engine takes by default: a small model leaves one core to the front end."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores - 1) if shape == "demo" else cores
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shapes", nargs="*", default=list(SHAPES), help=", ".join(SHAPES))
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)))
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    batches = [int(batch) for batch in arguments.batches.split(",")]
+    figures: dict[str, float] = {}
+    for shape in arguments.shapes:
+        figures |= measure_shape(shape, batches, arguments.threads or default_threads(shape))
+    print(json.dumps({name: round(figure, 3) for name, figure in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

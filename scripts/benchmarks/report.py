@@ -1,0 +1,63 @@
+"""Runs the benchmarks and reports each figure beside its goal: a table for people, then one line of JSON.
+
+`--write` puts the table into README.md between its marks. Absolute times are this machine's; only ratios travel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+
+from scripts.benchmarks import engine, frontend, model
+from scripts.benchmarks.table import Goal, machine, table, write
+
+MARKS = ("<!-- figures -->", "<!-- end of figures -->")
+
+PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "frontend": frontend.measure,
+    "model": model.measure,
+    "engine": engine.measure,
+}
+
+GOALS: list[Goal] = [
+    ("frontend_ratio", "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines", "<=", 1.7),
+    ("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
+    ("demo_1", "model step / transformers' model call, demo shape, batch 1", "<=", 1.0),
+    ("demo_8", "same, batch 8", "<=", 0.8),
+    ("demo_32", "same, batch 32", "<=", 0.65),
+    ("demo_64", "same, batch 64", "<=", 0.65),
+    ("demo_1_variant", "same, batch 1, `option.batch_invariant=false`", "<=", 0.7),
+    ("135m_1", "same, 135M shape, batch 1", "<=", 0.95),
+    ("135m_8", "same, batch 8", "<=", 0.6),
+    ("135m_32", "same, batch 32", "<=", 0.6),
+    ("int8_speedup_8", "int8 over float32, 135M shape, batch 8, times faster", ">=", 1.6),
+    ("rest_ms_1", "a step's time beside the model, batch 1, ms", "<=", 1.0),
+    ("rest_ms_8", "same, batch 8, ms", "<=", 1.0),
+    ("rest_share_64", "same, batch 64, share of the step", "<=", 0.1),
+    ("concurrency_ratio", "tokens/s of 64 requests at once / one after another, demo model", ">=", 10.0),
+    ("ping_p99_ms", "`/ping` p99 while 64 streams run, ms", "<=", 50.0),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("scripts/bench", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    figures: dict[str, float] = {}
+    for name in arguments.parts or PARTS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        figures |= PARTS[name]()
+    text = f"{table(figures, GOALS)}\n\nOn {machine()}."
+    print(text)
+    if arguments.write:
+        write(text, MARKS)
+    print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

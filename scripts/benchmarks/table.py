@@ -1,0 +1,38 @@
+"""Figures beside their goals as a table, and its place in README.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+Goal = tuple[str, str, str, float]  # figure, what it is, relation, bound
+
+
+def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> str:
+    """A row for each figure, and where `otherwise` says why, for each goal without one."""
+    lines = ["| figure | measured | goal |", "|---|---|---|"]
+    for name, text, relation, goal in goals:
+        sign = "≤" if relation == "<=" else "≥"
+        if name in figures:
+            is_met = figures[name] <= goal if relation == "<=" else figures[name] >= goal
+            lines.append(f"| {text} | {figures[name]:.2f} | {sign} {goal:g}{'' if is_met else ' (missed)'} |")
+        elif otherwise:
+            lines.append(f"| {text} | {otherwise} | {sign} {goal:g} |")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
+    return f"{processor}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+
+
+def write(text: str, marks: tuple[str, str]) -> None:
+    """Put the text between these marks of README.md."""
+    begin, end = marks
+    readme = README.read_text()
+    before, _, rest = readme.partition(begin)
+    after = rest.partition(end)[2] if end in rest else rest
+    README.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

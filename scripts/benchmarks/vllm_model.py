@@ -1,0 +1,62 @@
+"""The model of the vLLM benchmark: a random Llama of five million parameters, and prompts for it.
+
+So small that the servers around it are measured, not its kernels. Its tokenizer learned 4096 pieces of made-up words,
+so that every token is text.
+
+    python -m scripts.benchmarks.vllm_model FOLDER
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+
+NUM_PIECES = 4096
+WORDS_EACH = 32  # of a prompt
+
+
+def words(num_words: int = 6000) -> list[str]:
+    """Always the same ones."""
+    draw = random.Random(0)
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    return ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(num_words)]
+
+
+def prompts(num_prompts: int, seed: str) -> list[str]:
+    """Random words; a seed always gives the same ones, and no two prompts have a start in common worth caching."""
+    draw, choice = random.Random(seed), words()
+    return [" ".join(draw.choices(choice, k=WORDS_EACH)) for _ in range(num_prompts)]
+
+
+def make(folder: Path) -> None:
+    hide_foreign_builds()
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=NUM_PIECES, special_tokens=["<end>"], show_progress=False)
+    tokenizer.train_from_iterator((" ".join(words()) for _ in range(2)), trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=NUM_PIECES,
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,293 @@
+"""`lmi serve` with vLLM as its engine against vLLM's own servers, measured; `vllm_report.py` reports it.
+
+One model, one load, the same requests; every server as it is by default; one at a time, in turns, each turn the other
+way round. A round beside which others used more than a quarter of a core does not count and is done again. Tokens are
+those that answers report, held against each server's own counter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from urllib.request import urlopen
+
+from scripts.benchmarks import servers, vllm_model
+from scripts.benchmarks.load import Records, Round, request, run_round
+from scripts.benchmarks.servers import Server
+
+NUM_TOKENS = 64
+ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> how often each asks in a round
+MOST = max(ASKS)
+STREAMED, WHOLE, LOG_PROBS, OWN_DOOR = "streamed", "whole", "log-probs", "own door"
+CASES = {
+    STREAMED: tuple(ASKS),  # at /v1/completions, as the next two
+    WHOLE: tuple(ASKS),
+    LOG_PROBS: (MOST,),
+    OWN_DOOR: tuple(ASKS),  # at /invocations, whose every line carries a log-prob
+}
+NUM_LOG_PROBS = 5
+MAX_FOREIGN = 0.25  # cores
+MAX_AGAIN = 2  # times that a round is done again in one turn
+
+# vLLM's own server takes nine tenths of all memory for its KV cache and does not start where it is not free.
+ENVIRON: dict[str, str | None] = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": None,
+    "GOMP_SPINCOUNT": None,
+}
+BARE_ENVIRON = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
+
+FRONT, CORE, WORKER, REST = "front", "core", "worker", "rest"
+TITLES = {
+    "lmi-front-": FRONT,
+    "vllm-rs": FRONT,
+    "lmi-engine-": CORE,
+    "VLLM::EngineCore": CORE,
+    "VLLM::Worker": WORKER,
+}
+
+LMI, VLLM, RUST, BARE = "lmi", "vllm", "vllm_rust", "bare"
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One kind of request: where it goes, what it says, how its answer is read."""
+
+    path: str
+    body: Callable[[str], dict[str, object]]  # given the prompt
+    records: Records
+
+    def request(self, prompt: str) -> bytes:
+        return request(self.path, json.dumps(self.body(prompt)).encode())
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server to measure: how to start it and ask it."""
+
+    name: str
+    start: Callable[[str, Path], AbstractContextManager[Server]]  # given the model's folder and one for its caches
+    askings: Mapping[str, Asking]  # by kind of case
+    counter: str  # of its own metrics: tokens sent out
+    root_role: str = REST  # of the process that is started
+
+    @property
+    def cases(self) -> list[tuple[str, int]]:
+        return [(kind, num_streams) for kind in self.askings for num_streams in CASES[kind]]
+
+    def roles(self, root: int) -> dict[int, str]:
+        roles = {}
+        for pid in servers.descendants(root):
+            found = [role for title, role in TITLES.items() if servers.has_title(pid, title)]
+            roles[pid] = found[0] if found else self.root_role if pid == root else REST
+        return roles
+
+
+def completion(prompt: str, **more: object) -> dict[str, object]:
+    return {"model": "bench", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True} | more
+
+
+def completions() -> dict[str, Asking]:
+    """What every server is asked, at the same path with the same words."""
+    chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
+    stream: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+    wanted = {STREAMED: stream, WHOLE: {}, LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS}}
+    return {kind: Asking("/v1/completions", partial(completion, **more), chunk) for kind, more in wanted.items()}
+
+
+def own_door(prompt: str) -> dict[str, object]:
+    parameters = {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}
+    return {"inputs": prompt, "stream": True, "parameters": parameters}
+
+
+def kept_in(caches: Path) -> dict[str, str | None]:
+    """What a server compiles lies in its cache folder, or by torch's own choice in that for temporary files."""
+    caches.mkdir(exist_ok=True)
+    return {"XDG_CACHE_HOME": str(caches), "TMPDIR": str(caches), "VLLM_CACHE_ROOT": None}
+
+
+def lmi_peer(engine: str) -> Peer:
+    properties = {
+        "log_level": "INFO",  # its default: a line for each request, as vLLM's Python server writes
+        "option.rolling_batch": engine,
+        "option.model_name": "bench",
+    }
+    line = Records(mark=re.compile(rb'\{"token": \{"id": \d'))
+    return Peer(
+        name="lmi" if engine == "vllm" else f"lmi ({engine})",
+        start=lambda model, caches: servers.lmi(properties, model, ENVIRON | kept_in(caches)),
+        askings=completions() | {OWN_DOOR: Asking("/invocations", own_door, line)},
+        counter="lmi_generated_tokens_total",
+    )
+
+
+def vllm_peer(rust_binary: str | None = None) -> Peer:
+    environ = dict(ENVIRON)
+    if rust_binary:
+        environ |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": rust_binary}
+
+    @contextmanager
+    def start(model: str, caches: Path) -> Iterator[Server]:
+        port = servers.free_port()
+        command = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "bench"]
+        with servers.process(command, port, environ | kept_in(caches), "/health") as server:
+            yield server
+
+    return Peer(
+        name="vLLM, Rust front end" if rust_binary else "vllm serve",
+        start=start,
+        askings=completions(),
+        counter="vllm:generation_tokens_total",
+        root_role=REST if rust_binary else FRONT,
+    )
+
+
+def rust_binary() -> str | None:
+    """vLLM's Rust front end: named by its own variable, or inside the package, which not every build has."""
+    named = os.environ.get("VLLM_RUST_FRONTEND_PATH")
+    if named:
+        return named
+    found = subprocess.run(
+        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    inside = Path(found.stdout.strip(), "vllm-rs")
+    return str(inside) if os.access(inside, os.X_OK) else None
+
+
+@dataclass
+class Record:
+    """All that was measured on one server."""
+
+    name: str
+    starts_s: list[float] = field(default_factory=list)
+    memory_mb: list[dict[str, float]] = field(default_factory=list)  # by role, one for each turn
+    rounds: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
+    num_left_out: int = 0
+
+    def add(self, case: tuple[str, int], done: Round) -> bool:
+        """Whether the round counts."""
+        if done.foreign > MAX_FOREIGN:
+            self.num_left_out += 1
+            return False
+        self.rounds.setdefault(case, []).append(done)
+        return True
+
+    def median(self, case: tuple[str, int], figure: Callable[[Round], float]) -> float | None:
+        rounds = self.rounds.get(case)
+        return statistics.median(map(figure, rounds)) if rounds else None
+
+    def memory(self, role: str) -> float | None:
+        return statistics.median(by_role.get(role, 0.0) for by_role in self.memory_mb) if self.memory_mb else None
+
+
+def turn(peer: Peer, record: Record, model: str, repeats: int, seed: str, deadline_s: float) -> None:
+    """Start the server, measure every case, stop it. Only its first start finds nothing compiled."""
+    with peer.start(model, Path(model, f"caches of {peer.name}".replace(" ", "-"))) as server:
+        record.starts_s.append(server.start_s)
+        roles = peer.roles(server.process.pid)
+        for kind in peer.askings:
+            for num_streams in (1, MOST):
+                one_round(peer, server, roles, (kind, num_streams), "warm-up", num_asks=1)
+        for repeat in range(repeats):
+            for case in peer.cases:
+                for again in range(1 + MAX_AGAIN):
+                    done = one_round(peer, server, roles, case, f"{seed} {repeat}.{again}")
+                    if record.add(case, done) or time.monotonic() > deadline_s:
+                        break
+        memory_mb: dict[str, float] = {}
+        for pid, role in roles.items():
+            memory_mb[role] = memory_mb.get(role, 0.0) + servers.rss_mb(pid)
+        record.memory_mb.append(memory_mb)
+
+
+def one_round(
+    peer: Peer, server: Server, roles: dict[int, str], case: tuple[str, int], seed: str, num_asks: int | None = None
+) -> Round:
+    """Raises RuntimeError where an answer is short or the server has counted other tokens than we."""
+    kind, num_streams = case
+    num_asks = num_asks or ASKS[num_streams]
+    prompts = iter(vllm_model.prompts(num_streams * num_asks, f"{seed} {case}"))
+    asking = peer.askings[kind]
+    requests = [[asking.request(next(prompts)) for _ in range(num_asks)] for _ in range(num_streams)]
+    num_before = num_counted(server.port, peer.counter)
+    done = run_round(server.port, requests, asking.records, roles)
+    if done.num_tokens != num_streams * num_asks * NUM_TOKENS:
+        raise RuntimeError(f"{peer.name}: {done.num_tokens} tokens in {num_streams * num_asks} answers of {NUM_TOKENS}")
+    give_up_s = time.monotonic() + 10  # counters may follow a moment later
+    while num_counted(server.port, peer.counter) - num_before != done.num_tokens:
+        if time.monotonic() > give_up_s:
+            raise RuntimeError(f"{peer.name} counted other than {done.num_tokens} tokens")
+        time.sleep(0.05)
+    return done
+
+
+def num_counted(port: int, counter: str) -> int:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if re.match(rf"{counter}[ {{]", line))
+
+
+def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
+    """The engine without a server, in a process of its own, under the load of the most streams."""
+    num_prompts = MOST * ASKS[MOST]
+    rounds = [vllm_model.prompts(num_prompts, f"{seed} {number}") for number in range(repeats + MAX_AGAIN + 1)]
+    settings = {"model": model, "num_users": MOST, "num_tokens": NUM_TOKENS, "rounds": rounds}
+    environ = {**os.environ, **ENVIRON, **BARE_ENVIRON}
+    output = subprocess.run(
+        [sys.executable, "-m", "scripts.benchmarks.vllm_bare"],
+        input=json.dumps(settings).encode(),
+        env={name: value for name, value in environ.items() if value is not None},
+        cwd=tempfile.gettempdir(),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=180,
+    ).stdout
+    num_good = 0
+    for line in output.splitlines():
+        if line.startswith(b'{"num_tokens"') and num_good < repeats:
+            num_good += record.add((STREAMED, MOST), Round(**json.loads(line)))
+
+
+def measure(engine: str, turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
+    """Turns until all are done or the next one would pass the limit."""
+    began_s = time.monotonic()
+    peers = {LMI: lmi_peer(engine), VLLM: vllm_peer()}
+    if binary := rust_binary():
+        peers[RUST] = vllm_peer(binary)
+    records = {key: Record(peer.name) for key, peer in peers.items()} | {BARE: Record("bare engine, no server")}
+    with tempfile.TemporaryDirectory(prefix="lmi-bench-") as model:
+        subprocess.run([sys.executable, "-m", "scripts.benchmarks.vllm_model", model], check=True)
+        for number in range(turns):
+            turn_began_s = time.monotonic()
+            for key in list(records) if number % 2 == 0 else reversed(records):
+                say(f"turn {number + 1} of {turns}: {records[key].name}")
+                if key == BARE:
+                    bare_turn(records[key], model, repeats, f"{number}")
+                else:
+                    turn(peers[key], records[key], model, repeats, f"{number}", began_s + limit_s)
+            now_s = time.monotonic()
+            if now_s - began_s + (now_s - turn_began_s) > limit_s:
+                say(f"{now_s - began_s:.0f} s are over, no further turn")
+                break
+    return records
+
+
+def say(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)

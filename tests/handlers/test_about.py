@@ -1,0 +1,105 @@
+"""What engines say of themselves, before anything of them is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.lmi_dist import about as lmi_dist
+from handlers.lmi_vllm import about as lmi_vllm
+from handlers.lmi_vllm.about import rank_cores
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.supervisor.environment import of_engine
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "vllm", "tensorrt_llm", "transformers", "safetensors", "xgrammar", "numpy"}
+
+
+@pytest.mark.parametrize("module", sorted(path.parent.name for path in ROOT.glob("handlers/*/about.py")))
+def test_what_an_engine_says_of_itself_can_be_imported_without_its_libraries(module: str) -> None:
+    code = f"import sys, handlers.{module}.about; print({HEAVY} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_embedded_engine_runs_on_one_device_and_quantises_to_int8() -> None:
+    assert lmi_dist.check(EngineConfig(quantize="int8")) == {}
+    assert lmi_dist.check(EngineConfig(quantize="awq")).keys() == {"option.quantize"}
+    for degree in ("tensor_parallel_degree", "pipeline_parallel_degree"):
+        assert lmi_dist.check(EngineConfig(**{degree: 2})).keys() == {f"option.{degree}"}  # type: ignore[arg-type]
+
+
+def test_vllm_runs_pipelines_only_on_gpus() -> None:
+    pipeline = EngineConfig(pipeline_parallel_degree=2)
+    assert lmi_vllm.check(pipeline) == {"option.pipeline_parallel_degree": "1 on vllm where no GPU is used"}
+    assert lmi_vllm.check(EngineConfig(pipeline_parallel_degree=2, device_ids=("0", "1"))) == {}
+
+
+def test_vllms_arguments_are_read_from_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    assert lmi_vllm.option_names() is None
+    monkeypatch.delitem(sys.modules, "vllm")
+    engine = tmp_path / "vllm" / "engine"
+    engine.mkdir(parents=True)
+    (engine.parent / "__init__.py").write_text("raise RuntimeError('imported by the supervisor')")
+    (engine / "arg_utils.py").write_text(
+        "from gpus import *\n"
+        "@dataclass\nclass EngineArgs:\n"
+        "    model: str = ''\n    seed: int = 0\n    enable_lora: bool = False\n    _rank: int = 0\n"
+        "@dataclass\nclass AsyncEngineArgs(EngineArgs):\n    enable_log_requests: bool = False\n"
+        "class Other:\n    unrelated: int = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert lmi_vllm.engine_arguments() == {"seed", "enable_lora", "enable_log_requests"}
+    assert lmi_vllm.option_names() == {"seed", "enable_lora", "enable_log_requests", *lmi_vllm.SPECULATIVE}
+
+
+def vllm_config(**engine: Any) -> Config:
+    server = ServerConfig(log_level="WARNING")
+    return Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig(handler="vllm", **engine))
+
+
+def test_vllm_sends_nothing_fetches_nothing_and_has_as_long_to_start_as_we_give_it() -> None:
+    given = of_engine(vllm_config(model_loading_timeout_s=90.5), {"HF_HUB_OFFLINE": "0"}, slot=0)
+    assert given.keys() & {"HF_HUB_OFFLINE", "VLLM_CPU_OMP_THREADS_BIND"} == set()
+    assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
+    assert given["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
+    assert of_engine(vllm_config(), {}, slot=0)["HF_HUB_OFFLINE"] == "1"
+
+
+def test_vllm_s_sockets_go_with_the_server_where_their_paths_are_short_enough() -> None:
+    assert of_engine(vllm_config(), {}, slot=0, folder="/tmp/lmi-1")["VLLM_RPC_BASE_PATH"] == "/tmp/lmi-1"
+    for folder in ("", "/tmp/" + "a" * 80):
+        assert "VLLM_RPC_BASE_PATH" not in of_engine(vllm_config(), {}, slot=0, folder=folder)
+
+
+def test_ranks_on_a_cpu_are_bound_to_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {2, 5})
+    config = vllm_config(tensor_parallel_degree=2)
+    assert of_engine(config, {}, slot=0)["VLLM_CPU_OMP_THREADS_BIND"] == "2|5"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(config, {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, slot=0)
+    on_gpus = vllm_config(tensor_parallel_degree=2, device_ids=("0", "1"))
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in of_engine(on_gpus, {}, slot=0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "slot", "num_cores", "groups"),
+    [
+        ({}, 0, 2, [(0,), (1,)]),
+        ({}, 0, 5, [(0, 1), (2, 3)]),
+        ({"num_engines": 2}, 1, 8, [(4, 5), (6, 7)]),
+        ({"num_engines": 2}, 1, 2, [(0,), (1,)]),
+        ({"num_engines": 2}, 1, 3, [(2,), (0,)]),
+        ({"num_threads": 1}, 0, 4, [(0,), (2,)]),
+        ({"options": {"nnodes": "2"}}, 0, 2, [(0, 1)]),
+    ],
+)
+def test_ranks_share_the_cores_in_equal_groups(
+    engine: dict[str, Any], slot: int, num_cores: int, groups: list[tuple[int, ...]]
+) -> None:
+    config = EngineConfig(handler="vllm", tensor_parallel_degree=2, **engine)
+    assert rank_cores(config, slot, range(num_cores)) == groups

@@ -1,0 +1,93 @@
+"""The worker with an application that is not a front end: no runtime folder, no engine, no supervisor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lmi.http import worker
+from lmi.http.protocol import MAX_HEAD_BYTES
+from lmi.runtime import ENVIRONMENT_NAME
+from tests.scripted import wait_until
+
+ROOT = Path(__file__).parents[2]
+GET = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+TIMEOUT_S = 20.0
+
+
+class Served:
+    """The tiny application behind gunicorn."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port: int = listener.getsockname()[1]
+            fd = listener.fileno()
+            command = [sys.executable, "-m", "gunicorn", "-k", "tests.http.tiny.HastyWorker", "-b", f"fd://{fd}"]
+            environ = {name: value for name, value in os.environ.items() if name != ENVIRONMENT_NAME}
+            self.master = subprocess.Popen(
+                [*command, "--log-level", "warning", "tests.http.tiny:app"], cwd=ROOT, env=environ, pass_fds=[fd]
+            )
+
+    def say(self, data: bytes) -> bytes:
+        """The whole answer."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S) as client:
+            client.sendall(data)
+            return b"".join(iter(lambda: client.recv(65536), b""))
+
+    def is_open(self) -> bool:
+        try:
+            return bool(self.say(GET))
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    try:
+        yield served
+    finally:
+        served.master.kill()
+        served.master.wait()
+
+
+def test_any_application_is_served_under_the_limits_of_the_protocol(served: Served) -> None:
+    assert served.say(GET).endswith(b"\r\n\r\nhello")
+    assert served.say(GET.replace(b"Host: a", b"Host: a\r\nHost: b")).startswith(b"HTTP/1.1 400 ")
+    long = GET.replace(b"Host: a", b"Host: a\r\nX: " + b"x" * MAX_HEAD_BYTES)
+    assert served.say(long).startswith(b"HTTP/1.1 431 ")
+    assert served.say(b"GET / HTTP/1.1\r\n").startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_worker_ends_when_its_master_is_gone(served: Served) -> None:
+    assert served.say(GET).endswith(b"hello")
+    served.master.kill()
+    wait_until(lambda: not served.is_open(), TIMEOUT_S)
+
+
+def test_a_worker_ends_in_order_with_its_master(served: Served) -> None:
+    assert served.say(GET).endswith(b"hello")
+    served.master.terminate()
+    assert served.master.wait(TIMEOUT_S) == 0
+    assert not served.is_open()
+
+
+def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([100.0, 101.0, 500.0, 512.0])
+    monkeypatch.setattr(worker.time, "monotonic", lambda: next(clock))
+    beat = worker.Beat(SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid()))
+    os.utime(beat.fileno(), (100.5, 100.5))
+    assert [101.0 - beat.last_update(), 500.0 - beat.last_update()] == [0.5, 0.5]
+    for second in range(501, 512):
+        worker.Beat.pauses.note(float(second))
+    assert 512.0 - beat.last_update() == 12.5
+    beat.close()

@@ -1,0 +1,69 @@
+"""Folders: which one is served, and the demo where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import ModelUnusable
+from lmi.settings.model_folder import demo_folder, find_folder, model_name
+from lmi.settings.resolve import resolve_folder
+from tests.settings.settling import settle
+
+
+def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnusable, match="is empty"):
+        settle(tmp_path)
+    (tmp_path / "weights.bin").write_text("")
+    with pytest.raises(ModelUnusable, match=r"holds weights\.bin; a model's folder has a config\.json"):
+        settle(tmp_path)
+    with pytest.raises(ModelUnusable, match="does not exist"):
+        resolve_folder(str(tmp_path / "nowhere"), {}, {}, tmp_path)
+    with pytest.raises(ModelUnusable, match="is not a folder"):
+        resolve_folder("weights.bin", {}, {}, tmp_path)
+    with pytest.raises(ModelUnusable, match="hub is not built yet"):
+        resolve_folder("someone/some-model", {}, {}, tmp_path)
+    with pytest.raises(ModelUnusable, match="s3://bucket/m: does not exist; downloading a model is not built yet"):
+        resolve_folder(None, {"SERVING_LOAD_MODELS": "m::Python=s3://bucket/m"}, {}, tmp_path)
+
+
+def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(tmp_path: Path) -> None:
+    platform, current = tmp_path / "platform", tmp_path / "current"
+    current.mkdir()
+    assert find_folder(None, current, platform) is None
+    platform.mkdir()
+    assert find_folder(None, current, platform) is None
+    (current / "serving.properties").write_text("")
+    assert find_folder(None, current, platform) == current
+    (platform / "config.json").write_text("{}")
+    assert find_folder(None, current, platform) == platform
+    assert find_folder("../current", current, platform) == current / "../current"
+
+
+def test_a_folder_that_only_holds_a_folder_stands_for_it(folder: Path) -> None:
+    assert find_folder(str(folder.parent), Path.cwd()) == folder
+
+
+def test_the_demo_is_found_without_importing_an_engine(tmp_path: Path) -> None:
+    demo = demo_folder()
+    assert demo.parts[-3:] == ("handlers", "lmi_dist", "demo")
+    for flags in ({}, {"option.model_id": "demo"}):
+        resolved = resolve_folder(None, {}, flags, tmp_path)
+        assert resolved.config.model.path == str(demo)
+        assert resolved.config.model.name == "demo"
+
+
+def test_demo_as_the_folder_is_the_demo_where_no_folder_has_that_name(tmp_path: Path) -> None:
+    assert resolve_folder("demo", {}, {}, tmp_path).config.model.path == str(demo_folder())
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(ModelUnusable, match="is empty"):
+        resolve_folder("demo", {}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("Llama-3.1_8B", "Llama-3.1_8B"), ("my model (v2)", "my_model__v2_"), ("…", "model"), ("..", "model")],
+)
+def test_a_folders_name_becomes_a_safe_model_name(text: str, name: str) -> None:
+    assert model_name(text) == name

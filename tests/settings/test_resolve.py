@@ -1,0 +1,451 @@
+"""From files, environment and flags to values: precedence, faults, defaults."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.options import OPTIONS
+from lmi.settings.reference import OF_SOME_ENGINES
+from tests.settings.settling import faults, settle, source_of
+
+
+def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
+    config = settle(folder).config
+    assert config.server == ServerConfig(frontend_workers=2)
+    assert config.model == ModelConfig(path=str(folder), name="tiny")
+    assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=256)
+    assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
+    assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)
+    assert (config.server.drain_timeout_s, config.server.predict_timeout_s) == (25, None)
+    assert (config.engine.step_timeout_s, config.engine.first_step_timeout_s) == (60, 300)
+    assert (config.engine.retry_threshold, config.engine.retry_window_s) == (3, 600)
+
+
+def test_one_body_of_the_allowed_size_always_has_room(folder: Path) -> None:
+    assert settle(folder).config.server.max_body_memory == 256 << 20
+    resolved = settle(folder, "max_request_size=1g")
+    assert (resolved.config.server.max_body_memory, resolved.warnings) == (1 << 30, ())
+    assert source_of(resolved, "max_body_memory") == "max_request_size"
+    resolved = settle(folder, "max_body_memory=1m")
+    assert resolved.config.server.max_body_memory == 64 << 20
+    assert resolved.warnings == (
+        "max_body_memory=1m (serving.properties:1): less than max_request_size, so 67108864 bytes count",
+    )
+
+
+# Each rung beats those below it: command line, platform, file, OPTION_/SERVING_, other names.
+LADDERS = {
+    "predict_timeout": [
+        ("flag", "predict_timeout", "1"),
+        ("env", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "2"),
+        ("env", "SAGEMAKER_MODEL_SERVER_TIMEOUT", "3"),
+        ("file", "option.predict_timeout", "4"),
+        ("env", "SERVING_PREDICT_TIMEOUT", "5"),
+    ],
+    "port": [
+        ("flag", "port", "1001"),
+        ("env", "SAGEMAKER_BIND_TO_PORT", "1002"),
+        ("file", "port", "1003"),
+        ("file", "inference_address", "http://127.0.0.1:1004"),
+        ("env", "SERVING_PORT", "1005"),
+        ("env", "SERVING_INFERENCE_ADDRESS", "http://127.0.0.1:1006"),
+    ],
+    "option.max_rolling_batch_size": [
+        ("flag", "option.max_rolling_batch_size", "1"),
+        ("file", "option.max_num_seqs", "2"),
+        ("env", "OPTION_MAX_ROLLING_BATCH_SIZE", "3"),
+        ("env", "MAX_BATCH_SIZE", "4"),
+    ],
+    "max_request_size": [
+        ("flag", "max_request_size", "1m"),
+        ("env", "SAGEMAKER_MAX_REQUEST_SIZE", "2097152"),
+        ("env", "SAGEMAKER_MAX_PAYLOAD_IN_MB", "3"),
+        ("file", "max_request_size", "4m"),
+        ("env", "SERVING_MAX_REQUEST_SIZE", "5m"),
+    ],
+    "job_queue_size": [
+        ("flag", "job_queue_size", "1"),
+        ("file", "job_queue_size", "2"),
+        ("env", "SERVING_JOB_QUEUE_SIZE", "3"),
+        ("env", "MAX_CONCURRENT_REQUESTS", "4"),
+    ],
+}
+
+
+@pytest.mark.parametrize("option", LADDERS)
+def test_each_source_beats_all_below_it_and_shadows_them(folder: Path, option: str) -> None:
+    rungs = LADDERS[option]
+    winners = []
+    for start in range(len(rungs)):
+        left = rungs[start:]
+        resolved = settle(
+            folder,
+            "\n".join(f"{name}={value}" for kind, name, value in left if kind == "file"),
+            {name: value for kind, name, value in left if kind == "env"},
+            {name: value for kind, name, value in left if kind == "flag"},
+        )
+        setting = next(setting for setting in resolved.settings if setting.option == option)
+        assert len(setting.shadowed) == len(left) - 1
+        assert len([note for note in resolved.notes if note.startswith(f"{option}: ")]) == len(left) - 1
+        assert rungs[start][1] in setting.source or rungs[start][0] != "env"
+        winners.append(setting.value)
+    numbers = [float(winner) for winner in winners]
+    assert numbers == sorted(numbers) and len(set(numbers)) == len(rungs)
+
+
+def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> None:
+    samples = {
+        "host": "127.0.0.1",
+        "inference_address": "http://127.0.0.1:1",
+        "safe_port_range": "1-2",
+        "log_level": "debug",
+        "log_format": "json",
+        "max_body_memory": "1g",  # less than max_request_size is warned of
+        "option.model_id": str(folder),
+        "option.rolling_batch": "lmi-dist",
+        "option.dtype": "bf16",
+        "option.quantize": "int8",
+        "option.device": "cpu",
+        "option.output_formatter": "sse",
+        "load_on_devices": "*",
+        "engine": "MPI",
+        "option.entryPoint": "djl_python.huggingface",
+        "option.handler": "other",
+        "option.input_formatter": "read",
+        "option.tool_call_parser": "hermes",
+        "option.env": "A=1",
+        "option.task": "text-generation",
+        "option.reasoning_parser": "think",
+    }
+    (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...\ndef other(inputs): ...")
+    for option in OPTIONS:
+        text = samples.get(option.key, "1")
+        prefix = "OPTION_" if option.key.startswith("option.") else "SERVING_"
+        name = prefix + option.flag.removeprefix("--").replace("-", "_").upper()
+        given = [
+            settle(folder, "", {}, {option.key: text}),
+            settle(folder, f"{option.key}={text}"),
+            settle(folder, "", {name: text}),
+        ]
+        assert given[0].config == given[1].config == given[2].config, option.key
+        assert {bool(resolved.warnings) for resolved in given} == {option.key in OF_SOME_ENGINES}, option.key
+        assert source_of(given[2], option.key).startswith(name), option.key
+        if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
+            part, _, name = option.field.partition(".")
+            assert getattr(getattr(given[0].config, part), name) == option.kind.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("OPTION_DTYPE", "BFloat16", "engine.dtype", "bf16"),
+        ("OPTION_MAX_NUM_SEQS", "7", "engine.max_num_sequences", 7),
+        ("OPTION_max_model_len", "99", "engine.max_sequence_length", 99),
+        ("OPTION_LOAD_IN_8BIT", "x", "engine.options", {"load_in_8bit": "x"}),
+        ("OPTION_loadIn8Bit", "x", "engine.options", {"loadIn8Bit": "x"}),
+        ("HF_MODEL_QUANTIZE", "int8", "engine.quantize", "int8"),
+        ("HF_MODEL_TRUST_REMOTE_CODE", "true", "engine.trust_remote_code", True),
+        ("MAX_BATCH_PREFILL_TOKENS", "128", "engine.max_prefill_tokens", 128),
+        ("MAX_BATCH_SIZE", "4", "engine.max_num_sequences", 4),
+        ("MAX_CONCURRENT_REQUESTS", "5", "server.job_queue_size", 5),
+        ("ENABLE_CUDA_GRAPHS", "true", "engine.options", {"enforce_eager": "false"}),
+        ("ENABLE_CUDA_GRAPHS", "false", "engine.options", {"enforce_eager": "true"}),
+        ("CUDA_MEMORY_FRACTION", "0.5", "engine.options", {"gpu_memory_utilization": "0.5"}),
+        ("HF_REVISION", "main", "engine.options", {"revision": "main"}),
+        ("LWS_WORKER_INDEX", "1", "engine.options", {"node_rank": "1"}),
+        ("TENSOR_PARALLEL_DEGREE", "max", "engine.tensor_parallel_degree", 1),
+        ("SM_NUM_GPUS", "1", "engine.tensor_parallel_degree", 1),
+        ("SAGEMAKER_STARTUP_TIMEOUT", "600", "engine.model_loading_timeout_s", 600.0),
+        ("SAGEMAKER_NUM_MODEL_WORKERS", "2", "engine.num_engines", 2),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6", "server.max_request_size", 6 << 20),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_request_size", 64 << 20),
+        ("SERVING_MIN_WORKERS", "3", "engine.num_engines", 3),
+        ("PROCESS_MAX_START_RETRIES", "5", "engine.retry_threshold", 5),
+        ("PREDICT_TIMEOUT", "240", "server.predict_timeout_s", 240.0),
+        ("MODEL_LOADING_TIMEOUT", "1800", "engine.model_loading_timeout_s", 1800.0),
+        ("MAX_TOTAL_TOKENS", "4096", "engine.max_sequence_length", 4096),
+        ("TENSOR_PARALLEL_SIZE", "1", "engine.tensor_parallel_degree", 1),
+        ("SERVING_RETRY_THRESHOLD", "0", "engine.retry_threshold", 0),
+        ("SERVING_JOB_QUEUE_SIZE", "", "server.job_queue_size", 1000),
+    ],
+)
+def test_environment_names_of_the_reference_are_translated(
+    folder: Path, name: str, text: str, field: str, value: object
+) -> None:
+    config = settle(folder, "", {name: text}).config
+    part, _, attribute = field.partition(".")
+    assert getattr(getattr(config, part), attribute) == value
+
+
+def test_the_lmi_name_beats_the_tgi_name_without_a_conflict(folder: Path) -> None:
+    resolved = settle(folder, "", {"OPTION_QUANTIZE": "int8", "HF_MODEL_QUANTIZE": "awq"})
+    assert resolved.config.engine.quantize == "int8"
+    assert "option.quantize: int8 (OPTION_QUANTIZE) counts, not awq (HF_MODEL_QUANTIZE)" in resolved.notes
+
+
+ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+
+
+ENGINE = "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)"
+
+
+LENGTH = "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto"
+
+
+BAD_LINES = {
+    "port=http": "a whole number 0..65535",
+    "port=65536": "a whole number 0..65535",
+    "inference_address=127.0.0.1:80": "http://HOST:PORT",
+    "inference_address=http://127.0.0.1:99999": "http://HOST:PORT",
+    "job_queue_size=many": "a whole number of at least 1",
+    "job_queue_size=0": "a whole number of at least 1",
+    "job_queue_size=1e3": "a whole number of at least 1",
+    "job_queue_size=٣": "a whole number of at least 1",
+    "max_request_size=64x": "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
+    "max_request_size=0": "bytes, more than 0, as in 67108864, 64k, 64m or 1g",
+    "predict_timeout=soon": "seconds, more than 0, or none",
+    "drain_timeout=-1": "seconds, more than 0",
+    "drain_timeout=nan": "seconds, more than 0",
+    "drain_timeout=inf": "seconds, more than 0",
+    "log_level=loud": "DEBUG, INFO, WARNING, ERROR",
+    "option.dtype=fp8": "auto, fp32, bf16, fp16",
+    "option.tgi_compat=maybe": "true or false",
+    "option.output_formatter=xml": "json, jsonlines, sse or a function of the model's own model.py",
+    "option.output_formatter=a-b": "json, jsonlines, sse, or a function in the model's own model.py",
+    "option.input_formatter=read": "a function of the model's own model.py",
+    "option.tensor_parallel_degree=all": "a whole number of at least 1, or max",
+    "option.tensor_parallel_degree=2": ONE_DEVICE,
+    "option.pipeline_parallel_degree=2": ONE_DEVICE,
+    "option.model_name=a/b": "1 to 128 letters, digits or ._:@-, a letter or digit first",
+    "option.model_alias=a,b c": "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first",
+    "option.quantize=awq": "int8 on lmi-dist, more with option.rolling_batch=vllm",
+    "option.device=cuda": "auto or cpu, since no GPU is visible",
+    "option.entryPoint=model.py": "a Python file in the model's folder, or djl_python.…",
+    "option.entryPoint=my.module": "a Python file in the model's folder, or djl_python.…",
+    "engine=PyTorch": ENGINE,
+    "engine=DeepSpeed": ENGINE,
+    "engine=FasterTransformer": ENGINE,
+    "option.entryPoint=djl_python.stable-diffusion": "an entry point that generates text, images are not made here",
+    "option.max_model_len=0": LENGTH,
+    "option.max_model_len=1.5K": LENGTH,
+    "option.max_model_len=32g": LENGTH,
+    "option.request_stats_max_iterations=-1": "a whole number of at least 0",
+    "load_on_devices=0": "*, since no GPU is used",
+    "load_on_devices=a": "* or GPU numbers with ; between",
+    "minWorkers=0": "a whole number 1..1024",
+    "retry_threshold=-1": "a whole number 0..1000",
+}
+
+
+@pytest.mark.usefixtures("no_vllm")
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_bad_value_names_key_value_source_and_what_is_allowed(folder: Path, line: str) -> None:
+    key, _, value = line.partition("=")
+    (fault,) = faults(folder, f"# comment\n{line}\n")
+    assert fault == f"{key}={value!a} (serving.properties:2): allowed is {BAD_LINES[line]}"
+
+
+def test_all_faults_are_told_at_once_each_with_its_own_source(folder: Path) -> None:
+    lines = faults(
+        folder,
+        "option.dtype=x\n\noption.rolling_batch=nope\n",
+        environ={"SAGEMAKER_BIND_TO_PORT": "x", "OPTION_MAX_MODEL_LEN": "y", "SAGEMAKER_SAFE_PORT_RANGE": "9-1"},
+        flags={"frontend_workers": "z"},
+    )
+    assert len(lines) == 6
+    text = "\n".join(lines)
+    for source in (
+        "serving.properties:1",
+        "serving.properties:3",
+        "SAGEMAKER_BIND_TO_PORT",
+        "OPTION_MAX_MODEL_LEN",
+        "SAGEMAKER_SAFE_PORT_RANGE",
+        "--frontend-workers",
+    ):
+        assert f"({source}): allowed is " in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "option.dtype=a\\n\\u001b[31m\\u2028" + "x" * 1000,
+        "option.strict=true\noption.a\\nb\\u2028" + "x" * 1000 + "=1",
+    ],
+)
+def test_a_hostile_key_or_value_stays_one_line_and_short(folder: Path, text: str) -> None:
+    (fault,) = faults(folder, text)
+    assert fault.isprintable() and len(fault) < 300
+
+
+@pytest.mark.parametrize("range_", ["8081", "1-70000", "0-5", "a-b", "5-4", "1-2-3", "-1-5"])
+def test_a_malformed_safe_port_range_is_refused(folder: Path, range_: str) -> None:
+    (fault,) = faults(folder, environ={"SAGEMAKER_SAFE_PORT_RANGE": range_})
+    assert fault.endswith("(SAGEMAKER_SAFE_PORT_RANGE): allowed is FIRST-LAST, two ports")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "field"),
+    [
+        ("max_rolling_batch_size", "max_num_seqs", "max_num_sequences"),
+        ("max_rolling_batch_prefill_tokens", "max_num_batched_tokens", "max_prefill_tokens"),
+        ("tensor_parallel_degree", "tensor_parallel_size", "tensor_parallel_degree"),
+        ("pipeline_parallel_degree", "pipeline_parallel_size", "pipeline_parallel_degree"),
+    ],
+)
+def test_two_names_of_one_option_must_agree_in_one_source(folder: Path, one: str, other: str, field: str) -> None:
+    (fault,) = faults(folder, f"option.{other}=2\noption.{one}=1\n")
+    assert f"option.{other}=2 (serving.properties:1), option.{one}=1 (serving.properties:2)" in fault
+    (fault,) = faults(folder, environ={f"OPTION_{one.upper()}": "1", f"OPTION_{other.upper()}": "2"})
+    assert f"OPTION_{one.upper()}" in fault and f"OPTION_{other.upper()}" in fault
+    agreeing = settle(folder, f"option.{other}=1\noption.{one}=1\n")
+    assert getattr(agreeing.config.engine, field) == 1
+
+
+def test_a_bad_value_that_is_shadowed_stops_nothing(folder: Path) -> None:
+    assert settle(folder, "option.dtype=fp32", {"OPTION_DTYPE": "wrong"}).config.engine.dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "form"),
+    [
+        ("tool_call_parser", "hermes", "hermes"),
+        ("tool_call_parser", "qwen", "hermes"),
+        ("tool_call_parser", "qwen3_json", "hermes"),
+        ("tool_call_parser", "llama3_json", "json"),
+        ("tool_call_parser", "Llama4_JSON", "json"),
+        ("tool_call_parser", "text", "text"),
+        ("reasoning_parser", "deepseek_r1", "think"),
+        ("reasoning_parser", "qwen3", "think"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["lmi-dist", "vllm"])
+@pytest.mark.usefixtures("vllm")
+def test_vllms_names_of_a_form_that_we_read_mean_it(folder: Path, key: str, name: str, form: str, engine: str) -> None:
+    resolved = settle(folder, f"option.rolling_batch={engine}\noption.{key}={name}\noption.strict=true")
+    assert getattr(resolved.config.model, key) == form
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "instead", "known"),
+    [
+        ("tool_call_parser", "mistral", "text", "hermes, json"),
+        ("tool_call_parser", "kimi_k2", "text", "hermes, json"),
+        ("tool_call_parser", "qwen3_coder", "text", "hermes, json"),
+        ("tool_call_parser", "granite-20b-fc", "text", "hermes, json"),
+        ("reasoning_parser", "openai_gptoss", None, "think"),
+    ],
+)
+def test_a_form_that_we_do_not_read_stays_text_with_a_warning(
+    folder: Path, key: str, name: str, instead: str | None, known: str
+) -> None:
+    resolved = settle(folder, f"option.{key}={name}\noption.strict=true")
+    assert getattr(resolved.config.model, key) == instead
+    (warning,) = resolved.warnings
+    assert warning == (f"option.{key}={name} (serving.properties:1): this form stays plain text, read here are {known}")
+
+
+def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (warning,) = settle(folder, "", {"HF_MODEL_ID": str(other)}).warnings
+    assert warning == f"option.model_id (HF_MODEL_ID): it is served and the model in {folder} is not"
+    shown = settle(folder, f"option.model_id={other}", {"HF_MODEL_ID": "elsewhere"}).warnings
+    assert shown[-1] == "option.model_id=elsewhere (HF_MODEL_ID): has no effect beside serving.properties:1"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("option.strict", "false"),
+        ("load_on_devices", "*"),
+        ("predict_timeout", "none"),
+        ("option.env", ""),
+        ("option.max_rolling_batch_size", "64"),
+        ("option.max_rolling_batch_prefill_tokens", "256"),
+    ],
+)
+def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, value: str) -> None:
+    """And writing it changes nothing."""
+    unsaid, said = settle(folder), settle(folder, f"{option}={value}\n")
+    for resolved in (unsaid, said):
+        assert next(setting.value for setting in resolved.settings if setting.option == option) == value
+    assert unsaid.config == said.config
+
+
+def test_secrets_are_never_shown(folder: Path) -> None:
+    secret = "hf_abcdefgh"
+    resolved = settle(
+        folder,
+        f"option.hf_token={secret}\noption.aws_secret_access_key={secret}\noption.env=A={secret}\n",
+        {"OPTION_HF_TOKEN": secret + "2", "HF_TOKEN": secret},
+    )
+    told = repr((resolved.settings, resolved.warnings, resolved.notes))
+    assert secret not in told and "***" in told
+    assert resolved.config.engine.options["hf_token"] == secret
+    assert resolved.config.engine.environ == {"A": secret}
+
+
+@pytest.mark.parametrize(
+    ("text", "environ"),
+    [
+        ("A=1", {"A": "1"}),
+        ("A=1,B=2", {"A": "1", "B": "2"}),
+        ("A=1; B=2", {"A": "1", "B": "2"}),
+        ("A=1,2,B=x=y", {"A": "1,2", "B": "x=y"}),
+        ("A=,B=2", {"A": "", "B": "2"}),
+    ],
+)
+def test_option_env_is_a_variable_each_for_engines_and_code(
+    folder: Path, text: str, environ: Mapping[str, str]
+) -> None:
+    resolved = settle(folder, f"option.env={text}\noption.strict=true")
+    assert resolved.config.engine.environ == environ
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+
+
+def test_a_malformed_option_env_is_refused_without_its_values(folder: Path) -> None:
+    (fault,) = faults(folder, "option.env=hf_abcdefgh")
+    assert fault == "option.env=*** (serving.properties:1): allowed is NAME=VALUE, several with , between"
+
+
+@pytest.mark.parametrize("task", ["feature-extraction", "text-classification", "summarization"])
+def test_another_task_than_generation_is_told_with_what_is_served(folder: Path, task: str) -> None:
+    for resolved in (settle(folder, f"option.task={task}"), settle(folder, "", {"HF_TASK": task})):
+        (warning,) = resolved.warnings
+        assert warning.startswith(f"option.task={task} (")
+        assert warning.endswith("): only text generation is served, so lmi-dist generates text")
+    (folder / "model.py").write_text("def handle(inputs): ...")
+    assert settle(folder, f"option.task={task}").warnings == ()
+
+
+@pytest.mark.parametrize("task", ["text-generation", "auto", "Text-Generation"])
+def test_the_task_of_generation_needs_no_word(folder: Path, task: str) -> None:
+    resolved = settle(folder, f"option.task={task}")
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("1m", 10**6), ("1M", 1 << 20)],
+)
+def test_a_length_has_the_units_of_vllm(folder: Path, text: str, length: int) -> None:
+    assert settle(folder, "", {}, {"option.max_model_len": text}).config.engine.max_sequence_length == length
+
+
+@pytest.mark.parametrize("text", ["option.x=\\ud800", "option.dtype=\\udfff"])
+def test_half_a_character_is_refused(folder: Path, text: str) -> None:
+    assert len(faults(folder, text)) == 1
+
+
+def test_entry_point_and_engine_of_the_reference_are_understood_from_the_environment(folder: Path) -> None:
+    environ = {"OPTION_ENTRYPOINT": "djl_python.huggingface", "OPTION_ENGINE": "Python"}
+    resolved = settle(folder, "", environ)
+    assert (resolved.warnings, resolved.config.engine.options) == ((), {})
+    assert source_of(resolved, "option.entryPoint") == "OPTION_ENTRYPOINT"
+    assert source_of(resolved, "engine") == "OPTION_ENGINE"

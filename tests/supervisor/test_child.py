@@ -1,0 +1,108 @@
+"""A child process as the supervisor sees it: what follows from its exit, and what a signal reaches."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import ModelUnusable, StartError
+from lmi.shared.state import Block, EngineRecord, Phase
+from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.restarts import NO_PAUSES, RestartTable
+
+DEAD_PID = 1 << 30
+
+
+def fatal(code: int, why: str) -> StartError | None:
+    return ModelUnusable(why) if code == ModelUnusable.exit_code else None
+
+
+ENGINE = ChildKind(
+    title="engine {slot}",
+    argv=lambda slot: ["/bin/false"],
+    environ=lambda slot: {},
+    hang=lambda record, spawned_s, now, pauses: "sleeps" if now > 10 else None,
+    restarts=lambda: RestartTable(max_deaths=2, window_s=600),
+    fatal=fatal,
+    lost_label="engine_lost",
+    lost_notice_s=2.0,
+)
+FRONT_END = replace(ENGINE, title="front end", lost_label="front_end_lost", lost_notice_s=0.0, serves_clients=True)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> EngineRecord:
+    record = Block.create(tmp_path / "state", num_engines=1, num_frontends=1).engines[0]
+    record.phase, record.pid, record.stage = Phase.LOADING, DEAD_PID, "weights"
+    return record
+
+
+@pytest.fixture
+def engine(record: EngineRecord) -> Child:
+    child = Child(ENGINE, 0, record)
+    child.pid = DEAD_PID
+    return child
+
+
+def test_an_exit_that_no_restart_mends_is_the_failure_that_the_process_reported(engine: Child) -> None:
+    assert engine.record is not None
+    engine.record.reason = "config.json is missing"
+    failure = engine.exited(4, now=1.0, is_ending=False)
+    assert failure is not None and (failure.code, failure.cause) == (4, "model_unusable")
+    assert (failure.message, failure.stage, failure.notice_s) == ("config.json is missing", "weights", 0.0)
+    assert engine.record.phase == Phase.FAILED and engine.pid is None
+
+
+def test_after_too_many_deaths_there_is_no_other_start(engine: Child) -> None:
+    assert engine.exited(1, now=1.0, is_ending=False) is None
+    assert engine.record is not None and engine.record.phase == Phase.LOST
+    engine.pid = DEAD_PID
+    failure = engine.exited(-9, now=2.0, is_ending=False)
+    assert failure is not None and (failure.code, failure.cause, failure.notice_s) == (1, "engine_lost", 2.0)
+    assert failure.message.startswith("engine 0 died 2 times, the last time it was killed by SIGKILL")
+
+
+def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
+    assert [engine.exited(4, now=1.0, is_ending=True) for _ in range(5)] == [None] * 5
+    assert engine.record is not None and (engine.record.phase, engine.record.pid) == (Phase.LOST, 0)
+
+
+def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRecord) -> None:
+    record.phase = Phase.READY
+    child = Child(ENGINE, 0, record)
+    script = "import signal, time; signal.signal(signal.SIGUSR2, lambda *_: print('stacks', flush=True))"
+    script += "; print('up', flush=True); [time.sleep(0.01) for _ in range(6000)]"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        child.pid = process.pid
+        for now in (9.0, 9.1, 11.0):  # it gets ready, it works, it hangs
+            child.look(now, NO_PAUSES)
+        assert process.stdout.readline() == "stacks\n"
+        assert (record.phase, record.reason) == (Phase.LOST, "sleeps")
+        child.look(12.0, NO_PAUSES)
+        assert process.wait(10) == -signal.SIGKILL
+    assert child.exited(-9, now=12.0, is_ending=False) is None
+    assert record.reason == "sleeps", "that is why it was killed"
+
+
+@pytest.mark.parametrize(("kind", "is_left"), [(ENGINE, False), (FRONT_END, True)])
+def test_what_a_dead_process_leaves_in_its_group_goes_on_only_where_it_serves_clients(
+    kind: ChildKind, is_left: bool
+) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) as left:
+        child = Child(kind)
+        child.pid = left.pid  # the group's number is that of its first process
+        child.exited(0, now=1.0, is_ending=True)
+        if not is_left:
+            assert left.wait(10) == -signal.SIGKILL
+        else:
+            time.sleep(0.05)
+            assert left.poll() is None
+            left.kill()

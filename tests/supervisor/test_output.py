@@ -1,0 +1,128 @@
+"""What children print, as lines of our log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import pytest
+
+from lmi.shared import log
+from lmi.supervisor.output import BURST_LINES, LAST_LINES, MAX_LINE_BYTES, PIPE_BYTES, Allowance, Output, level_of
+
+
+class Tally:
+    num_log_lines_dropped = 0
+
+
+@pytest.fixture
+def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
+    counted = Tally()
+    monkeypatch.setattr(log, "_tally", (counted, "num_log_lines_dropped"))
+    return counted
+
+
+@pytest.fixture
+def output(caplog: pytest.LogCaptureFixture) -> Output:
+    caplog.set_level(logging.INFO)
+    return Output("libraries", "engine 3")
+
+
+def test_each_line_is_logged_once_it_is_whole(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+    for piece in (b"one\ntw", b"o\r10 %\r\n", "thr\xe9".encode("latin-1")):
+        os.write(output.writer, piece)
+        output.read()
+    assert caplog.messages == ["one", "two", "10 %"]
+    output.read_last()
+    assert caplog.messages[3:] == ["thr\\xe9"]
+
+
+def test_a_line_names_the_process_that_printed_it(output: Output, capfd: pytest.CaptureFixture[str]) -> None:
+    handler = log.LineHandler()
+    handler.setFormatter(log.TextFormatter("supervisor"))
+    logging.getLogger("libraries").addHandler(handler)
+    os.write(output.writer, b"hello \x1b[2J\n")
+    output.belongs_to(7)
+    output.read()
+    logging.getLogger("libraries").removeHandler(handler)
+    assert capfd.readouterr().err.rstrip("\n").endswith(" INFO engine 3[7] libraries: hello \\u001b[2J")
+
+
+def test_a_long_line_is_cut_however_it_comes(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(10):
+        os.write(output.writer, b"x" * 3000)
+        output.read()
+    os.write(output.writer, b"\nnext\n")
+    output.read()
+    assert caplog.messages == ["x" * MAX_LINE_BYTES + "…", "next"]
+
+
+def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
+    output: Output, tally: Tally, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_lines = 10 * BURST_LINES
+    os.write(output.writer, b"y\n" * num_lines)
+    output.read()
+    assert len(caplog.messages) == BURST_LINES
+    assert tally.num_log_lines_dropped == num_lines - BURST_LINES
+    os.write(output.writer, b"z\n" * num_lines + b"last words")
+    caplog.clear()
+    output.read_last()
+    first, *lines = caplog.messages
+    assert len(lines) == LAST_LINES and lines[-1] == "last words"
+    assert f"{tally.num_log_lines_dropped} lines were dropped here" in first
+
+
+def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: Output, tally: Tally) -> None:
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(output.writer, b"y" * 99 + b"\n")
+    started_s = time.monotonic()
+    output.read()
+    assert time.monotonic() - started_s < 5.0
+    assert tally.num_log_lines_dropped >= PIPE_BYTES / 2 / 100 - BURST_LINES or PIPE_BYTES > 1 << 20
+
+
+def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: Output) -> None:
+    now = time.monotonic()
+    assert output.may_wake(now)
+    output.read()
+    assert output.may_wake(now), "nothing had come"
+    os.write(output.writer, b"no line end")
+    output.read()
+    assert not output.may_wake(time.monotonic()) and output.may_wake(time.monotonic() + 1)
+
+
+def test_an_output_is_over_when_nobody_can_write_to_it(output: Output) -> None:
+    output.belongs_to(7)
+    output.read()
+    assert not output.is_open
+    output.read_last()
+    output.close()
+
+
+def test_an_allowance_grows_with_time_up_to_its_burst() -> None:
+    allowance, now = Allowance(burst=10, per_s=2.0), time.monotonic()
+    assert [allowance.take(8, now), allowance.take(8, now), allowance.take(8, now)] == [8, 2, 0]
+    assert allowance.take(8, now + 1.5) == 3
+    assert allowance.take(80, now + 1000) == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("plain words", logging.INFO),
+        ("W1122 07:31:36.000000 7 file.cc:83] words", logging.WARNING),
+        ("E20261122 07:31:36.000000 7 file.cc:83] words", logging.ERROR),
+        ("[W1122 07:31:36.000 file.cpp:83] Warning: words", logging.WARNING),
+        ("[07:31:36] /project/cpp/grammar.cc:83: Warning: words", logging.WARNING),
+        ("[07:31:36] /project/cpp/grammar.cc:83: words", logging.INFO),
+        ("[12:00:00] WARNING words", logging.WARNING),
+        ("[12:00:00] FATAL: words", logging.CRITICAL),
+        ("Warm-up is over", logging.INFO),
+        ("I1122 07:31:36.000000 7 file.cc:83] words", logging.INFO),
+    ],
+)
+def test_a_line_has_the_level_that_its_library_gave_it(line: str, level: int) -> None:
+    assert level_of(line) == level

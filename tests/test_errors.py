@@ -1,0 +1,96 @@
+"""Errors that pass between processes, and the words of errors that are not ours."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lmi.errors import (
+    CLASSES,
+    ErrorInfo,
+    GenerationFailed,
+    InvalidParameter,
+    LmiError,
+    Overloaded,
+    PromptTooLong,
+    Unsupported,
+    cause_line,
+    from_info,
+)
+
+
+def sent(error: LmiError) -> LmiError:
+    """What comes out of the other end of a socket."""
+    return from_info(msgspec.msgpack.decode(msgspec.msgpack.encode(error.info), type=ErrorInfo))
+
+
+def tree(kind: type[LmiError]) -> list[type[LmiError]]:
+    children = [child for child in kind.__subclasses__() if child.__module__ == LmiError.__module__]
+    return [kind, *(each for child in children for each in tree(child))]
+
+
+def example(kind: type[LmiError], field: str | None) -> LmiError:
+    return from_info(ErrorInfo(kind.label, "must be at most 8, given 9", field))
+
+
+def test_no_two_classes_have_one_label() -> None:
+    assert sorted(CLASSES.values(), key=repr) == sorted(tree(LmiError), key=repr)
+
+
+@pytest.mark.parametrize("field", [None, "max_tokens"])
+@pytest.mark.parametrize("kind", tree(LmiError), ids=lambda kind: kind.label)
+def test_every_error_comes_out_of_a_socket_as_what_it_was(kind: type[LmiError], field: str | None) -> None:
+    error = example(kind, field)
+    other = sent(error)
+    assert type(other) is type(error) is kind
+    assert (other.label, other.status) == (kind.label, kind.status)
+    assert (other.message, other.field, str(other)) == (error.message, field, str(error))
+
+
+@pytest.mark.parametrize(
+    ("error", "field", "text"),
+    [
+        (InvalidParameter("top_p", "at most 1", 2), "top_p", "top_p must be at most 1, given 2"),
+        (PromptTooLong("shorter", "9 tokens"), "inputs", "inputs must be shorter, given '9 tokens'"),
+        (Unsupported("seed", "no seeds"), "seed", "seed is not supported here: no seeds"),
+        (Overloaded("9 requests wait", 3), None, "9 requests wait"),
+    ],
+)
+def test_an_error_that_is_raised_is_the_same_behind_a_socket(error: LmiError, field: str | None, text: str) -> None:
+    other = sent(error)
+    assert (type(other), other.field, str(other)) == (type(error), field, text)
+    assert str(error) == text
+
+
+def test_a_class_from_elsewhere_comes_out_as_its_nearest_base_of_ours() -> None:
+    class OwnFailure(GenerationFailed):
+        label = "own_failure"
+
+    assert type(sent(OwnFailure("no luck"))) is GenerationFailed
+
+
+def test_a_label_that_nobody_knows_is_an_internal_error() -> None:
+    assert type(from_info(ErrorInfo("from_the_future", "no luck"))) is LmiError
+
+
+def test_an_api_puts_its_own_name_for_the_field_into_the_text() -> None:
+    error = InvalidParameter("max_tokens", "at most 8", 9)
+    assert error.spelled({"max_tokens": "max_new_tokens"}) == "max_new_tokens must be at most 8, given 9"
+    assert error.spelled({"must": "may"}) == str(error)
+
+
+def test_an_error_can_be_sent_whatever_bytes_a_file_name_has() -> None:
+    name = b"\xff.json".decode(errors="surrogateescape")
+    assert str(sent(GenerationFailed(f"{name} is missing"))) == "?.json is missing"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("first\n  second"), "first second"),
+        (MemoryError(), "MemoryError"),
+        (ValueError("a" * 200 + "b" * 200), "a" * 148 + " … " + "b" * 148),
+    ],
+)
+def test_the_cause_is_one_line_that_is_never_long(error: Exception, line: str) -> None:
+    assert cause_line(error) == line

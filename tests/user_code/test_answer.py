@@ -1,0 +1,98 @@
+"""Output formatters of every kind: how often they are called, with what, and what becomes of what they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi.settings.config import UserCodeConfig
+from lmi.user_code.answer import Answers
+from lmi.user_code.messages import Feed, Open, TokenFields
+from lmi.user_code.runner import UserCode
+from tests.user_code.written import model
+
+FILES = Path(__file__).parent / "files"
+
+
+def opened(loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any) -> Answers:
+    """One answer that is streamed."""
+    return loaded.answers(Open(request_id, [prompt], fields, True, False, False), request)
+
+
+def feed(answers: Answers, tokens: list[TokenFields], finish_reason: str | None = None, **named: Any) -> bytes:
+    return answers.feed(Feed(0, 0, tokens, finish_reason, **named))
+
+
+def test_a_formatter_is_called_once_for_each_token_and_told_the_last() -> None:
+    written = opened(UserCode(UserCodeConfig(path=str(FILES / "formatter" / "model.py"))), 3, "prompt")
+    assert feed(written, []) == b""
+    lines = feed(written, [(1, "a", -0.5, False), (2, "b", None, False)]).decode().splitlines()
+    assert [json.loads(line)["token_text"] for line in lines] == ["a", "b"]
+    assert json.loads(feed(written, [], "stop_sequence")) == {
+        "token_id": -1,
+        "token_text": "",
+        "token_log_prob": None,
+        "finish_reason": "stop_sequence",
+    }
+
+
+def test_a_formatter_that_reads_all_tokens_at_once_is_not_called_again(tmp_path: Path) -> None:
+    source = """
+from djl_python.output_formatter import *
+@output_formatter
+def write(output: RequestOutput) -> str:
+    best = output.sequences[output.best_sequence_index]
+    text = ""
+    while best.has_next_token():
+        text += best.get_next_token()[0].text
+    return f"[{text}{best.cumulative_log_prob} {output.finished}]"
+"""
+    written = opened(model(tmp_path, source))
+    assert feed(written, [(1, "a", -1.0, False), (2, "b", -1.0, False)], "length") == b"[ab-2.0 True]"
+
+
+@pytest.mark.parametrize(
+    ("parameter", "kind"),
+    [
+        ("output: TextGenerationOutput", "TextGenerationOutput"),
+        ("output: djl_python.output_formatter.RequestOutput", "TextGenerationOutput"),
+        ("output: 'request_io.TextGenerationOutput'", "TextGenerationOutput"),
+        ("output: TextGenerationOutput, tokenizer=None", "TextGenerationOutput"),
+        ("response: dict[str, object]", "Attributes"),
+        ("response: 'dict'", "Attributes"),
+        ("request_output", "Attributes"),
+        ("response, tokenizer, request", "Attributes"),
+    ],
+)
+def test_the_first_parameter_says_what_an_output_formatter_is_given(tmp_path: Path, parameter: str, kind: str) -> None:
+    source = f"""
+import djl_python.output_formatter
+from djl_python.output_formatter import *
+def write({parameter}):
+    return type({parameter.split(",")[0].split(":")[0]}).__name__
+"""
+    written = opened(model(tmp_path, source, output_formatter="write"))
+    assert feed(written, [(1, "a", None, False)], "length").decode().strip() == kind
+
+
+def test_a_formatter_that_reads_no_tokens_is_called_once_for_each_step(tmp_path: Path) -> None:
+    source = """
+from djl_python.output_formatter import RequestOutput, output_formatter
+@output_formatter
+def write(output: RequestOutput):
+    return "end" if output.finished else None
+"""
+    written = opened(model(tmp_path, source))
+    assert feed(written, [(1, "a", None, False), (2, "b", None, False)]) == b""
+    assert feed(written, [(3, "c", None, False)], "length") == b"end"
+
+
+def test_the_first_signature_is_told_by_its_parameters_and_not_by_annotations(tmp_path: Path) -> None:
+    source = "def write(token, first, last, details, text, id): return f'{token.id}{first}{last}{text}{id} {details}'"
+    written = opened(model(tmp_path, source, output_formatter="write"), 7, "p")
+    details = "{'finish_reason': 'length', 'generated_tokens': 1, 'inputs': 'p', 'tokens': %s}"
+    tokens = "[{'id': 5, 'text': 'a', 'log_prob': -1.0}]"
+    assert feed(written, [(5, "a", -1.0, False)], "length").decode() == f"5TrueTruea7 {details % tokens}"
