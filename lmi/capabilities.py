@@ -1,21 +1,31 @@
-"""What a request asks for, held against what an engine can do.
+"""Checks what a request asks for against what an engine can do.
 
-One table for every API and every engine. The front end calls it before admission; each Executor calls it again in
-`enqueue_request`, so that a library user gets the same answer as a client. Knows nothing of text or HTTP.
+One table serves every API and every engine. The front end uses it before it submits a request; each Executor uses it
+again in `enqueue_request`, so that a user of the library gets the same answer as a client. Knows nothing of text or
+HTTP.
 """
 
 from __future__ import annotations
 
-from lmi.errors import InvalidParameter, PromptTooLong, Unsupported
+from collections.abc import Sequence
+
+from lmi.errors import InvalidParameter, PromptTooLong, UnknownAdapter, Unsupported
 from lmi.executor import DEFAULT_PRIORITY, EngineInfo, Request
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
-    """Raise `InvalidParameter` for a value out of this engine's range, `Unsupported` for a lacking ability."""
+    """Raise InvalidParameter for a value out of this engine's range, Unsupported for an ability that it lacks."""
     _check_bounds(request, info)
     _check_token_ids(request, info)
     for name, reason in _lacking(request, info):
         raise Unsupported(name, reason)
+    if request.lora_config is not None and request.lora_config.name not in info.adapters:
+        raise unknown_adapter(request.lora_config.name, info.adapters)
+
+
+def unknown_adapter(name: str, loaded: Sequence[str]) -> UnknownAdapter:
+    known = ", ".join(loaded) or "there are none"
+    return UnknownAdapter("lora_config", f"one of the loaded adapters ({known})", name)
 
 
 def _check_bounds(request: Request, info: EngineInfo) -> None:
@@ -52,7 +62,7 @@ def _lacking(request: Request, info: EngineInfo) -> list[tuple[str, str]]:
     can, sampling, output = info.capabilities, request.sampling_config, request.output_config
     guide, processor = request.guided_decoding_params, request.logits_post_processor_name
     has_all_outputs = set(output.additional_model_outputs) <= set(can.additional_outputs)
-    # What it is called, whether the request needs it, whether the engine has it, what there is instead.
+    # Name, whether the request needs it, whether the engine has it, what to say otherwise.
     needs: list[tuple[str, bool, bool, str]] = [
         ("beam_width", sampling.beam_width > 1, can.beam_search, "no beam search"),
         ("num_return_sequences", sampling.num_return_sequences > 1, can.num_return_sequences, "one answer a request"),

@@ -4,7 +4,8 @@
      ├─ InvalidRequest            the client asked for something we cannot do
      │   ├─ MalformedRequest      the body itself cannot be read: not JSON, wrong types, no inputs
      │   ├─ InvalidParameter      a named field breaks a rule
-     │   │   └─ PromptTooLong     the prompt leaves no room in the model's context
+     │   │   ├─ PromptTooLong     the prompt leaves no room in the model's context
+     │   │   └─ UnknownAdapter    no adapter of this name is loaded
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ UnknownModel              the model or version it names is not served here
      ├─ Overloaded                the queue is full; come back later
@@ -96,6 +97,12 @@ class PromptTooLong(InvalidParameter):
 
     def __init__(self, rule: str, given: str) -> None:
         super().__init__("inputs", rule, given)
+
+
+class UnknownAdapter(InvalidParameter):
+    """No adapter of this name is loaded."""
+
+    label = "unknown_adapter"
 
 
 class Unsupported(InvalidRequest):

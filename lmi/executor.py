@@ -2,8 +2,8 @@
 
 The vocabulary is that of TensorRT-LLM's Executor API (Request, SamplingConfig, OutputConfig, Response, Result,
 enqueue, await, cancel, statistics), so a reader of one knows the other. Names are theirs; where they leave a
-choice open or where we add a word, the docstring says so. The types are msgspec structs: they are the Python API
-and the wire of the engine socket at the same time. Nothing here knows text, HTTP or a device.
+choice open or where we add a word, the docstring says so. The types are msgspec structs: they are both the Python API
+and the wire of the engine socket. Nothing here knows text, HTTP or a device.
 
 Two error channels. A request that can never be right raises ValueError where it is built (or `Unsupported`,
 `InvalidParameter`, `Overloaded` of `lmi.errors` where it is enqueued); after acceptance every fault is a Response
@@ -21,7 +21,7 @@ from typing import Self
 
 import msgspec
 
-from lmi.errors import writable
+from lmi.errors import Unsupported, writable
 
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # flat by far
@@ -65,7 +65,7 @@ class FinishReason(enum.IntEnum):
 
 
 class ErrorKind(enum.IntEnum):
-    """Ours: the class of a failure, so that an API can choose a status without reading the message."""
+    """The class of a failure (ours), from which an API chooses a status without reading the message."""
 
     GENERATION = 0  # this request's own fault or bad luck; its neighbours are unharmed
     OUT_OF_MEMORY = 1
@@ -103,8 +103,8 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
     Greedy if and only if `temperature` is 0 or `top_k` is 1; else sampling. None means "off": no top_k, no penalty.
     `typical_p` is ours. `seed` None draws fresh randomness (upstream is deterministic here); sequence i of a request
     uses seed + i. An engine whose seeds are signed drops the highest bit. Temperature and penalties are bounded as the
-    constants above say (upstream has no bounds), so that no value makes logits that are no numbers; a tiny temperature
-    may count as a less tiny one that is all but greedy.
+    constants above say (upstream has no bounds), so that no value makes logits NaN or infinite. An engine may raise a
+    tiny temperature to a larger one that is still nearly greedy.
     """
 
     beam_width: int = 1
@@ -148,8 +148,8 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a Result carries beside the token ids.
 
-    `num_top_log_probs` and `num_prompt_log_probs` are ours: how many best alternatives stand beside each generated
-    and each prompt token; `num_prompt_log_probs` 0 gives the prompt tokens' own log-probs alone, None gives nothing.
+    `num_top_log_probs` and `num_prompt_log_probs` are ours: how many best alternatives each generated and each prompt
+    token gets; `num_prompt_log_probs` 0 gives only the prompt tokens' own log-probs, None gives nothing.
     Inside lmi the prompt is always excluded from the output.
     """
 
@@ -224,10 +224,10 @@ class PromptLogProb(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestPerfMetrics(msgspec.Struct, kw_only=True):
-    """When things happened to one sequence, in seconds of `time.monotonic()`; None is what did not.
+    """The times of one sequence, in seconds of `time.monotonic()`; None for what did not happen.
 
-    It was enqueued, the first step with it began, its first and its last token were there. The time in the queue ends
-    at `first_scheduled_time`. `num_reused_tokens` of the prompt had keys and values before (upstream counts blocks).
+    It was enqueued at `arrival_time` and waited until `first_scheduled_time`, when its first step began.
+    `num_reused_tokens` counts prompt tokens whose keys and values were cached (upstream counts blocks).
     """
 
     arrival_time: float
@@ -334,9 +334,9 @@ class RequestStatsPerIteration(msgspec.Struct, kw_only=True):
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do. A request that needs more is refused with a clear error, never served with less.
 
-    `batch_invariant`: the ids of a request do not depend on its neighbours; `log_probs_invariant`: nor do the bits of
-    its log-probs. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`, `max_temperature` what
-    `temperature` may be.
+    `batch_invariant`: a request gets the same ids whatever else is in the batch; `log_probs_invariant`: the same
+    log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`,
+    `max_temperature` bounds `temperature`.
     """
 
     beam_search: bool = False
@@ -365,7 +365,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded engine that the front end needs to check a request before it is sent."""
+    """Facts about a loaded engine that the front end needs to check a request before it is sent.
+
+    Only `adapters` changes while the engine runs.
+    """
 
     name: str  # the handler: lmi-dist, vllm, trtllm
     vocab_size: int
@@ -375,6 +378,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     max_kv_cache_tokens: int = 0
     capabilities: Capabilities = Capabilities()
+    adapters: tuple[str, ...] = ()  # names of the LoRA adapters that requests may use now
 
 
 Progress = Callable[[str, float], None]
@@ -421,11 +425,11 @@ class Executor(ABC):
         """
 
     def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
-        """Have `take` called with the Responses of each step as they are made, on the thread that makes them.
+        """Call `take` with the Responses of each step, on the thread that makes them.
 
-        True: so it will be, in the order of `await_responses`, to which nothing comes any more. False: this engine
-        cannot. A thread that waits for Responses takes the interpreter from the one that runs the next step; this
-        saves it that. `take` must neither block nor raise. To be called before the first request.
+        True: from now on `take` gets them, in the order of `await_responses`, which gets no more. False: this engine
+        cannot do it. It spares the engine a waiting thread that would take the interpreter from the one that runs the
+        next step. `take` must neither block nor raise. Called before the first request.
         """
         return False
 
@@ -435,6 +439,21 @@ class Executor(ABC):
     @abstractmethod
     def cancel_request(self, request_id: int) -> None:
         """End a request at the next step border with a final CANCELLED Result. Unknown or finished ids are ignored."""
+
+    def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
+        """Let requests use the LoRA adapter in folder `path` as `name`; `info.adapters` names it from then on.
+
+        A pinned adapter is never evicted. Raises Unsupported where `capabilities.lora` is false, InvalidParameter for
+        a name that is loaded already, ModelUnusable with the engine's reason, OutOfMemory where there is no room.
+        """
+        raise Unsupported("lora_config", f"{self.info.name} has no adapters")
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter and free it. Requests that run with it finish.
+
+        Raises Unsupported where `capabilities.lora` is false, UnknownAdapter for a name that is not loaded.
+        """
+        raise Unsupported("lora_config", f"{self.info.name} has no adapters")
 
     @abstractmethod
     def get_latest_iteration_stats(self) -> list[IterationStats]:

@@ -1,8 +1,9 @@
 """The folder that the processes of one running server share.
 
 Made by the supervisor with mode 0700: `config.json` (the resolved settings), `state` (the shared block), for each
-engine `engine-N.sock` and, once it has loaded, `engine-N.json` (what it is, for the banner), and `front-end-failure`
-when a front end cannot start (why). Children find it through one environment variable.
+engine `engine-N.sock` and, once it has loaded, `engine-N.json` (what it is, for the banner), `front-end-failure` when a
+front end cannot start (why), and `adapters/H/H.json`, the adapters that should be loaded, where the H are hashes of the
+model's and the adapter's names. Children find it through one environment variable.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, dump, load
+from lmi.shared.desired_state import Adapter, Folder, key
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
@@ -69,6 +71,10 @@ class Runtime:
 
     def engine_report(self, slot: int) -> Path:
         return self.path / f"engine-{slot}.json"
+
+    def adapters(self) -> Folder[Adapter]:
+        """The adapters of the model that should be loaded."""
+        return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
 
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"

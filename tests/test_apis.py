@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis import APIS, LMI
+from lmi.apis import APIS, LMI, OPENAI_CHAT, OPENAI_COMPLETIONS, AnyApi
 from lmi.errors import (
     DeadlineExceeded,
     GenerationFailed,
@@ -18,6 +18,7 @@ from lmi.errors import (
     OutOfMemory,
     Overloaded,
     Unavailable,
+    UnknownAdapter,
     Unsupported,
 )
 from lmi.schemas.lmi import LmiFormat
@@ -133,6 +134,15 @@ def test_an_error_of_http_alone_is_of_the_first_shape(status: int) -> None:
 )
 def test_an_engine_s_refusal_is_told_in_the_client_s_words(error: LmiError, message: str) -> None:
     assert json.loads(LMI.render_error(error, LmiFormat(), accepted=True).body)["error"] == message
+
+
+@pytest.mark.parametrize("api", [OPENAI_CHAT, OPENAI_COMPLETIONS], ids=["chat", "completions"])
+def test_an_adapter_that_is_not_loaded_is_a_model_that_openai_s_client_does_not_find(api: AnyApi) -> None:
+    error, model = UnknownAdapter("lora_config", "one of the loaded adapters (fr)", "de"), ModelConfig("demo", "demo")
+    rendered = api.render_error(error, api.default_format(model), accepted=False)
+    said = json.loads(rendered.body)["error"]
+    assert (rendered.status, said["code"], said["param"]) == (404, "model_not_found", "model")
+    assert said["message"] == "model must be one of the loaded adapters (fr), given 'de'"
 
 
 def test_a_body_that_cannot_be_read_is_answered_as_json_whatever_the_model_s_formatter() -> None:

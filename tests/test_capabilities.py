@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmi.capabilities import check_request
-from lmi.errors import InvalidParameter, Unsupported
+from lmi.errors import InvalidParameter, UnknownAdapter, Unsupported
 from lmi.executor import (
     Capabilities,
     EngineInfo,
@@ -62,7 +62,12 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 def info(capabilities: Capabilities = CAN_ALL) -> EngineInfo:
     return EngineInfo(
-        name="some-engine", vocab_size=10, max_sequence_length=8, max_num_sequences=4, capabilities=capabilities
+        name="some-engine",
+        vocab_size=10,
+        max_sequence_length=8,
+        max_num_sequences=4,
+        capabilities=capabilities,
+        adapters=("style",),
     )
 
 
@@ -80,6 +85,13 @@ def test_what_an_engine_lacks_is_refused_by_name(name: str) -> None:
 
 def test_a_plain_request_needs_nothing() -> None:
     check_request(request(), info(CAN_NOTHING))
+
+
+def test_an_adapter_that_is_not_loaded_is_refused_with_those_that_are() -> None:
+    with pytest.raises(
+        UnknownAdapter, match=r"^lora_config must be one of the loaded adapters \(style\), given 'tone'$"
+    ):
+        check_request(request(lora_config=LoraConfig("tone")), info())
 
 
 def test_a_guide_of_another_kind_is_refused() -> None:

@@ -1,8 +1,8 @@
-"""From our configuration to the arguments of vLLM's own argument class, each of its type.
+"""Translates our configuration to vLLM's `AsyncEngineArgs`, each argument with its type.
 
-Every field of `AsyncEngineArgs` can be given as option.<name>. What a text becomes is said by the flag that vLLM's own
-command line has for the field, so 8k, JSON and lists mean here what they mean there. A field that this vLLM does not
-have is told with the closest one that it has. Knows nothing of requests. Written against vLLM 0.30 to 0.33.
+Every field of `AsyncEngineArgs` can be given as option.<name>. A text is read as vLLM's command line reads the field's
+flag, so 8k, JSON and lists mean the same here and there. A field that this vLLM does not have is reported with the
+closest one that it has. Knows nothing of requests. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from lmi.shared import processes
 
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
-NUM_SEQUENCES_ON_CPU = 128  # what vLLM's server runs at once there where nobody says a number
+NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
 TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
 SPECULATIVE_LENGTH = 5
 BOOLEAN = TypeAdapter(bool)  # true, false, 1, 0, yes, no, on, off in any case
 
-# What differs from vLLM's defaults: statistics are ours, the front end owns what a request leaves out (but "vllm" here
-# still adds the end tokens of generation_config.json to each request that does not ignore them), requests have
+# These differ from vLLM's defaults: statistics are ours, the front end fills in what a request leaves out (but "vllm"
+# here still adds the end tokens of generation_config.json to each request that does not ignore them), requests have
 # priorities, and no progress bar is drawn into the log.
 DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
@@ -60,7 +60,7 @@ OUR_NAMES = {
     "num_gpu_blocks_override": "max_kv_cache_tokens",
     "cache_dtype": "kv_cache_dtype",
 }
-# Words of EngineConfig.options that are for the executor itself.
+# Keys of EngineConfig.options that the executor itself reads.
 NOT_FOR_VLLM = frozenset({"request_stats_max_iterations"})
 
 log = logging.getLogger("lmi.vllm")
@@ -84,7 +84,7 @@ def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
 
 
 def refused(error: ValidationError, config: EngineConfig) -> BadConfiguration:
-    """What vLLM's classes found wrong with values that had the right types, one line for each."""
+    """The faults that vLLM's classes found in values of the right types, one line for each."""
     lines = []
     for fault in error.errors():
         field = str(fault["loc"][-1]) if fault["loc"] else ""
@@ -101,7 +101,7 @@ def _check_device(config: EngineConfig) -> None:
 
 
 def _check_lengths(config: EngineConfig) -> None:
-    """What the cache cannot hold could never be answered; vLLM says so too, in terms of memory."""
+    """The cache must hold the longest sequence. vLLM checks it too, but reports it in terms of memory."""
     num_tokens, length = config.max_kv_cache_tokens, config.max_sequence_length
     if num_tokens is not None and length is not None and num_tokens < length:
         said = _named(config, "max_kv_cache_tokens", str(num_tokens))
@@ -260,7 +260,7 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
 
 
 def _mode_on_cpu(config: EngineConfig) -> dict[str, Any]:
-    """vLLM compiles by default; without what that needs it would not start."""
+    """vLLM compiles by default, and would not start where a compiler is missing."""
     if "enforce_eager" in config.options or not compiling.is_eager(config.options):
         return {}
     if why := compiling.missing():

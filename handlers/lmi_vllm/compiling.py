@@ -1,7 +1,7 @@
 """Whether vLLM compiles the model on a CPU, and where the compiled kernels are kept.
 
-vLLM's own default is to compile. That needs a C++ compiler and Python's headers; where one of them is missing, or where
-torch's own switch says so, the model runs eagerly. Nothing here imports torch. Written against vLLM 0.30 to 0.33.
+vLLM compiles by default. That needs a C++ compiler and Python's headers; where one of them is missing, or torch's own
+switch turns compilation off, the model runs eagerly. Nothing here imports torch. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-# vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU: writing it, and failing to read
-# it, costs seconds of each start. torch's cache of kernels does the work without it.
+# vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU. Writing it, and failing to read
+# it, costs seconds at each start. torch's cache of kernels is enough.
 COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
 # vLLM compiles a function of its sampler in eager mode too: ten seconds at the first log-prob.
 EAGER = {"TORCHDYNAMO_DISABLE": "1"}
@@ -21,14 +21,14 @@ OFF = ("false", "0", "no", "off")
 
 
 def is_eager(options: Mapping[str, str]) -> bool:
-    """What option.enforce_eager says; without it, whether torch's switch is set or something is missing here."""
+    """The value of option.enforce_eager; without it, whether torch's switch is set or something is missing."""
     if (given := options.get("enforce_eager")) is not None:
         return given.lower() not in OFF
     return os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or missing() is not None
 
 
 def missing() -> str | None:
-    """What would be needed to compile and is not here. torch takes the compiler that CXX names, else g++."""
+    """The first thing that compilation needs and this machine lacks. torch uses the compiler in CXX, else g++."""
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}"
@@ -45,7 +45,7 @@ def environment(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_folder() -> Path | None:
-    """Beside vLLM's other caches, where the next start finds it; torch's own choice is a folder for temporary files.
+    """A folder beside vLLM's other caches, where the next start finds it; torch's default is a temporary folder.
 
     None where this user cannot write there.
     """

@@ -1,10 +1,9 @@
-"""What vLLM says of a client's structure that it cannot follow: the client's own fault, in one line.
+"""Finds out why vLLM could not follow a client's structure, so that the client reads it in one line.
 
-vLLM ends such a request with the word "error" and explains it only in its log, at ERROR. Here the loggers that explain
-are listened to, by their names and never by their texts: the cause goes to the request, the lines to our DEBUG. Causes
-are kept in a file in memory that every process of the engine inherits by its path, since the structures may be compiled
-in another one. Known of vLLM: names of modules, which are those of its loggers, and that the first argument of their
-lines is the request's id, as of vLLM 0.30 to 0.33.
+vLLM ends such a request with the word "error" and explains it only in its log, at ERROR. This module listens to the
+loggers that explain: the cause goes to the request, the line to our DEBUG. Structures may be compiled in another of the
+engine's processes, so causes are kept in a file in memory, whose path they inherit. It relies on the names of vLLM's
+loggers, never on their texts, and on the request's id being the first argument of a line: vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from lmi.errors import shorten
 ENVIRONMENT_NAME = "LMI_VLLM_GUIDES"
 FIELD = "guided_decoding_params"
 RULE = "must be a structure that vLLM can follow"
-TELLING = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
+REPORTING = tuple(f"vllm.v1.structured_output{name}" for name in ("", ".backend_xgrammar", ".backend_guidance"))
 NO_TEXT = "no text fits it"
-PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # where in the compiler's own code: [04:07:14] /x/regex.cc:83:
+PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
 MAX_CAUSE = 300  # characters
-MAX_FILE_BYTES = 1 << 20  # then it begins anew: a cause is asked for a moment after it was noted
+MAX_FILE_BYTES = 1 << 20  # then the file is emptied: a cause is read a moment after it was noted
 
 
 def begin() -> None:
-    """Keep causes from now on, of this process and of those that it starts."""
+    """Keep causes from now on, for this process and those that it starts."""
     fd = os.memfd_create("guides", os.MFD_CLOEXEC)
     os.environ[ENVIRONMENT_NAME] = f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def listen() -> None:
-    """Call before vLLM's first request, in every process of its engine."""
-    for name in TELLING:
+    """Start listening; called in every process of the engine before its first request."""
+    for name in REPORTING:
         logging.getLogger(name).addFilter(_note)
 
 
@@ -45,7 +44,7 @@ def refusal(cause: Exception | str) -> str:
 
 
 def cause_of(name: str) -> str | None:
-    """Why vLLM gave a request up, if its structure was at fault; `name` is the id that we gave it."""
+    """Why vLLM gave up the request with our id `name`; None unless its structure was at fault."""
     with suppress(OSError, KeyError), open(os.environ[ENVIRONMENT_NAME], encoding="utf-8") as file:
         causes = (line.rstrip("\n").partition(" ") for line in file)
         return next((cause for inner_id, _, cause in causes if inner_id.rpartition("-")[0] == name), None)

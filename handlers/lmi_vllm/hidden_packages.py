@@ -1,9 +1,9 @@
-"""Builds of other libraries that break vLLM on a CPU, hidden from it; and which vLLM is installed.
+"""Hides builds of other libraries that break vLLM on a CPU; reports which vLLM is installed.
 
-The CPU build of vLLM wants torch's CPU build and, of no version, torchvision, torchaudio and torchcodec: an installer
-takes their CUDA builds, whose import fails beside that torch. vllm and transformers need none of the three for text
-but import each that is there. A name that is None in `sys.modules` is not there, for imports and for `find_spec`.
-Read from the metadata of distributions alone: nothing of all this is imported here.
+The CPU build of vLLM needs torch's CPU build, but any version of torchvision, torchaudio and torchcodec. An installer
+picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need the three for text, but
+import those that are installed. A module that is None in `sys.modules` counts as missing, for imports and for
+`find_spec`. Only the metadata of distributions is read; nothing is imported.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger("lmi.vllm")
 
 
 def version() -> str | None:
-    """The version of vLLM, whichever distribution brings it; None where none does."""
+    """The version of vLLM under either name; None where it is not installed."""
     return next(filter(None, map(_installed, DISTRIBUTIONS)), None)
 
 
 def hide_foreign_builds() -> tuple[str, ...]:
-    """Hide what would break the import of vllm; what was hidden.
+    """Hide packages that would break the import of vllm; returns them.
 
-    Must come before the first import of vllm or transformers. Does nothing where all builds fit together.
+    Call before the first import of vllm or transformers. Does nothing where all builds fit together.
     """
     torch = _installed("torch")
     if torch is None or _tag(torch) != CPU_TAG:
@@ -49,5 +49,5 @@ def _installed(distribution: str) -> str | None:
 
 
 def _tag(version: str) -> str:
-    """What stands after the + of a version: the build."""
+    """The build, which follows the + of a version."""
     return version.partition("+")[2]

@@ -1,7 +1,7 @@
-"""A node of an engine that spans several machines, but for the first: vLLM's ranks here get their work from node 0.
+"""A further node of an engine that spans several machines: vLLM's ranks here get their work from node 0.
 
-It takes no requests. The options are vLLM's own: nnodes, node_rank, master_addr, master_port. Everything that looks
-deeper into vLLM than its public classes is in this file. Written against vLLM 0.30 to 0.33.
+It takes no requests. The options are vLLM's own: nnodes, node_rank, master_addr, master_port. This file looks deeper
+into vLLM than its public classes. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.executor import describe
-from handlers.lmi_vllm.node_heartbeat import Link
+from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.start_errors import explained
-from handlers.lmi_vllm.startup_log import Journal
+from handlers.lmi_vllm.startup_log import StartupLog
 from lmi.errors import Unavailable
 from lmi.executor import EngineInfo, Executor, IterationStats, Progress, Request, RequestStatsPerIteration, Response
 from lmi.settings.config import EngineConfig
@@ -29,14 +29,14 @@ class Follower(Executor):
 
     def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
         progress("configuration", 0.0)
-        journal = Journal.begin()
+        startup_log = StartupLog.begin()
         try:
             arguments = AsyncEngineArgs(**engine_arguments(config, model))
-            with journal.told_to(progress), warnings.catch_warnings(action="ignore"):
+            with startup_log.reported_to(progress), warnings.catch_warnings(action="ignore"):
                 settings = arguments.create_engine_config(headless=True)
                 self._ranks = MultiprocExecutor(settings, monitor_workers=False)
         except Exception as error:
-            raise explained(error, model, config, journal.cause) from error
+            raise explained(error, model, config, startup_log.cause) from error
         process_setup.unlink_shared_memory()
         self._is_closing = threading.Event()
         self._are_alive = True
@@ -47,7 +47,9 @@ class Follower(Executor):
             f"this is node {arguments.node_rank} of {arguments.nnodes} and takes no requests; "
             f"node 0, {arguments.master_addr}, does"
         )
-        self._link = Link(arguments.master_addr, parallel.master_port, arguments.node_rank, arguments.nnodes)
+        self._heartbeat = NodeHeartbeat(
+            arguments.master_addr, parallel.master_port, arguments.node_rank, arguments.nnodes
+        )
         self._info = describe(settings)
 
     def _note_death(self) -> None:
@@ -79,13 +81,13 @@ class Follower(Executor):
         return []
 
     def can_enqueue_requests(self) -> bool:
-        """Whether the group is whole; a request is refused all the same."""
-        return self._are_alive and self._link.is_whole
+        """Whether the group is whole. Requests are refused in any case."""
+        return self._are_alive and self._heartbeat.is_whole
 
     def shutdown(self) -> None:
-        """Of a broken group nobody waits for an end in order: its ranks die with this process."""
+        """Shut down cleanly if the group is whole; otherwise the ranks die with this process."""
         is_whole = self.can_enqueue_requests()
         self._is_closing.set()
-        self._link.close()
+        self._heartbeat.close()
         if is_whole:
             self._ranks.shutdown()

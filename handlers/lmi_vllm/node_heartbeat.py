@@ -1,7 +1,7 @@
 """The nodes of one engine watch each other.
 
-vLLM lets a group that has lost a node wait for ever. So each node beats in the store that torch keeps on node 0 for as
-long as the group lives, and looks whether the others do. Knows nothing of engines.
+vLLM lets a group that has lost a node wait for ever. So each node writes a heartbeat to the store that torch keeps on
+node 0 while the group lives, and reads the heartbeats of the others. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SILENT_S = 10.0  # a node that is silent for so long is lost
 log = logging.getLogger("lmi.vllm")
 
 
-class Link:
-    """`address`, `port`: of node 0's store. `is_whole` is false once another node is lost."""
+class NodeHeartbeat:
+    """`address` and `port` are those of node 0's store. `is_whole` is false once another node is lost."""
 
     def __init__(self, address: str, port: int, rank: int, num_nodes: int) -> None:
         self.is_whole = True
@@ -31,7 +31,7 @@ class Link:
         watched = range(1, num_nodes) if rank == 0 else [0]
         self._heard = {node: (0, time.monotonic()) for node in watched}
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="node-heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

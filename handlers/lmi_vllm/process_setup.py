@@ -1,7 +1,8 @@
-"""What must be so in this process and in those that vLLM starts from it before vllm is imported.
+"""Prepares this process, and those that vLLM starts from it, before vllm is imported.
 
-vLLM reads its environment as it is imported. Its processes are spawned, never forked, and run this module as their
-main one: there they hide what breaks an import, log as their parent does, and die with it, which vLLM leaves to chance.
+vLLM reads its environment when it is imported. Its processes are spawned, never forked, and run this module as their
+main one: it hides packages that break an import, sets up logging as in the parent, and makes them die with the parent,
+which vLLM does not ensure.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ENVIRONMENT = {
 }
 LOG_NAME = "LMI_VLLM_LOG"
 
-# On a CPU these warn at each start of what is as it should be there: no Triton, no tcmalloc, a seed.
+# On a CPU these warn at each start of normal things: no Triton, no tcmalloc, a seed.
 CHATTY_ON_CPU = (
     "vllm.config.vllm",
     "vllm.engine.arg_utils",
@@ -49,12 +50,12 @@ CHATTY_ON_CPU = (
 
 
 def prepare(config: EngineConfig | None = None) -> None:
-    """Call before the first import of vllm. What the user has set stays."""
+    """Call before the first import of vllm. Variables that the user has set stay."""
     of_compiler = compiling.environment(config.options if config else {}) if is_on_cpu() else {}
     for name, value in {**ENVIRONMENT, **of_compiler}.items():
         os.environ.setdefault(name, value)
     hide_foreign_builds()
-    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # what a spawned child runs as its own
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec(__name__)  # the main module of a spawned child
     if (settings := lmi.shared.log.settings()) is not None:
         os.environ[LOG_NAME] = json.dumps(settings)
     _start_tracker()
@@ -65,12 +66,12 @@ def prepare(config: EngineConfig | None = None) -> None:
 
 
 def is_on_cpu() -> bool:
-    """Whether this is torch's build for CPUs, which vLLM's is linked with."""
+    """Whether torch is the build for CPUs, which vLLM's CPU build is linked with."""
     return version("torch").endswith("+cpu")
 
 
 def calm_torch() -> None:
-    """Torch writes its warnings to stderr in its own form: let them go where the others go. Call after its import."""
+    """Send torch's warnings, which it writes to stderr in its own form, to our log. Call after its import."""
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] == "torch":
             logger = logging.getLogger(name)
@@ -80,9 +81,9 @@ def calm_torch() -> None:
 
 
 def _set_levels() -> None:
-    """vLLM tells at INFO what developers of vLLM want to know: at our DEBUG, but for how its start goes on.
+    """Show vLLM's INFO, which is for its developers, at our DEBUG, except for the progress of its start.
 
-    VLLM_LOGGING_LEVEL, where it is set, decides alone.
+    VLLM_LOGGING_LEVEL overrides this.
     """
     asked = os.environ.get("VLLM_LOGGING_LEVEL")
     ours = logging.getLogger().level
@@ -97,8 +98,8 @@ def _set_levels() -> None:
 def _start_tracker() -> None:
     """Start Python's tracker of shared memory outside our process group.
 
-    It removes what was left there when the last process that used it is gone, however that ended; the SIGKILL that our
-    supervisor sends to the whole group must not reach it. What it says about that is of no use to anyone.
+    It removes what was left there once the last process that used it is gone, however that ended; the SIGKILL that our
+    supervisor sends to the whole group must not reach it. Its warnings about that are silenced.
     """
     is_group = os.getpgrp() == os.getpid()
     with suppress(OSError):  # the leader of a session cannot leave its group
@@ -116,7 +117,7 @@ def _start_tracker() -> None:
 def unlink_shared_memory() -> None:
     """Remove the names of what vLLM's C++ code shares between ranks, once all of them have it.
 
-    Nothing would do so when they are killed; Python's tracker cannot, since it takes no colon in a name.
+    Nothing else removes them when the ranks are killed: Python's tracker does not accept a colon in a name.
     """
     for pid in (os.getpid(), *descendants()):
         with suppress(OSError):
@@ -136,7 +137,7 @@ def descendants(pid: int | None = None) -> list[int]:
 
 
 class _Stderr(io.TextIOBase):
-    """What Python code of a child prints there: vLLM says the same to its log, so lines are for those who debug."""
+    """A child's stderr. vLLM also logs what it prints there, so the lines go to our DEBUG."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -153,7 +154,7 @@ class _Stderr(io.TextIOBase):
 
 def _in_child() -> None:
     processes.die_with_parent(os.getppid(), signal.SIGKILL)
-    hide_foreign_builds()  # before there is a log: the parent has said it
+    hide_foreign_builds()  # before logging is set up: the parent has logged it
     role, level, format, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
     lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format, open_again(path))
     guard_streams()

@@ -1,7 +1,7 @@
-"""Our Request in vLLM's words, every value of its type: an engine that is fed a wrong type dies without a word.
+"""Translates a Request to vLLM's SamplingParams. Every value gets its exact type: a wrong one ends vLLM silently.
 
-What a sequence is and why it ends stays ours (`handlers/base/sequence.py`): vLLM is told the same end, so that it stops
-where we do, but for stop words of several tokens, which it does not know. Written against vLLM 0.30 to 0.33.
+`handlers/base/sequence.py` decides when a sequence ends. vLLM gets the same rules, so that it stops where we do, except
+for stop words of several tokens, which it does not know. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from handlers.base.sequence import Sequence
 from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
-MAX_SIGNED = 2**63 - 1  # its seeds are torch's signed ones; ours that differ by 2^63 alone are the same there
+MAX_SIGNED = 2**63 - 1  # its seeds are torch's signed ones; two of ours that differ by 2^63 are the same there
 PRIORITIES = 1000  # steps between the least and the most urgent request
 
 
 def sampling_params(sequence: Sequence) -> SamplingParams:
-    """Raises what vLLM's own check raises, for a structure that it cannot make, for example."""
+    """Raises what vLLM's own check raises, for example for a structure that it cannot follow."""
     request, config, output = sequence.request, sequence.request.sampling_config, sequence.request.output_config
     params = SamplingParams(
         max_tokens=int(sequence.max_tokens),
@@ -34,13 +34,13 @@ def sampling_params(sequence: Sequence) -> SamplingParams:
         **_choice(config, sequence.seed),
         **_log_probs(output, sequence),
     )
-    if request.bad_words:  # vLLM would take texts and make these of them
+    if request.bad_words:  # vLLM's own argument takes texts and makes token ids of them
         params._bad_words_token_ids = [[int(one) for one in word] for word in request.bad_words]
     return params
 
 
 def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
-    """How a token is chosen. None is vLLM's word for nothing only in some fields, so what is off is left out."""
+    """How a token is chosen. Unset values are omitted: vLLM accepts None only in some fields."""
     if config.is_greedy:
         given: dict[str, float | None] = {"temperature": 0.0}
     else:
@@ -51,8 +51,8 @@ def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
     if not config.is_greedy and config.top_k is not None:
         chosen["top_k"] = int(config.top_k)
-    if config.seed is not None:  # a generator for each request costs time; without a seed nobody can tell
-        chosen["seed"] = int(seed) & MAX_SIGNED  # -1, which the highest bit may make, would be no seed at all
+    if config.seed is not None:  # a generator for each request costs time, so only where a seed was given
+        chosen["seed"] = int(seed) & MAX_SIGNED  # the highest bit could make -1, which means no seed
     return chosen
 
 
@@ -66,7 +66,7 @@ def _log_probs(output: OutputConfig, sequence: Sequence) -> dict[str, Any]:
 
 
 def stop_token_ids(sequence: Sequence) -> list[int]:
-    """Every token that ends the sequence alone."""
+    """Every single token that ends the sequence."""
     words = [word[0] for word in sequence.request.stop_words if len(word) == 1]
     ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids)
     return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
@@ -77,10 +77,13 @@ def structure(guide: GuidedDecodingParams | None) -> StructuredOutputsParams | N
         return None
     if guide.guide_type is GuideType.JSON:
         return StructuredOutputsParams(json_object=True)
-    names = {GuideType.JSON_SCHEMA: "json", GuideType.REGEX: "regex", GuideType.EBNF_GRAMMAR: "grammar"}
-    return StructuredOutputsParams(**{names[guide.guide_type]: guide.guide})
+    if guide.guide_type is GuideType.JSON_SCHEMA:
+        return StructuredOutputsParams(json=guide.guide)
+    if guide.guide_type is GuideType.REGEX:
+        return StructuredOutputsParams(regex=guide.guide)
+    return StructuredOutputsParams(grammar=guide.guide)
 
 
 def priority(request: Request) -> int:
-    """vLLM's lower number is more urgent."""
+    """At vLLM a lower number is more urgent."""
     return round((DEFAULT_PRIORITY - request.priority) * PRIORITIES)

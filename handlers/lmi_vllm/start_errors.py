@@ -15,7 +15,7 @@ OUT_OF_MEMORY = (
     "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
     "option.tensor_parallel_degree higher"
 )
-# What vLLM says, and the options that help. Texts of vLLM 0.30 to 0.33.
+# Texts of vLLM 0.30 to 0.33, and the options that help.
 ADVICE = (
     (
         re.compile(r"max seq len.*KV cache|KV cache.*max seq len|larger than the maximum number of tokens", re.S),
@@ -43,13 +43,13 @@ OF_THE_MODEL = re.compile(r"architecture|checkpoint")
 
 
 def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> StartError:
-    """`error` ended the start of vLLM. `cause`: what one of its processes wrote about it, where it has several."""
+    """`error` ended the start of vLLM. `cause`: what one of its processes reported, where it has several."""
     if isinstance(error, StartError):
         return error
-    is_refusal = isinstance(error, ValidationError)
-    text = str(refused(error, config)) if isinstance(error, ValidationError) else cause or str(error).strip()
+    refusal = refused(error, config) if isinstance(error, ValidationError) else None
+    text = str(refusal or cause or error).strip()
     advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
-    if is_refusal and not OF_THE_MODEL.search(text):
+    if refusal is not None and not OF_THE_MODEL.search(text):
         return BadConfiguration(text + (f"; {advice}" if advice else ""))
     said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

@@ -1,8 +1,8 @@
-"""What the processes of one engine tell the one that starts them: how far they are, and why one of them failed.
+"""How far the start of an engine is, and why one of its processes failed.
 
-vLLM says both in its log alone. Here the loggers that say so are listened to, by their names and never by their texts,
-and lines are written to a file in memory that every process of the engine inherits by its path. Known of vLLM: names of
-modules, which are those of its loggers, as of vLLM 0.30 to 0.33.
+vLLM reports both only in its log. This module listens to the loggers that do and writes lines to a file in memory,
+whose path every process of the engine inherits. It relies on the names of vLLM's loggers, never on their texts: vLLM
+0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ from contextlib import contextmanager, suppress
 from lmi.errors import shorten
 from lmi.executor import Progress
 
-ENVIRONMENT_NAME = "LMI_VLLM_JOURNAL"
+ENVIRONMENT_NAME = "LMI_VLLM_STARTUP_LOG"
 LOOK_S = 0.1
 MAX_CAUSE = 1000  # characters
 
-# The first line of a logger that is named here ends the stage before it.
+# The first line of one of these loggers begins the stage.
 BEGINS = {
     "vllm.v1.worker.cpu_model_runner": "weights",
     "vllm.v1.worker.gpu_model_runner": "weights",
     "vllm.v1.worker.gpu.model_runner": "weights",
-    "vllm.model_executor.model_loader.default_loader": "kv cache",  # how large it may be is tried out, then it is made
+    "vllm.model_executor.model_loader.default_loader": "kv cache",  # its size is tried out, then it is allocated
     "vllm.compilation.decorators": "compilation",
     "vllm.v1.core.kv_cache_utils": "kernels",  # captured, warmed up
 }
-SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # lines that go no further than to this module
+SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # these lines are only for this module
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
-TELLING_OF_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+REPORTING_FAILURE = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 STARTED = "started"
 
 
 def listen() -> None:
-    """Write down from now on what vLLM's loggers say in this process."""
+    """Start writing down what vLLM's loggers report in this process."""
     for name in BEGINS:
         logging.getLogger(name).addFilter(_note_stage)
-    for name in TELLING_OF_FAILURE:
+    for name in REPORTING_FAILURE:
         logging.getLogger(name).addFilter(_note_failure)
 
 
-class Journal:
+class StartupLog:
     """Lines of `stage NAME`, `failed CAUSE` and, at the end of a start, `started`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @classmethod
-    def begin(cls) -> Journal:
-        """A new one, for this process and for those that it starts from now on."""
-        fd = os.memfd_create("journal", os.MFD_CLOEXEC)
+    def begin(cls) -> StartupLog:
+        """Make a new one, for this process and for those that it starts from now on."""
+        fd = os.memfd_create("startup-log", os.MFD_CLOEXEC)
         os.environ[ENVIRONMENT_NAME] = path = f"/proc/{os.getpid()}/fd/{fd}"
         return cls(path)
 
     @classmethod
-    def current(cls) -> Journal:
-        """The latest that was begun here or in the process that started this one; without one, nothing is written."""
+    def current(cls) -> StartupLog:
+        """The latest one of this process or of the one that started it. Without one, nothing is written."""
         return cls(os.environ.get(ENVIRONMENT_NAME, os.devnull))
 
     def write(self, line: str) -> None:
@@ -76,13 +76,13 @@ class Journal:
 
     @property
     def cause(self) -> str | None:
-        """The first failure: those that follow follow from it."""
+        """The first failure, which caused the others."""
         causes = (line.removeprefix("failed ") for line in self.lines() if line.startswith("failed "))
         return next(causes, None)
 
     @contextmanager
-    def told_to(self, progress: Progress) -> Iterator[None]:
-        """While this is open, each stage that begins is told to `progress`, on a thread of its own."""
+    def reported_to(self, progress: Progress) -> Iterator[None]:
+        """While this is open, a thread reports each stage that begins to `progress`."""
         is_over = threading.Event()
 
         def tell() -> None:
@@ -93,7 +93,7 @@ class Journal:
                     progress(stage, 0.0)
                 reached = max([reached, *named])
 
-        thread = threading.Thread(target=tell, name="journal", daemon=True)
+        thread = threading.Thread(target=tell, name="startup-log", daemon=True)
         thread.start()
         try:
             yield
@@ -104,18 +104,18 @@ class Journal:
 
 
 def _note_stage(record: logging.LogRecord) -> bool:
-    journal = Journal.current()
-    if not journal.is_started:
-        journal.write(f"stage {BEGINS[record.name]}")
+    startup_log = StartupLog.current()
+    if not startup_log.is_started:
+        startup_log.write(f"stage {BEGINS[record.name]}")
     return logging.getLogger().isEnabledFor(record.levelno)
 
 
 def _note_failure(record: logging.LogRecord) -> bool:
-    """A failed start is told once, by whoever started: not here, unless someone debugs."""
-    journal = Journal.current()
-    if not record.exc_info or journal.is_started:
+    """Keep a failed start out of the log: the process that started the engine reports it. At DEBUG it stays."""
+    startup_log = StartupLog.current()
+    if not record.exc_info or startup_log.is_started:
         return True
-    journal.write(f"failed {_described(record.exc_info[1])}")
+    startup_log.write(f"failed {_described(record.exc_info[1])}")
     return logging.getLogger().isEnabledFor(logging.DEBUG)
 
 

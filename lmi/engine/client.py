@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from itertools import count
+from typing import Any
 
-from lmi.engine.messages import Cancel, Output, Ready, Submit, decode_to_front_end, encode
+from lmi.engine.messages import (
+    Cancel,
+    Done,
+    LoadAdapter,
+    Output,
+    Ready,
+    Refused,
+    Submit,
+    UnloadAdapter,
+    decode_to_front_end,
+    encode,
+)
 from lmi.errors import (
     EngineLost,
     ErrorInfo,
@@ -80,6 +92,7 @@ class EngineConnection(Connection):
         self.num_outstanding_tokens = 0
         self._ids = count()
         self._streams: dict[int, Stream] = {}
+        self._calls: dict[int, asyncio.Future[None]] = {}  # LoadAdapter and UnloadAdapter without an answer
 
     def submit(self, request: Request) -> Stream:
         request_id = next(self._ids)
@@ -92,6 +105,32 @@ class EngineConnection(Connection):
     def cancel(self, request_id: int) -> None:
         if self._forget(request_id) is not None:
             self.write(frame(encode(Cancel(request_id))))
+
+    async def load_adapter(self, name: str, path: str, pinned: bool) -> None:
+        """Raises the engine's reason, or EngineLost."""
+        await self._call(LoadAdapter(next(self._ids), name, path, pinned))
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._call(UnloadAdapter(next(self._ids), name))
+
+    async def _call(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if self.closed.done():
+            raise EngineLost("the engine was lost before it changed its adapters")
+        call = frame(encode(message))  # may be too large, so nothing is kept before it
+        done = self._calls[message.request_id] = self.loop.create_future()
+        self.write(call)
+        try:
+            await done
+        finally:
+            del self._calls[message.request_id]
+
+    def _end_call(self, message: Done | Refused) -> None:
+        done = self._calls.get(message.request_id)
+        if done is not None and not done.done():
+            if isinstance(message, Refused):
+                done.set_exception(from_info(message.error))
+            else:
+                done.set_result(None)
 
     def _forget(self, request_id: int) -> Stream | None:
         stream = self._streams.pop(request_id, None)
@@ -106,6 +145,8 @@ class EngineConnection(Connection):
                 self._deliver(response)
         elif isinstance(message, Ready):
             self.info = message.info
+        elif isinstance(message, Done) or message.request_id in self._calls:
+            self._end_call(message)
         elif (stream := self._forget(message.request_id)) is not None:
             stream.put(from_info(message.error))
 
@@ -124,6 +165,9 @@ class EngineConnection(Connection):
             stream = self._forget(request_id)
             assert stream is not None
             stream.put(EngineLost("the engine was lost while it worked on this request"))
+        for done in self._calls.values():
+            if not done.done():
+                done.set_exception(EngineLost("the engine was lost while it changed its adapters"))
 
 
 class Engines(Connections[EngineConnection]):
@@ -131,6 +175,7 @@ class Engines(Connections[EngineConnection]):
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(EngineConnection, sockets, records)
+        self._adapters: tuple[str, ...] = ()
 
     def submit(self, request: Request) -> Stream:
         """Send a request to the least loaded engine. Raises Unavailable when there is none."""
@@ -143,6 +188,37 @@ class Engines(Connections[EngineConnection]):
         assert info is not None
         return info
 
+    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
+        """Load a LoRA adapter on every engine, or on none. Raises the reason of the first that cannot."""
+        engines = self._connected()
+        outcomes = await _all(engine.load_adapter(name, path, pinned) for engine in engines)
+        errors = [error for error in outcomes if error is not None]
+        if errors:
+            loaded = [engine for engine, error in zip(engines, outcomes, strict=True) if error is None]
+            await _all(engine.unload_adapter(name) for engine in loaded)
+            raise errors[0]
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter wherever it is. Raises UnknownAdapter where no engine has it."""
+        outcomes = await _all(engine.unload_adapter(name) for engine in self._connected())
+        errors = [error for error in outcomes if error is not None]
+        if len(errors) == len(outcomes):
+            raise errors[0]
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names that requests may use; while no engine is connected, those of before."""
+        if (ready := self._ready()) and ready[0].info is not None:
+            self._adapters = ready[0].info.adapters
+        return self._adapters
+
+    def _connected(self) -> list[EngineConnection]:
+        """Every engine that serves, also silent ones. Raises Unavailable when there is none."""
+        connected = [connection for connection in self.open.values() if connection.info is not None]
+        if not connected:
+            raise Unavailable("no engine is ready: " + self.describe())
+        return connected
+
     def _ready(self) -> list[EngineConnection]:
         """Connected engines, without those whose last heartbeat is old unless there are no others."""
         ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
@@ -154,6 +230,11 @@ class Engines(Connections[EngineConnection]):
         if not ready:
             raise Unavailable("no engine is ready: " + self.describe())
         return min(ready, key=lambda connection: connection.num_outstanding_tokens)
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+    """The error of each call, in order; None for one that succeeded."""
+    return await asyncio.gather(*calls, return_exceptions=True)
 
 
 LABELS = {

@@ -1,10 +1,11 @@
 """The messages between a front end and an engine.
 
-A front end sends Submit and Cancel. An engine sends Ready once per connection, then Refused for a request that it does
-not accept, and one Output per step with the Responses of all requests of that front end. The front end chooses the ids
-of its requests, unique on its connection; `Response.request_id` on the socket is such an id. An engine that starts
-again has new connections, so nothing of its predecessor can arrive. Messages are encoded as msgpack of typed structs;
-anything else closes the connection.
+A front end sends Submit, Cancel, LoadAdapter and UnloadAdapter. An engine sends Ready, first of all and again when its
+adapters have changed; Refused for a request that it does not accept, or for adapters that it cannot change, and Done
+for those that it has changed; and one Output per step with the Responses of all requests of that front end. The front
+end chooses the ids of its requests, unique on its connection; `Response.request_id` on the socket is such an id. An
+engine that starts again has new connections, so nothing of its predecessor can arrive. Messages are encoded as msgpack
+of typed structs; anything else closes the connection.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
+    """Answered by Done or Refused, as UnloadAdapter is. Request ids are shared with Submit."""
+
+    request_id: int
+    name: str
+    path: str
+    is_pinned: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter", array_like=True):
+    request_id: int
+    name: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
 
@@ -35,14 +50,20 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """The executor did not accept a request."""
+    """The executor did not accept a request, or did not change its adapters."""
 
     request_id: int
     error: ErrorInfo
 
 
-ToEngine = Submit | Cancel
-ToFrontEnd = Ready | Output | Refused
+class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
+    """The adapters were changed as LoadAdapter or UnloadAdapter asked."""
+
+    request_id: int
+
+
+ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
+ToFrontEnd = Ready | Output | Refused | Done
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

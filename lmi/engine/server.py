@@ -16,12 +16,25 @@ from typing import cast
 
 import msgspec
 
-from lmi.engine.messages import Output, Ready, Refused, Submit, decode_to_engine, encode
+from lmi.engine.adapter_keeper import AdapterKeeper
+from lmi.engine.messages import (
+    Cancel,
+    Done,
+    LoadAdapter,
+    Output,
+    Ready,
+    Refused,
+    Submit,
+    UnloadAdapter,
+    decode_to_engine,
+    encode,
+)
 from lmi.errors import InvalidRequest, LmiError, Unavailable
 from lmi.executor import ErrorKind, Executor, IterationStats, Response, ResponseError
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
 from lmi.ipc.writer import ThreadSafeWriter
+from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import EngineRecord
 
 MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves this much unread is gone
@@ -32,8 +45,11 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """Knows which connection each request belongs to, and keeps the engine's record."""
 
-    def __init__(self, executor: Executor, record: EngineRecord) -> None:
+    def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
         self.ready = Ready(executor.info)
+        self.adapters = AdapterKeeper(executor, adapters, self._announce)
+        self.connections: set[FrontEnd] = set()
+        self._changes: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self._executor = executor
         self._record = record
@@ -58,6 +74,27 @@ class Dispatcher:
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not take a request")
             connection.send(Refused(message.request_id, _refusal(error).info))
+
+    def change_adapters(self, connection: FrontEnd, message: LoadAdapter | UnloadAdapter) -> None:
+        task = asyncio.create_task(self._change_adapters(connection, message))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+
+    async def _change_adapters(self, connection: FrontEnd, message: LoadAdapter | UnloadAdapter) -> None:
+        try:
+            await self.adapters.change(message)
+        except Exception as error:
+            if not isinstance(error, LmiError | ValueError | RuntimeError):
+                log.exception("the engine did not change its adapters")
+            connection.send(Refused(message.request_id, _refusal(error).info))
+        else:
+            connection.send(Done(message.request_id))
+
+    def _announce(self) -> None:
+        """Tell every front end the engine's facts again, before the one that changed them hears that it is done."""
+        self.ready = Ready(self._executor.info)
+        for connection in self.connections:
+            connection.send(self.ready)
 
     def _note_owner(self, engine_id: int, connection: FrontEnd, request_id: int) -> None:
         if not self._owners:
@@ -135,6 +172,7 @@ class FrontEnd(Accepted):
         super().connection_made(transport)
         if not cast(asyncio.Transport, transport).is_closing():
             self._writer = ThreadSafeWriter(cast(asyncio.Transport, transport), MAX_UNSENT_BYTES)
+            self._dispatcher.connections.add(self)
             self.send(self._dispatcher.ready)
 
     def resume_writing(self) -> None:
@@ -147,11 +185,14 @@ class FrontEnd(Accepted):
             if message.request_id in self.engine_ids:
                 raise msgspec.ValidationError(f"request id {message.request_id} is in use")
             self._dispatcher.submit(self, message)
+        elif not isinstance(message, Cancel):
+            self._dispatcher.change_adapters(self, message)
         elif (engine_id := self.engine_ids.get(message.request_id)) is not None:
             self._dispatcher.cancel(engine_id)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        self._dispatcher.connections.discard(self)
         if self._writer is not None:
             self._writer.close()
         for engine_id in list(self.engine_ids.values()):
@@ -172,7 +213,7 @@ class FrontEnd(Accepted):
                 self._dispatcher.cancel(engine_id)
             self.send(Output([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
 
-    def send(self, message: Ready | Output | Refused) -> None:
+    def send(self, message: Ready | Output | Refused | Done) -> None:
         """Send a message from any thread. A front end that has stopped reading loses its connection."""
         if self._writer is not None:
             self._writer.write(frame(encode(message)))

@@ -33,6 +33,7 @@ from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.shared import processes
 from lmi.shared.cores import keep as keep_to_cores
+from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import guard_streams, stream
 from lmi.shared.state import EngineRecord, Phase
@@ -101,12 +102,13 @@ class Loading:
 class Worker:
     """An executor and the dispatcher in front of it, with a thread between them where the executor needs one."""
 
-    def __init__(self, executor: Executor, record: EngineRecord) -> None:
-        self.dispatcher = Dispatcher(executor, record)
+    def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
+        self.dispatcher = Dispatcher(executor, record, adapters)
         self.failure: BaseException | None = None
         self._executor = executor
         self._record = record
         self._stop = asyncio.Event()
+        self._reconciling: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
@@ -114,6 +116,7 @@ class Worker:
         """Serve until SIGTERM or until the executor fails; then `failure` says how."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
+        await self.dispatcher.adapters.reconcile()
         server = await listen(lambda: FrontEnd(self.dispatcher), socket_path)
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()
@@ -135,6 +138,8 @@ class Worker:
     def _beat(self) -> None:
         self._record.beat_s = time.monotonic()
         self.dispatcher.observe()
+        if self._reconciling is None or self._reconciling.done():
+            self._reconciling = self._loop.create_task(self.dispatcher.adapters.reconcile())
         if not self._executor.can_enqueue_requests() and not self._stop.is_set():
             self._fail(RuntimeError("the executor has stopped by itself"))
         self._loop.call_later(BEAT_S, self._beat)
@@ -182,8 +187,10 @@ def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
     )
 
 
-async def serve(executor: Executor, record: EngineRecord, socket_path: str) -> BaseException | None:
-    worker = Worker(executor, record)
+async def serve(
+    executor: Executor, record: EngineRecord, socket_path: str, adapters: Folder[Adapter]
+) -> BaseException | None:
+    worker = Worker(executor, record, adapters)
     await worker.serve(socket_path)
     return worker.failure
 
@@ -203,7 +210,7 @@ def run(slot: int) -> int:
         with executor:
             write_report(runtime.engine_report(slot), report)
             keep_to_cores()  # only now, because compilers of a model may use them all
-            failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot)))
+            failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot), runtime.adapters()))
             if failure is not None:
                 raise failure
     except StartError as error:

@@ -20,6 +20,7 @@ from lmi.errors import (
     OutOfMemory,
     Overloaded,
     PromptTooLong,
+    UnknownAdapter,
     UnknownModel,
     UserCodeFailed,
 )
@@ -164,6 +165,7 @@ OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
     _write_openai,
     (  # where its clients look for a kind, they have OpenAI's; the others are our labels
         Row(UnknownModel, 404, "model_not_found", param="model"),
+        Row(UnknownAdapter, 404, "model_not_found"),
         Row(PromptTooLong, 400, "context_length_exceeded"),
         Row(Overloaded, 429, "rate_limit_exceeded"),
         Row(UserCodeFailed, 424),

@@ -161,6 +161,16 @@ def text(name: str, value: object) -> str:
     return value
 
 
+@takes({"type": ["string", "array"], "items": {"type": "string"}, "maxItems": 1})
+def adapter(name: str, value: object) -> str | None:
+    """The name of a LoRA adapter: a string or a list of one. None for the base model."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str | None):
+        raise InvalidParameter(name, "a string or a list of one", value)
+    return value or None
+
+
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
     bound = f"at least {minimum}" if maximum == MAX_INT else f"from {minimum} to {maximum}"
 

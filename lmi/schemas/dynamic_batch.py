@@ -15,6 +15,7 @@ from lmi.schemas import lmi
 from lmi.schemas.common import (
     Message,
     Parsed,
+    adapter,
     boolean,
     check_values,
     read_object,
@@ -65,12 +66,21 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     if fields.get("stream") is not None:
         boolean("stream", fields["stream"])
         ignored.append("stream: no effect, option.enable_streaming says it for all requests")
-    first, *rest = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
-    single = lmi.parse(Message(fields | {"inputs": first, "parameters": parameters, "stream": None}, lmi.LmiFormat()))
+    inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
+    first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
+    single = lmi.parse(Message(fields | first, lmi.LmiFormat()))
     request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         name = "n" if parameters.get("n", 1) != 1 else "best_of"
         raise Unsupported(f"parameters.{name}", ONE_SEQUENCE_STREAMED)
-    requests = (request, *(replace(request, prompt=text) for text in rest))
+    adapters = _adapters(fields.get("adapters"), len(inputs))
+    requests = tuple(replace(request, prompt=text, adapter=name) for text, name in zip(inputs, adapters, strict=True))
     format = replace(format, field_names=single.format.field_names)
     return Parsed(requests, format, (*ignored, *single.ignored)[:MAX_IGNORED])
+
+
+def _adapters(value: object, num_inputs: int) -> list[str | None]:
+    """One adapter for all inputs, or a list with one for each."""
+    if isinstance(value, list) and len(value) == num_inputs:
+        return [adapter("adapters", name) for name in value]
+    return [adapter("adapters", value)] * num_inputs

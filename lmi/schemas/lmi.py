@@ -27,6 +27,7 @@ from lmi.schemas.common import (
     MAX_WORDS,
     Message,
     Parsed,
+    adapter,
     boolean,
     check_values,
     choice,
@@ -189,14 +190,17 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     fields, format = message.fields, message.format
     ignored = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
-    if fields.get("adapters") is not None:
-        raise Unsupported("adapters", "no adapter is loaded")
     _check_together(given, is_streamed=format.is_streamed)
     given.setdefault("details", format.tgi_compat)
     is_greedy = "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
     drop(given, _without_effect(given, format, is_greedy), ignored, in_parameters)
     guide, field_names = asked_guide(given, "parameters.")
-    request = replace(_request(given, format, is_greedy), prompt=fields["inputs"], guided_decoding=guide)
+    request = replace(
+        _request(given, format, is_greedy),
+        prompt=fields["inputs"],
+        guided_decoding=guide,
+        adapter=adapter("adapters", fields.get("adapters")),
+    )
     format = replace(format, details=given["details"], field_names=field_names)
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 

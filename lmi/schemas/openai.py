@@ -71,13 +71,14 @@ OFF: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIFormat(AnswerFormat):
-    """`num_choices` of each prompt's sequences are the answer.
+    """`num_choices` of each prompt's sequences are the answer. `model` is `adapter` where the request names one.
 
     `function` is the one that a forced call names: the whole text is its arguments. `tool_calls` is the form of other
     calls in the text, `reasoning` the form of thoughts: the server's settings until the parameters are checked.
     """
 
     model: str
+    adapter: str | None = None
     has_usage: bool = False  # a stream's last chunk reports it
     has_log_probs: bool = False
     num_top_log_probs: int = 0
@@ -203,8 +204,11 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
-    if name and name not in (model.name, "model", *UNNAMED, *model.aliases):
-        raise UnknownModel(f"the model {shorten(name)} does not exist, only {model.name!r} is served here")
+    if name in model.adapters:
+        format = replace(format, model=name, adapter=name)
+    elif name and name not in (model.name, "model", *UNNAMED, *model.aliases):
+        served = f"{model.name!r} is served here" + (f" with {', '.join(model.adapters)}" if model.adapters else "")
+        raise UnknownModel(f"the model {shorten(name)} does not exist, only {served}")
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:
@@ -331,6 +335,7 @@ def openai_request(given: Given, format: OpenAIFormat, max_tokens: int | None) -
         bad_sequences=given.get("bad_words", ()),
         truncate=given.get("truncate_prompt_tokens"),
         token_biases=given.get("logit_bias", ()),
+        adapter=format.adapter,
     )
 
 

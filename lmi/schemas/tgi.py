@@ -96,9 +96,9 @@ PARAMETERS: dict[str, Parameter] = {
     "best_of": Parameter(integer(1, MAX_SEQUENCES), (1,)),
     "grammar": Parameter(_grammar),
     "watermark": Parameter(boolean, (False,)),
-    "adapter_id": Parameter(text),
+    "adapter_id": Parameter(text, ("",)),
 }
-NOT_HERE = {"watermark": "no engine here marks its text", "adapter_id": "no adapter is loaded"}
+NOT_HERE = {"watermark": "no engine here marks its text"}
 NOT_STREAMED = {
     "best_of": ONE_SEQUENCE_STREAMED,
     "decoder_input_details": "the prompt's tokens come only in an answer that is not streamed",
@@ -112,6 +112,7 @@ WIRE_NAMES = {
     "return_log_probs": "parameters.details",
     "num_return_sequences": "parameters.best_of",
     "guided_decoding_params": "parameters.grammar",
+    "lora_config": "parameters.adapter_id",
 } | {name: f"parameters.{name}" for name in ("typical_p", "seed", "temperature")}
 """Fields of the engines' contract, by the name that clients of this API have for them; an engine's refusal uses it."""
 
@@ -200,4 +201,5 @@ def _request(given: Given, format: TgiFormat, is_greedy: bool) -> GenerationRequ
         num_top_log_probs=given.get("top_n_tokens"),
         needs_log_probs=format.details or format.is_streamed or request.num_sequences > 1,
         guided_decoding=given.get("grammar"),
+        adapter=given.get("adapter_id"),
     )

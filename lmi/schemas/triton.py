@@ -134,9 +134,13 @@ def _refused(reason: str) -> Reader:
 
 
 STOP_WORDS = _words(MAX_STOP_SEQUENCES)
-ADAPTER, IMAGE, EMBEDDING = "no adapter is loaded", "the model reads text alone", "no engine here takes embeddings"
+ADAPTER, IMAGE, EMBEDDING = (
+    "an adapter is used by the name that it was loaded under, lora_name",
+    "the model reads text alone",
+    "no engine here takes embeddings",
+)
 NOT_BUILT: dict[str, tuple[str, ...]] = {
-    ADAPTER: ("lora_name", "lora_id", "lora_path", "lora_task_id", "lora_weights", "lora_config"),
+    ADAPTER: ("lora_id", "lora_path", "lora_task_id", "lora_weights", "lora_config"),
     IMAGE: ("image", "image_url", "image_url_input"),
     EMBEDDING: ("prompt_embedding_table", "embedding_request"),
     "no engine here searches with beams": ("use_beam_search",),
@@ -186,6 +190,7 @@ INPUTS: dict[str, Input] = {
     "logprobs": Input(integer(0), "INT32"),
     "guided_decoding_guide_type": Input(_unless_empty(choice(tuple(GUIDE_TYPES))), "BYTES", (None,)),
     "guided_decoding_guide": Input(_unless_empty(text), "BYTES", (None,)),
+    "lora_name": Input(text, "BYTES", ("",)),
     "exclude_input_in_output": Input(boolean, "BOOL", (True,), ("sampling_param_exclude_input_from_output",)),
     **{name: Input(boolean, "BOOL", (False,)) for name in RETURNS},
 }
@@ -218,6 +223,7 @@ WIRE_NAMES = {
         "bad_words": "bad_words",
         "num_return_sequences": "n",
         "guided_decoding_params": "guided_decoding_guide_type",
+        "lora_config": "lora_name",
         "temperature": "temperature",
         "min_p": "min_p",
         "seed": "seed",
@@ -399,4 +405,5 @@ def _request(given: Given, is_greedy: bool, is_streaming: bool, needs_log_probs:
         num_top_log_probs=given.get("logprobs"),
         needs_log_probs=needs_log_probs or "best_of" in given,
         guided_decoding=_guide(given),
+        adapter=given.get("lora_name"),
     )

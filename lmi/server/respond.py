@@ -36,7 +36,7 @@ async def answer(
     `model`: as the path names it. `choose` finds the API in the body, where a path serves several; until the body is
     read it is `api`.
     """
-    await Inference(exchange, service, api, model or service.config.model).answer(choose)
+    await Inference(exchange, service, api, model or service.model).answer(choose)
 
 
 class Inference:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi.engine.client import Engines
@@ -13,7 +13,7 @@ from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, 
 from lmi.http.body import BodyMemory
 from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ModelConfig
 from lmi.shared.state import Block, FrontEndRecord, Phase
 from lmi.types import GenerationRequest
 from lmi.user_code.client import UserCodeWorkers
@@ -37,6 +37,12 @@ class Service:
 
     def __post_init__(self) -> None:
         self.body_memory = BodyMemory(self.record, self.config.server.max_body_memory)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model with the adapters that are loaded now."""
+        adapters = () if self.engines is None else self.engines.adapters
+        return replace(self.config.model, adapters=adapters) if adapters else self.config.model
 
     @property
     def connections(self) -> list[Connections[Any]]:

@@ -40,6 +40,7 @@ class ModelConfig:
     path: str
     name: str
     aliases: tuple[str, ...] = ()  # further names under which it answers
+    adapters: tuple[str, ...] = ()  # names of its LoRA adapters; a front end fills in those that are loaded
     version: str = "1"
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from lmi.executor import Executor
 from lmi.settings.config import EngineConfig
+from tests.handlers.vllm.small_adapters import write_adapter as write_vllm_adapter
+from tests.system.engines.foreign_engine import MAX_ADAPTERS
+from tests.system.engines.foreign_engine import Executor as ForeignExecutor
+from tests.system.engines.foreign_engine import write_adapter as write_foreign_adapter
 from tests.tiny_models import tiny_model
 
 MAX_NUM_SEQUENCES = 4
@@ -19,6 +26,15 @@ def echo() -> Executor:
 
     options = {"echo_step_ms": "2", "echo_max_num_sequences": str(MAX_NUM_SEQUENCES)}
     return EchoExecutor(EngineConfig(handler="echo", max_sequence_length=512, options=options))
+
+
+def foreign() -> Executor:
+    return ForeignExecutor(EngineConfig(handler="foreign"))
+
+
+def foreign_with_adapters(model: Path) -> Executor:
+    write_foreign_adapter(model / "adapters" / "formal", shift=1)
+    return ForeignExecutor(EngineConfig(handler="foreign", options={"enable_lora": "true"}), str(model))
 
 
 def lmi_dist() -> Executor:
@@ -33,15 +49,25 @@ def vllm() -> Executor:
     return Executor(tiny_model("llama_wide"), vllm_config())
 
 
-def vllm_apart() -> Executor:
+def vllm_multi_process() -> Executor:
     from handlers.lmi_vllm import Executor
 
-    return Executor(tiny_model("llama_wide"), vllm_config(), is_apart=True)
+    return Executor(tiny_model("llama_wide"), vllm_config(), is_multi_process=True)
 
 
-def vllm_config() -> EngineConfig:
+def vllm_with_adapters(model: Path, *, is_multi_process: bool = False) -> Executor:
+    from handlers.lmi_vllm import Executor
+
+    shutil.copytree(tiny_model("llama_wide"), model, dirs_exist_ok=True)
+    write_vllm_adapter(model / "adapters" / "formal", seed=1)
+    config = vllm_config(enable_lora="true", max_loras=str(MAX_ADAPTERS), max_lora_rank="8")
+    return Executor(model, config, is_multi_process=is_multi_process)
+
+
+def vllm_config(**options: str) -> EngineConfig:
     return EngineConfig(
         handler="vllm",
+        options=options,
         dtype="fp32",
         max_num_sequences=MAX_NUM_SEQUENCES,
         max_sequence_length=512,
@@ -49,9 +75,27 @@ def vllm_config() -> EngineConfig:
     )
 
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {"echo": echo, "lmi-dist": lmi_dist}
+@dataclass(frozen=True)
+class Adaptable:
+    """An engine whose model has the adapter `formal`; `write` makes another one in a new folder."""
+
+    executor: Executor
+    write: Callable[[Path], Path]
+
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {"echo": echo, "lmi-dist": lmi_dist, "foreign": foreign}
+ADAPTABLE: dict[str, tuple[Callable[[Path], Executor], Callable[[Path], Path]]] = {
+    "foreign": (foreign_with_adapters, lambda folder: write_foreign_adapter(folder, shift=2)),
+}
 if importlib.util.find_spec("vllm") is not None:
-    EXECUTORS |= {"vllm": vllm, "vllm-apart": vllm_apart}
+    ADAPTABLE |= {
+        "vllm": (vllm_with_adapters, lambda folder: write_vllm_adapter(folder, seed=2)),
+        "vllm-multi-process": (
+            lambda model: vllm_with_adapters(model, is_multi_process=True),
+            lambda folder: write_vllm_adapter(folder, seed=2),
+        ),
+    }
+    EXECUTORS |= {"vllm": vllm, "vllm-multi-process": vllm_multi_process}
 
 
 @pytest.fixture(params=EXECUTORS, scope="session")
@@ -72,3 +116,10 @@ def executor(shared: Executor) -> Executor:
 def fresh(request: pytest.FixtureRequest) -> Iterator[Executor]:
     with EXECUTORS[request.param]() as executor:
         yield executor
+
+
+@pytest.fixture(params=ADAPTABLE, scope="session")
+def adaptable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adaptable]:
+    load, write = ADAPTABLE[request.param]
+    with load(tmp_path_factory.mktemp("adaptable")) as executor:
+        yield Adaptable(executor, write)

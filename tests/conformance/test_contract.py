@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -188,8 +189,17 @@ def test_a_token_id_outside_the_vocabulary_is_refused(executor: Executor) -> Non
 
 
 def test_what_the_engine_lacks_is_refused(executor: Executor) -> None:
-    with pytest.raises(Unsupported, match="lora_config is not supported here"):
-        executor.enqueue_request(ask(lora_config=LoraConfig("style")))
+    assert executor.info.adapters == ()
+    calls: list[Callable[[], object]] = [
+        lambda: executor.enqueue_request(ask(lora_config=LoraConfig("style"))),
+        lambda: executor.load_adapter("style", "/nowhere"),
+        lambda: executor.unload_adapter("style"),
+    ]
+    for call in calls:
+        with pytest.raises(
+            Unsupported, match=f"lora_config is not supported here: {executor.info.name} has no adapters"
+        ):
+            call()
 
 
 def test_one_wrong_request_of_several_leaves_none_behind(executor: Executor) -> None:

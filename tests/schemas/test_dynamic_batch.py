@@ -130,3 +130,14 @@ def test_any_json_gives_requests_or_a_refusal(body: dict[str, Any], model: Model
     assert [request.prompt for request in parsed.requests] == inputs
     wanted = OutputFormat.JSONLINES if model.enable_streaming else OutputFormat.JSON
     assert parsed.format.output_format is wanted
+
+
+def test_an_adapter_is_for_all_inputs_or_each_has_its_own() -> None:
+    def adapters(value: Any) -> list[str | None]:
+        return [request.adapter for request in _parse({"inputs": ["a", "b"], "adapters": value}).requests]
+
+    assert adapters("fr") == adapters(["fr"]) == ["fr", "fr"]
+    assert adapters(["fr", ""]) == ["fr", None]
+    assert adapters(None) == [None, None]
+    with pytest.raises(InvalidRequest, match="^adapters must be"):
+        adapters(["a", "b", "c"])

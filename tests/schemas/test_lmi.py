@@ -222,11 +222,14 @@ def test_several_sequences_are_refused_in_a_stream(name: str) -> None:
         _request({name: 2}, stream=True)
 
 
-def test_an_adapter_is_refused_and_not_answered_by_the_base_model() -> None:
-    null = _parse({"inputs": "hi", "adapters": None})
-    assert (null.request, null.ignored) == (_request({}), ())
-    with pytest.raises(Unsupported, match="^adapters is not supported here"):
-        _request({}, adapters="fr")
+def test_an_adapter_is_a_name_or_a_list_of_one() -> None:
+    for base in (None, "", [""]):
+        parsed = _parse({"inputs": "hi", "adapters": base})
+        assert (parsed.request, parsed.ignored) == (_request({}), ())
+    assert _request({}, adapters="fr").adapter == _request({}, adapters=["fr"]).adapter == "fr"
+    for wrong in (5, {}, [], ["a", "b"], [5], True):
+        with pytest.raises(InvalidParameter, match="^adapters must be a string or a list of one"):
+            _request({}, adapters=wrong)
 
 
 def test_a_request_is_greedy_unless_it_asks_for_samples() -> None:

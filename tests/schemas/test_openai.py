@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def test_the_model_s_names_and_none_are_taken(name: str | None) -> None:
 def test_another_model_is_unknown() -> None:
     with pytest.raises(UnknownModel, match="'gpt-4' does not exist"):
         openai_chat.read(b'{"model": "gpt-4"}', None, MODEL)
+
+
+def test_a_model_may_be_a_loaded_adapter() -> None:
+    model = replace(MODEL, adapters=("fr", "de"))
+    for parsed in (completion(model, model="fr"), chat(model, model="fr")):
+        assert (parsed.request.adapter, parsed.format.model) == ("fr", "fr")
+    assert completion(model, model="demo").request.adapter is None
+    with pytest.raises(UnknownModel, match="'gpt-4' does not exist, only 'demo' is served here with fr, de"):
+        completion(model, model="gpt-4")
 
 
 # field, value, what the request has then

@@ -99,9 +99,14 @@ def test_a_json_schema_is_taken_as_an_object_and_as_text(value: Any) -> None:
         assert json.loads(guide.guide) == SCHEMA
 
 
+def test_an_adapter_is_asked_for_by_its_name() -> None:
+    assert _request(adapter_id="fr").adapter == "fr"
+    assert _request(adapter_id="").adapter is None
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"watermark": True}, "parameters.watermark is not supported here"),
-    ({"adapter_id": "a"}, "parameters.adapter_id is not supported here"),
+    ({"adapter_id": 5}, "parameters.adapter_id must be a string"),
     ({"best_of": 2}, "parameters.best_of must be 1 without sampling"),
     ({"best_of": 2, "do_sample": True, "seed": 1}, "parameters.seed must be left out with best_of"),
     ({"best_of": 17}, "parameters.best_of must be from 1 to 16"),

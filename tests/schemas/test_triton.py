@@ -47,6 +47,7 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "skip_special_tokens": (False, {"skip_special_tokens": False}),
     "spaces_between_special_tokens": (False, {"spaces_between_special_tokens": False}),
     "exclude_input_in_output": (False, {"return_full_text": True}),
+    "lora_name": ("fr", {"adapter": "fr"}),
     "return_cumulative_logprob": (True, {"needs_log_probs": True}),
     "return_logprobs": (True, {"needs_log_probs": True}),
     "return_log_probs": (True, {"needs_log_probs": True}),
@@ -123,6 +124,7 @@ WRONG: dict[str, list[Any]] = {
     "stop": [5, None, ["a"] * 17, [5], {}],
     "bad_words": [5, True, None, ["a"] * 1025, [5], {}],
     "stop_token_ids": [5, "5", [True], [-1], None],
+    "lora_name": [5, True, None, ["a", "b"], {}],
     "ignore_eos": [1, None],
     "include_stop_str_in_output": [1, None],
     "skip_special_tokens": [1, None],
@@ -190,7 +192,7 @@ def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None
         {"parameters": {name: array}},
         {"sampling_parameters": json.dumps({name: value, "logit_bias": None})},
         {"parameters": {"sampling_parameters": [json.dumps({name: value})]}},
-        {name: json.dumps(value)} if not isinstance(value, list) else {name: value},
+        {name: json.dumps(value)} if not isinstance(value, list | str) else {name: value},
     ):
         parsed = _parse(fields | others)
         assert (parsed.request, parsed.format) == (expected.request, expected.format)
@@ -259,7 +261,7 @@ def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
         ({"guided_decoding_guide_type": "regex"}, "input 'guided_decoding_guide' must be given for regex, given null"),
         ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "{}"}, "must be left out for json"),
         ({"stop": True}, "input 'stop' is not supported here: a request is cancelled by closing its connection"),
-        ({"lora_name": "fr"}, "input 'lora_name' is not supported here: no adapter is loaded"),
+        ({"lora_id": 1}, "input 'lora_id' is not supported here: an adapter is used by the name that it was loaded"),
         ({"use_beam_search": True}, "input 'use_beam_search' is not supported here"),
         ({"return_context_logits": [True]}, "input 'return_context_logits' is not supported here"),
     ],

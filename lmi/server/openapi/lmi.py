@@ -8,6 +8,7 @@ from __future__ import annotations
 from lmi.apis import BY_ROUTE
 from lmi.formatters.errors import LMI_INVALID_STATUS
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
+from lmi.schemas.common import JSON_SCHEMAS, adapter
 from lmi.schemas.lmi import PARAMETERS
 from lmi.server.openapi.parts import (
     BOOLEAN,
@@ -44,7 +45,7 @@ REQUEST = {
             "inputs": PROMPT,
             "stream": or_null(BOOLEAN),
             "parameters": or_null(asked(taken({name: entry.read for name, entry in PARAMETERS.items()}))),
-            "adapters": {"description": "refused unless null: no adapter is loaded"},
+            "adapters": {**or_null(JSON_SCHEMAS[adapter]), "description": "the name of a loaded LoRA adapter"},
         },
         "inputs",
     ),

@@ -96,12 +96,12 @@ def test_an_unknown_adapter_is_refused_with_those_that_there_are(adapted: Execut
 def test_an_adapter_is_added_and_removed_while_the_engine_runs(adapted: Executor, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "new", seed=7)
     base = tokens(adapted)
-    adapted.add_adapter("new", str(path))
+    adapted.load_adapter("new", str(path))
     with pytest.raises(InvalidParameter, match="a new name"):
-        adapted.add_adapter("new", str(path))
+        adapted.load_adapter("new", str(path))
     assert tokens(adapted, lora_config=use("new")) != base
-    adapted.remove_adapter("new")
-    for call in (lambda: adapted.remove_adapter("new"), lambda: adapted.enqueue_request(ask(lora_config=use("new")))):
+    adapted.unload_adapter("new")
+    for call in (lambda: adapted.unload_adapter("new"), lambda: adapted.enqueue_request(ask(lora_config=use("new")))):
         with pytest.raises(InvalidParameter, match=r"\(formal, rude\), given 'new'"):
             call()
     assert tokens(adapted) == base
@@ -110,19 +110,19 @@ def test_an_adapter_is_added_and_removed_while_the_engine_runs(adapted: Executor
 def test_a_name_that_was_removed_may_come_back_with_other_weights(adapted: Executor, tmp_path: Path) -> None:
     said = []
     for seed in (21, 22):
-        adapted.add_adapter("again", str(write_adapter(tmp_path / str(seed), seed)))
+        adapted.load_adapter("again", str(write_adapter(tmp_path / str(seed), seed)))
         said.append(tokens(adapted, lora_config=use("again")))
-        adapted.remove_adapter("again")
+        adapted.unload_adapter("again")
     assert said[0] != said[1]
 
 
 def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(adapted: Executor, tmp_path: Path) -> None:
     path = str(write_adapter(tmp_path / "short-lived", seed=9))
-    adapted.add_adapter("short-lived", path)
+    adapted.load_adapter("short-lived", path)
     alone = tokens(adapted, max_tokens=60, lora_config=use("short-lived"))
     request_id = adapted.enqueue_request(ask(max_tokens=60, lora_config=use("short-lived"), streaming=True))
     pieces: list[Any] = list(adapted.await_responses(request_id, TIMEOUT_S))
-    adapted.remove_adapter("short-lived")
+    adapted.unload_adapter("short-lived")
     while not pieces[-1].is_final:
         pieces += adapted.await_responses(request_id, TIMEOUT_S)
     assert [one for piece in pieces for one in piece.result.output_token_ids[0]] == alone
@@ -206,7 +206,7 @@ def test_an_adapter_that_cannot_be_loaded_says_why_and_harms_nobody(
     before, loaded = tokens(adapted, max_tokens=60), loaded_in_vllm(adapted)
     running = adapted.enqueue_request(ask(max_tokens=60))
     with pytest.raises(ModelUnusable, match=f"^{path}: .*{reason}"):
-        adapted.add_adapter("broken", str(path))
+        adapted.load_adapter("broken", str(path))
     with pytest.raises(InvalidParameter, match=r"\(formal, rude\)"):
         adapted.enqueue_request(ask(lora_config=use("broken")))
     assert loaded_in_vllm(adapted) <= loaded, "half of it is left"
@@ -217,7 +217,7 @@ def test_an_adapter_that_cannot_be_loaded_says_why_and_harms_nobody(
 @pytest.mark.parametrize(("name", "path"), [("", "."), (5, "."), ("five", 5), ("five", ""), ("five", None)], ids=str)
 def test_a_name_or_path_that_is_none_is_refused(adapted: Executor, name: Any, path: Any) -> None:
     with pytest.raises((ModelUnusable, InvalidParameter, TypeError)):
-        adapted.add_adapter(name, path)
+        adapted.load_adapter(name, path)
     assert tokens(adapted, lora_config=use("rude"))
 
 
@@ -270,10 +270,10 @@ def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it
 def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(adapted: Executor, tmp_path: Path) -> None:
     """An adapter that vLLM has put out of its memory is read again, in a step, and its files are gone by then."""
     lost = write_adapter(tmp_path / "lost", seed=5)
-    adapted.add_adapter("lost", str(lost))
+    adapted.load_adapter("lost", str(lost))
     others = [f"other-{number}" for number in range(MAX_LOADED)]
     for number, name in enumerate(others):
-        adapted.add_adapter(name, str(write_adapter(tmp_path / name, seed=30 + number)))
+        adapted.load_adapter(name, str(write_adapter(tmp_path / name, seed=30 + number)))
     shutil.rmtree(lost)
     kept = ask(max_tokens=4, lora_config=use(others[-1]))
     alone, base = (tokens(adapted, max_tokens=4, lora_config=one) for one in (kept.lora_config, None))
@@ -292,6 +292,6 @@ def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(adapted: Executo
     assert ended[of_base].result.output_token_ids == [base], ended[of_base].error_msg  # type: ignore[union-attr]
     assert tokens(adapted, max_tokens=4) == base and adapted.can_enqueue_requests()
     for name in ("lost", *others):
-        adapted.remove_adapter(name)
+        adapted.unload_adapter(name)
     assert not answer(adapted, lora_config=use("formal")).has_error()
     assert adapted.get_latest_iteration_stats()[-1].kv_cache_stats.used_num_blocks == 0

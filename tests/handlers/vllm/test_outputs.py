@@ -79,7 +79,8 @@ def test_a_prompt_whose_blocks_are_known_still_gets_its_log_probs(engine: Execut
 def test_the_chosen_token_is_among_the_best_of_steps_that_vllm_put_together() -> None:
     from vllm.logprobs import FlatLogprobs
 
-    from handlers.lmi_vllm.outputs import best, rows_of
+    from handlers.base.outputs import best
+    from handlers.lmi_vllm.outputs import of_flat
 
     first, second, merged = FlatLogprobs(), FlatLogprobs(), FlatLogprobs()
     first.append_fast([5, 5, 7], [-1.0, -1.0, -2.0], iter([1, 1, 2]), [None] * 3)
@@ -87,4 +88,4 @@ def test_the_chosen_token_is_among_the_best_of_steps_that_vllm_put_together() ->
     for one in (first, second):
         merged.extend(one)
     for position in range(2):
-        assert [token.token_id for token in best(rows_of(merged, 0), position, 2)] == [5, 7]
+        assert [token.token_id for token in best(of_flat(merged, 0), position, 2)] == [5, 7]

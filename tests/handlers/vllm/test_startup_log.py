@@ -1,4 +1,4 @@
-"""The journal with the loggers that vLLM would write to; no vLLM."""
+"""The startup log with the loggers that vLLM would write to; no vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from handlers.lmi_vllm import startup_log
-from handlers.lmi_vllm.startup_log import STAGES, TELLING_OF_FAILURE, Journal
+from handlers.lmi_vllm.startup_log import REPORTING_FAILURE, STAGES, StartupLog
 from tests.system.container import wait_until
 
 MODEL_RUNNER = "vllm.v1.worker.cpu_model_runner"
@@ -19,10 +19,10 @@ CACHE = "vllm.v1.core.kv_cache_utils"
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartupLog]:
     monkeypatch.setenv(startup_log.ENVIRONMENT_NAME, "")
-    yield Journal.begin()
-    for name in (*startup_log.BEGINS, *TELLING_OF_FAILURE):
+    yield StartupLog.begin()
+    for name in (*startup_log.BEGINS, *REPORTING_FAILURE):
         logging.getLogger(name).filters.clear()
         logging.getLogger(name).setLevel(logging.NOTSET)
 
@@ -33,11 +33,11 @@ def listening(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def test_stages_are_told_in_their_order_and_none_is_left_out(begun: Journal) -> None:
+def test_stages_are_told_in_their_order_and_none_is_left_out(begun: StartupLog) -> None:
     told: list[str] = []
     runner, cache = listening(MODEL_RUNNER), logging.getLogger(CACHE)
     cache.setLevel(logging.INFO)
-    with begun.told_to(lambda stage, share: told.append(stage)):
+    with begun.reported_to(lambda stage, share: told.append(stage)):
         runner.info("starts")
         wait_until(lambda: told == ["weights"], "the first is told", 5)
         cache.info("has so many blocks")  # what came between was not said
@@ -48,9 +48,9 @@ def test_stages_are_told_in_their_order_and_none_is_left_out(begun: Journal) -> 
 
 
 def test_the_first_failure_is_the_cause_and_is_not_logged_twice(
-    begun: Journal, caplog: pytest.LogCaptureFixture
+    begun: StartupLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    logger = listening(TELLING_OF_FAILURE[0])
+    logger = listening(REPORTING_FAILURE[0])
     for error in (ValueError("the\ncause"), RuntimeError("what followed")):
         try:
             raise error
@@ -66,7 +66,7 @@ def test_the_first_failure_is_the_cause_and_is_not_logged_twice(
     assert len(caplog.records) == 1 and begun.cause == "ValueError: the\\ncause"
 
 
-def test_a_process_that_was_started_from_here_writes_to_the_same_journal(begun: Journal) -> None:
-    program = "from handlers.lmi_vllm.startup_log import Journal; Journal.current().write('failed X: far away')"
+def test_a_process_that_was_started_from_here_writes_to_the_same_journal(begun: StartupLog) -> None:
+    program = "from handlers.lmi_vllm.startup_log import StartupLog; StartupLog.current().write('failed X: far away')"
     subprocess.run([sys.executable, "-c", program], check=True)
     assert begun.cause == "X: far away"

@@ -1,0 +1,266 @@
+"""An Executor over a foreign engine: one that queues, batches and caches by itself.
+
+    a library's engine ──Engine (a dozen small methods)──▶ DrivenExecutor ──▶ the contract
+
+An engine's package implements `Engine` and subclasses `DrivenExecutor` with the translation of a sequence (`_work`).
+The rest is here: which sequences the engine has, when it gets the next ones, what its outputs mean for them. Queue,
+cancel, deadlines, answers and statistics are those of `SteppedExecutor`; when a sequence ends is decided by `Sequence`,
+as for the embedded engine. A step that raises leaves the engine's state in doubt: what ran ends with an error, what
+waited is given to the engine again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+import msgspec
+
+from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
+from handlers.base.outputs import Output, feed
+from handlers.base.sequence import Sequence
+from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
+from lmi.errors import InvalidRequest, LmiError, OutOfMemory
+from lmi.executor import EngineInfo, ErrorKind, KvCacheStats, Request
+
+ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)
+
+log = logging.getLogger(__name__)
+
+Work = TypeVar("Work")
+Work_contra = TypeVar("Work_contra", contravariant=True)
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """How busy an engine is. `running`: ids, or None where only their number is known."""
+
+    num_running: int = 0
+    running: list[str] | None = None
+    num_preemptions: int = 0  # since the start
+    kv_cache: KvCacheStats = field(default_factory=KvCacheStats)
+
+
+class Engine(AdapterEngine, Protocol[Work_contra]):
+    """A foreign engine, used by one thread, except for `wake` and `is_alive`. Ids are ours."""
+
+    def add(self, work: Work_contra) -> None:
+        """Queue a sequence. May raise what the engine's own check of it raises."""
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Forget sequences; ids that have ended are ignored."""
+
+    def step(self) -> SequenceOf[Output] | None:
+        """What is new, perhaps nothing; None: no step was made.
+
+        Raises what ended a step, or EngineStopped when the engine cannot go on.
+        """
+
+    def load(self) -> EngineLoad: ...
+
+    def wake(self) -> None:
+        """Make a `step` that waits for another process return."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once a process that the engine needs is gone, also when nothing runs."""
+
+    def close(self) -> None: ...
+
+
+class DrivenExecutor(SteppedExecutor, Generic[Work]):
+    """A subclass sets `title`, implements `_work`, and calls `_start` when the engine is warm."""
+
+    title: ClassVar[str]  # of the engine, for messages
+
+    def __init__(
+        self,
+        engine: Engine[Work],
+        info: EngineInfo,
+        *,
+        max_resident_adapters: int = 0,
+        mixes_adapters: bool = True,
+        max_queue_size: int | None = None,
+        max_request_stats: int = 0,
+    ) -> None:
+        """`mixes_adapters`: one batch may hold sequences with and without an adapter."""
+        super().__init__(max_queue_size=max_queue_size, max_request_stats=max_request_stats)
+        self._engine = engine
+        self._info = info
+        self._adapters = Adapters(engine, self.title, max_resident_adapters)
+        self._turns = AdapterTurns(is_needed=info.capabilities.lora and not mixes_adapters)
+        self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
+        self._load = EngineLoad()
+        self._num_preemptions = 0
+
+    # What an engine's package decides.
+
+    def _work(self, sequence: Sequence) -> Work:
+        """Translate a sequence for the engine. May raise what `Engine.add` raises."""
+        raise NotImplementedError
+
+    def _refuse(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence that the engine did not take."""
+        self._fail(sequence, error, str(error))
+
+    def _kind_of(self, error: Exception) -> ErrorKind:
+        if isinstance(error, MemoryError | OutOfMemory):
+            return ErrorKind.OUT_OF_MEMORY
+        return ErrorKind.INVALID if isinstance(error, ValueError | InvalidRequest) else ErrorKind.GENERATION
+
+    # The contract.
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
+        return super().enqueue_requests(list(map(_checked, requests)))
+
+    def can_enqueue_requests(self) -> bool:
+        return super().can_enqueue_requests() and self._engine.is_alive
+
+    def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
+        if not self.capabilities.lora:
+            super().load_adapter(name, path, pinned=pinned)
+        self._at_border(partial(self._load_adapter, name, path, pinned))
+
+    def unload_adapter(self, name: str) -> None:
+        if not self.capabilities.lora:
+            super().unload_adapter(name)
+        self._at_border(partial(self._unload_adapter, name))
+
+    def _load_adapter(self, name: str, path: str, pinned: bool) -> None:
+        self._adapters.load(name, path, pinned=pinned)
+        self._note_adapters()
+
+    def _unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+        self._note_adapters()
+
+    def _load_adapters_beside(self, model: str) -> None:
+        """Load the adapters that lie in the model's folder; called before `_start`."""
+        if self.capabilities.lora:
+            self._adapters.load_all(model)
+            self._note_adapters()
+
+    def _note_adapters(self) -> None:
+        self._info = msgspec.structs.replace(self._info, adapters=self._adapters.names)
+
+    # The sequences that the engine has, and those that wait for it.
+
+    def _add(self, sequence: Sequence) -> None:
+        self._turns.waiting.append(sequence)
+
+    def _remove(self, sequence: Sequence) -> None:
+        name = name_of(sequence)
+        if self._known.pop(name, None) is not None:
+            self._engine.abort([name])
+        elif sequence in self._turns.waiting:
+            self._turns.waiting.remove(sequence)
+
+    @property
+    def _active(self) -> SequenceOf[Sequence]:
+        known, load = self._known.copy(), self._load  # another thread may ask while a step changes them
+        if load.running is None:
+            return list(known.values())[: load.num_running]
+        return [known[name] for name in load.running if name in known]
+
+    @property
+    def _queued(self) -> SequenceOf[Sequence]:
+        active = set(map(name_of, self._active))
+        queued = (sequence for name, sequence in self._known.copy().items() if name not in active)
+        return [*queued, *self._turns.waiting.copy()]
+
+    def _wake(self) -> None:
+        self._engine.wake()
+
+    def _kv_cache_stats(self) -> KvCacheStats:
+        return self._load.kv_cache
+
+    def _close(self) -> None:
+        self._engine.close()
+
+    # One step.
+
+    def _step(self) -> Step | None:
+        refused = self._hand_over()
+        try:
+            outputs = self._engine.step() if self._known else ()
+        except EngineStopped:
+            raise
+        except Exception:
+            self._start_over()
+            raise
+        if outputs is None and not refused:
+            return None
+        self._load = self._engine.load()
+        step = Step(refused, num_preemptions=self._load.num_preemptions - self._num_preemptions)
+        self._num_preemptions = self._load.num_preemptions
+        for output in outputs or ():
+            self._take(output, step)
+        return step
+
+    def _hand_over(self) -> list[Sequence]:
+        """Give the engine the sequences that may run; returns those that it refused."""
+        refused = []
+        for sequence in self._turns.take(self._known):
+            try:
+                self._engine.add(self._work(sequence))
+                self._known[name_of(sequence)] = sequence
+            except Exception as error:
+                if self._kind_of(error) is not ErrorKind.INVALID:
+                    log.exception("%s did not take request %d", self.title, sequence.id)
+                self._refuse(sequence, error)
+                refused.append(sequence)
+        return refused
+
+    def _take(self, output: Output, step: Step) -> None:
+        sequence = self._known.get(output.id)
+        if sequence is None:  # it ended a moment ago
+            return
+        is_first, num_before = sequence.is_prefilling, sequence.num_generated
+        feed(sequence, output)
+        num_new = sequence.num_generated - num_before  # an output may carry the tokens of several steps
+        step.num_context_tokens += sequence.num_prompt_tokens if is_first else 0
+        step.num_generation_tokens += max(0, num_new - is_first)  # the first comes with the prompt
+        if isinstance(output.end, Exception) and not sequence.is_finished:
+            self._fail(sequence, output.end, f"{self.title} gave the request up: {output.end}")
+        if output.end is not None:
+            del self._known[output.id]
+        step.touched.append(sequence)
+
+    def _fail(self, sequence: Sequence, error: Exception, message: str) -> None:
+        """End a sequence with an error of the engine, of which the client reads `message`, or with an error of lmi."""
+        if isinstance(error, LmiError):
+            sequence.fail(error.message, self._kind_of(error), error.field)
+        else:
+            sequence.fail(message, self._kind_of(error))
+
+    def _start_over(self) -> None:
+        """After a step that raised, empty the engine. Sequences without a token wait again, the rest may fail."""
+        self._load = self._engine.load()
+        waiting = [sequence for sequence in self._queued if not sequence.num_generated]  # else it was preempted
+        self._engine.abort(self._known)
+        for sequence in waiting:
+            self._known.pop(name_of(sequence), None)
+        self._load = replace(self._load, num_running=len(self._known), running=list(self._known))
+        self._turns.waiting.clear()
+        self._turns.waiting.extend(waiting)
+
+
+def name_of(sequence: Sequence) -> str:
+    """The id of a sequence at the engine."""
+    return f"{sequence.id}.{sequence.index}"
+
+
+def _checked(request: Request) -> Request:
+    """Check the types of all fields. Structs built in Python are not validated, and a wrong type can end the engine."""
+    try:
+        return DECODER.decode(ENCODER.encode(request))
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise InvalidRequest(f"the request has a value of a wrong type: {error}") from None

@@ -1,0 +1,72 @@
+"""What a foreign engine reports after a step, and how a Sequence takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from handlers.base.sequence import Sequence
+from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
+
+
+@dataclass(slots=True)
+class LogProbs:
+    """Log-probs at some positions, one list for each.
+
+    The position's own token comes first, then the best ones in order, which may repeat it. A list may be longer than
+    the request asked for.
+    """
+
+    token_ids: list[list[int]]
+    values: list[list[float]]
+
+
+@dataclass(slots=True)
+class Output:
+    """What is new of one sequence. `log_probs` is parallel to `token_ids`.
+
+    `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes on; an exception says
+    that the engine gave it up.
+    """
+
+    id: str
+    token_ids: list[int]
+    log_probs: LogProbs | None = None
+    prompt_log_probs: LogProbs | None = None
+    end: FinishReason | Exception | None = None
+    num_reused_tokens: int = 0  # of the prompt, reported with its first token
+
+
+def feed(sequence: Sequence, output: Output) -> None:
+    """Append the new tokens. Sets the sequence's end where it is reached and drops the tokens after it."""
+    sequence.num_computed = sequence.num_tokens
+    if sequence.perf_metrics is not None and not sequence.num_generated:
+        sequence.perf_metrics.num_reused_tokens = output.num_reused_tokens
+    if output.prompt_log_probs is not None and sequence.lacks_prompt_log_probs:
+        _note_prompt(sequence, output.prompt_log_probs)
+    known, num_top = output.log_probs, sequence.request.output_config.num_top_log_probs
+    for position, token_id in enumerate(output.token_ids):
+        if sequence.is_finished:
+            return
+        if known is None:
+            sequence.append(token_id)
+        else:
+            top = best(known, position, num_top) if num_top else None
+            sequence.append(token_id, known.values[position][0], top)
+    if isinstance(output.end, FinishReason) and not sequence.is_finished:
+        sequence.finish_reason = output.end
+
+
+def best(log_probs: LogProbs, position: int, num_top: int) -> list[TokenLogProb]:
+    pairs = list(zip(log_probs.token_ids[position], log_probs.values[position], strict=True))
+    others = pairs[1:]
+    if len(others) < num_top:  # the chosen token is among the best and was written only once
+        others = sorted(pairs, key=lambda pair: -pair[1])
+    return [TokenLogProb(token_id, log_prob) for token_id, log_prob in others[:num_top]]
+
+
+def _note_prompt(sequence: Sequence, log_probs: LogProbs) -> None:
+    num_top = sequence.request.output_config.num_prompt_log_probs or 0
+    known = sequence.prompt_log_probs or [PromptLogProb(None)]
+    sequence.prompt_log_probs = known + [
+        PromptLogProb(values[0], best(log_probs, position, num_top)) for position, values in enumerate(log_probs.values)
+    ]

@@ -1,0 +1,115 @@
+"""vLLM's engine in this process, stepped on the caller's thread.
+
+Nothing stands between vLLM's scheduler and us, and no other process can be left behind. This file, `multi_process.py`
+and `multinode.py` look deeper into vLLM than its public classes. Written against vLLM 0.30 to 0.33.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import tokens_input
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.sample import sampler
+
+from handlers.base.adapters import Adapter
+from handlers.base.driven import EngineLoad
+from handlers.base.outputs import Output
+from handlers.base.stepped import EngineStopped
+from handlers.lmi_vllm.outputs import kv_cache_stats, of_core
+from handlers.lmi_vllm.work import Work, lora_request
+
+
+class InProcess:
+    num_open: ClassVar[int] = 0  # in this process
+    closed: ClassVar[list[LLMEngine]] = []  # kept from the garbage collector, whose finalizers end groups of ranks too
+
+    def __init__(self, arguments: AsyncEngineArgs) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        cast(Any, sampler).batched_count_greater_than = _no_ranks
+        self._engine = LLMEngine.from_engine_args(arguments)
+        self._scheduler = cast(Any, self._engine.engine_core).engine_core.scheduler
+        self._preempted: dict[str, int] = {}
+        self._num_preemptions = 0
+        self.config = self._engine.vllm_config
+        InProcess.num_open += 1
+
+    def add(self, work: Work) -> None:
+        self._engine.add_request(
+            work.id, tokens_input(work.token_ids), work.params, lora_request=work.adapter, priority=work.priority
+        )
+
+    def abort(self, ids: Iterable[str]) -> None:
+        self._engine.abort_request(list(ids))
+
+    def step(self) -> Sequence[Output]:
+        """vLLM's own step would detokenise and copy each log-prob four times: a tenth of a small model's time."""
+        try:
+            new = self._engine.engine_core.get_output().outputs
+        except Exception as error:
+            if _is_device_lost(error):
+                raise EngineStopped(f"the device cannot be used any more: {error}") from error
+            raise
+        if ended := [output.request_id for output in new if output.finish_reason is not None]:
+            self._engine.output_processor.abort_requests(ended, internal=True)  # it forgets them; the core has
+        return [of_core(_outer_id(output.request_id), output) for output in new]
+
+    def load(self) -> EngineLoad:
+        self._count_preemptions()
+        running = [_outer_id(request.request_id) for request in self._scheduler.running]
+        return EngineLoad(
+            num_running=len(running),
+            running=running,
+            num_preemptions=self._num_preemptions,
+            kv_cache=kv_cache_stats(self.config, self._scheduler.kv_cache_manager.usage),
+        )
+
+    def _count_preemptions(self) -> None:
+        """A preempted request waits again, and remembers how often it was preempted."""
+        before, self._preempted = self._preempted, {}
+        for request in self._scheduler.waiting:
+            if request.num_preemptions:
+                self._preempted[request.request_id] = request.num_preemptions
+                self._num_preemptions += request.num_preemptions > before.get(request.request_id, 0)
+
+    def wake(self) -> None:
+        return None
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        self._engine.add_lora(lora_request(adapter))
+        if adapter.is_pinned:
+            self._engine.pin_lora(adapter.number)
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        self._engine.remove_lora(adapter.number)
+
+    @property
+    def is_alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """vLLM's groups of ranks belong to the process: only the last of several engines ends them."""
+        InProcess.num_open -= 1
+        InProcess.closed.append(self._engine)
+        if InProcess.num_open == 0:
+            self._engine.engine_core.shutdown()
+            InProcess.closed.clear()
+
+
+def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Replaces vLLM's count of likelier tokens, (rows, vocabulary) and (rows, 1) to (rows,), which is not used here."""
+    return torch.zeros(len(chosen), dtype=torch.int64, device=chosen.device)
+
+
+def _outer_id(inner_id: str) -> str:
+    """vLLM appends eight letters to every id that it is given."""
+    return inner_id.rpartition("-")[0]
+
+
+def _is_device_lost(error: Exception) -> bool:
+    lost = getattr(torch, "AcceleratorError", ())
+    return isinstance(error, lost) or "CUDA error" in str(error)

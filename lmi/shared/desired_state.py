@@ -1,0 +1,145 @@
+"""What should be loaded, as files that any process of the server may write and read.
+
+A `Folder` holds one kind of entry, one JSON file each. A file is written whole and renamed into place, so a reader sees
+an old entry or a new one, never half of one. Names come from clients: they are keys, and a file is named by a hash of
+its key. An entry is PENDING while the process that wrote it works on it; a PENDING entry of a dead process counts for
+nothing and its name is free.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from lmi.errors import InvalidParameter
+
+NAME = re.compile(r"[!-~]{1,256}")
+FORBIDDEN = frozenset("/?#%")
+NAME_RULE = "1 to 256 visible ASCII characters without / ? # %"
+
+log = logging.getLogger(__name__)
+
+
+class State(enum.StrEnum):
+    PENDING = "pending"
+    READY = "ready"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    state: State
+    writer: int = msgspec.field(default_factory=os.getpid)
+
+
+class Adapter(Entry, frozen=True, kw_only=True):
+    """A LoRA adapter that every engine should have."""
+
+    path: str
+    is_pinned: bool = False
+
+
+T = TypeVar("T", bound=Entry)
+Version = frozenset[tuple[str, int, int]]
+
+
+class Folder(Generic[T]):
+    def __init__(self, path: Path, kind: type[T]) -> None:
+        self._path = path
+        self._decoder = msgspec.json.Decoder(kind)
+        self._reported: set[tuple[str, int, int]] = set()  # unreadable files that were logged
+
+    def add(self, entry: T) -> bool:
+        """Write an entry whose name is free. False where another has it. Raises InvalidParameter for a bad name."""
+        check_name(entry.name)
+        with self._lock():
+            other = self.read(entry.name)
+            if other is not None and not is_abandoned(other):
+                return False
+            self._write(entry)
+        return True
+
+    def replace(self, entry: T) -> None:
+        with self._lock():
+            self._write(entry)
+
+    def remove(self, name: str) -> bool:
+        """False where there was none."""
+        with self._lock(), suppress(FileNotFoundError):
+            self._file(name).unlink()
+            return True
+        return False
+
+    def read(self, name: str) -> T | None:
+        return self._read(self._file(name))
+
+    def entries(self) -> list[T]:
+        """All readable entries by name; each unreadable file is logged once and left out."""
+        found = (self._read(Path(self._path, file)) for file, _, _ in self.version())
+        counted = [entry for entry in found if entry is not None and not is_abandoned(entry)]
+        return sorted(counted, key=lambda entry: entry.name)
+
+    def version(self) -> Version:
+        """Differs after every change."""
+        with suppress(FileNotFoundError), os.scandir(self._path) as files:
+            stats = [(file.name, file.stat()) for file in files if file.name.endswith(".json")]
+            return frozenset((name, stat.st_ino, stat.st_mtime_ns) for name, stat in stats)
+        return frozenset()
+
+    def _file(self, name: str) -> Path:
+        return self._path / f"{key(name)}.json"
+
+    def _read(self, file: Path) -> T | None:
+        try:
+            return self._decoder.decode(file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._report(file, error)
+            return None
+
+    def _report(self, file: Path, error: Exception) -> None:
+        unreadable = {entry for entry in self.version() if entry[0] == file.name}
+        if not unreadable <= self._reported:
+            log.error("%s cannot be read and is left out: %s", file, error)
+        self._reported |= unreadable
+
+    def _write(self, entry: T) -> None:
+        file = self._file(entry.name)
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_bytes(msgspec.json.encode(entry))
+        new.rename(file)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Held by one process at a time; the kernel frees it when that process ends."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        with open(self._path / "lock", "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def key(name: str) -> str:
+    """The part of a path that stands for a name from outside."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name) or not FORBIDDEN.isdisjoint(name):
+        raise InvalidParameter("name", NAME_RULE, name)
+
+
+def is_abandoned(entry: Entry) -> bool:
+    """Its writer died before it was done."""
+    if entry.state is State.READY:
+        return False
+    return not Path(f"/proc/{entry.writer}").exists()

@@ -1,0 +1,255 @@
+"""Adapters over the engine sockets: two front ends, two engine processes, and what a killed engine comes back with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from lmi.engine.client import Engines
+from lmi.engine.registry import AdapterRegistry
+from lmi.errors import EngineLost, InvalidParameter, LmiError, ModelUnusable, OutOfMemory, UnknownAdapter, Unsupported
+from lmi.executor import LoraConfig, Request, SamplingConfig
+from lmi.runtime import ENVIRONMENT_NAME, Runtime
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.desired_state import Adapter, State
+from lmi.shared.state import Block, Phase
+from tests.system.engines.foreign_engine import MAX_ADAPTERS, write_adapter
+
+ROOT = Path(__file__).parents[2]
+NUM_ENGINES = 2
+PROMPT = (11, 12)
+TIMEOUT_S = 30
+
+
+class Server:
+    """Engine processes and the runtime folder that they share with front ends."""
+
+    def __init__(self, folder: Path, lora: bool = True) -> None:
+        options = {"enable_lora": str(lora).lower()}
+        (folder / "model").mkdir()
+        write_adapter(folder / "model" / "adapters" / "static", shift=100)
+        self.runtime = Runtime.create(
+            Config(
+                server=ServerConfig(log_format="json"),
+                model=ModelConfig(path=str(folder / "model"), name="m"),
+                engine=EngineConfig(handler="foreign", num_engines=NUM_ENGINES, options=options),
+            )
+        )
+        self.block: Block = self.runtime.attach()
+        self.log = folder / "log"
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, slot: int) -> None:
+        self.block.engines[slot].phase = Phase.LOADING
+        paths = f"{ROOT}:{ROOT / 'tests/system/engines'}"
+        environ = {**os.environ, ENVIRONMENT_NAME: str(self.runtime.path), "PYTHONPATH": paths}
+        command = [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", str(slot)]
+        with open(self.log, "ab") as file:
+            self.processes[slot] = subprocess.Popen(command, env=environ, stderr=file)
+
+    def kill(self, slot: int) -> None:
+        """As the supervisor notes it."""
+        self.processes[slot].kill()
+        self.processes[slot].wait()
+        self.block.engines[slot].phase = Phase.LOST
+
+    async def wait_ready(self, slot: int) -> None:
+        await until(lambda: self.block.engines[slot].phase == Phase.READY or self.processes[slot].poll() is not None)
+        assert self.processes[slot].poll() is None, self.log.read_text()
+
+    @asynccontextmanager
+    async def front_end(self) -> AsyncIterator[Engines]:
+        sockets = [self.runtime.engine_socket(slot) for slot in range(NUM_ENGINES)]
+        engines = Engines(sockets, self.block.engines)
+        await engines.start()
+        await until(lambda: sum(one.info is not None for one in engines.open.values()) == NUM_ENGINES)
+        try:
+            yield engines
+        finally:
+            await engines.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Server]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = Server(tmp_path, lora=getattr(request, "param", True))
+    for slot in range(NUM_ENGINES):
+        server.start(slot)
+    yield server
+    for process in server.processes.values():
+        process.kill()
+        process.wait()
+    server.runtime.remove()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+async def first_tokens(engines: Engines, adapter: str | None) -> set[int]:
+    """What each engine answers first."""
+    lora, greedy = None if adapter is None else LoraConfig(adapter), SamplingConfig(temperature=0)
+    request = Request(input_token_ids=PROMPT, max_tokens=1, sampling_config=greedy, lora_config=lora)
+    tokens = set()
+    for connection in engines.open.values():
+        stream = connection.submit(request)
+        await asyncio.wait_for(stream.arrival(), TIMEOUT_S)
+        tokens.add(stream.take().output_token_ids[0][0])
+    return tokens
+
+
+async def ready(server: Server) -> None:
+    for slot in range(NUM_ENGINES):
+        await server.wait_ready(slot)
+
+
+def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives_its_restart(
+    server: Server, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        await ready(server)
+        path = str(write_adapter(tmp_path / "formal", shift=5))
+        async with server.front_end() as first, server.front_end() as second:
+            folder = server.runtime.adapters()
+            registry = AdapterRegistry(first, folder)
+            await registry.load("formal", path)
+            assert await first_tokens(first, "formal") == await first_tokens(second, "formal") == {PROMPT[0] + 5}
+            assert first.adapters == second.adapters == ("formal", "static")
+
+            server.kill(0)
+            await until(lambda: len(second.open) == NUM_ENGINES - 1)
+            server.start(0)
+            await until(lambda: all(len(one.open) == NUM_ENGINES for one in (first, second)))
+            await until(lambda: all(one.info is not None for one in second.open.values()))
+            assert {one.info and one.info.adapters for one in second.open.values()} == {("formal", "static")}
+            assert await first_tokens(second, "formal") == {PROMPT[0] + 5}
+
+            await AdapterRegistry(second, folder).unload("formal")
+            assert folder.entries() == [] and first.adapters == ("static",)
+            for connection in first.open.values():
+                with pytest.raises(UnknownAdapter, match=r"one of the loaded adapters \(static\), given 'formal'"):
+                    await answer(connection.submit(asking("formal")))
+
+    run(test)
+
+
+def asking(adapter: str) -> Request:
+    return Request(input_token_ids=PROMPT, max_tokens=1, lora_config=LoraConfig(adapter))
+
+
+async def answer(stream: object) -> None:
+    await asyncio.wait_for(stream.arrival(), TIMEOUT_S)  # type: ignore[attr-defined]
+    stream.take()  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            folder, loaded = server.runtime.adapters(), ("formal", "static")
+            path, other = (str(write_adapter(tmp_path / name, shift)) for name, shift in (("a", 5), ("b", 6)))
+            registry = AdapterRegistry(Engines([], []), folder)
+            with pytest.raises(LmiError, match="no engine is ready"):
+                await registry.load("formal", path)
+            assert folder.entries() == [], "what could not be loaded is not registered"
+
+            write_down(server, path)
+            await until(lambda: all(one.info and one.info.adapters == loaded for one in engines.open.values()))
+            assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
+            write_down(server, other)
+            await until_answer(engines, {PROMPT[0] + 6})
+            await registry.unload("formal")
+            await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
+
+    run(test)
+
+
+async def until_answer(engines: Engines, tokens: set[int]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            try:
+                if await first_tokens(engines, "formal") == tokens:
+                    return
+            except UnknownAdapter:  # between the two
+                pass
+            await asyncio.sleep(0.01)
+
+
+def write_down(server: Server, path: str) -> None:
+    server.runtime.adapters().replace(Adapter(name="formal", path=path, state=State.READY))
+
+
+def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            registry = AdapterRegistry(engines, server.runtime.adapters())
+            path = write_adapter(tmp_path / "formal", shift=5)
+            await engines.open[1].load_adapter("formal", str(write_adapter(tmp_path / "other", 7)), False)
+            await engines.open[1].unload_adapter("formal")
+            (path / "adapter_config.json").write_text("{}")
+            with pytest.raises(ModelUnusable, match="Foreign cannot load this adapter: 'shift'"):
+                await registry.load("formal", str(path))
+            with pytest.raises(ModelUnusable, match="an adapter's folder has an adapter_config.json"):
+                await registry.load("formal", str(tmp_path))
+            with pytest.raises(InvalidParameter, match="name must be 1 to 256 visible"):
+                await registry.load("../formal", str(path))
+            with pytest.raises(UnknownAdapter, match="given 'formal'"):
+                await registry.unload("formal")
+            assert engines.adapters == ("static",) and registry.entries() == []
+
+            path = write_adapter(tmp_path / "good", shift=5)
+            await engines.open[0].load_adapter("pinned", str(path), True)  # so that only the second has room
+            with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
+                await registry.load("formal", str(path), pinned=True)
+            assert [one.info and one.info.adapters for _, one in sorted(engines.open.items())] == [
+                ("pinned", "static"),
+                ("static",),
+            ]
+            await registry.load("formal", str(path))
+            with pytest.raises(InvalidParameter, match="not registered, given 'formal'"):
+                await registry.load("formal", str(path))
+            assert [entry.name for entry in registry.entries()] == ["formal"]
+
+    run(test)
+
+
+def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            os.kill(server.processes[0].pid, 19)  # SIGSTOP: it reads nothing any more
+            registry = AdapterRegistry(engines, server.runtime.adapters())
+            call = asyncio.create_task(registry.load("formal", str(write_adapter(tmp_path / "formal", shift=5))))
+            await until(lambda: engines.open[1].info is not None and "formal" in engines.open[1].info.adapters)
+            server.kill(0)
+            with pytest.raises(EngineLost):
+                await asyncio.wait_for(call, TIMEOUT_S)
+            assert engines.open[1].info is not None and engines.open[1].info.adapters == ("static",)
+            assert registry.entries() == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+def test_an_engine_without_lora_says_so(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            with pytest.raises(Unsupported, match="lora_config is not supported here: foreign has no adapters"):
+                await engines.load_adapter("formal", str(write_adapter(tmp_path / "formal", shift=5)))
+
+    run(test)

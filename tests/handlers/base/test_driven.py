@@ -1,0 +1,77 @@
+"""The bookkeeping between the contract and a foreign engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from handlers.base.sequence import Sequence
+from lmi.errors import InvalidParameter, InvalidRequest
+from lmi.executor import ErrorKind, FinishReason, Request, Response, ResponseError
+from lmi.settings.config import EngineConfig
+from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES, Executor, Work
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with Executor(EngineConfig(handler="foreign")) as executor:
+        yield executor
+
+
+def finals(executor: Executor, ids: list[int]) -> dict[int, Response]:
+    ended: dict[int, Response] = {}
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while len(ended) < len(ids):
+        assert time.monotonic() < deadline_s, f"without an end: {set(ids) - set(ended)}"
+        for response in executor.await_responses(timeout_s=TIMEOUT_S):
+            assert isinstance(response, Response)
+            if response.is_final:
+                ended[response.request_id] = response
+    return ended
+
+
+def ask(*prompt: int, max_tokens: int = 3) -> Request:
+    return Request(input_token_ids=prompt, max_tokens=max_tokens)
+
+
+def test_what_the_engine_gives_up_ends_with_its_words_and_the_rest_goes_on(executor: Executor) -> None:
+    bad, good = executor.enqueue_requests([ask(1, FAULT), ask(1, 2)])
+    ended = finals(executor, [bad, good])
+    assert ended[bad].error_msg == "Foreign gave the request up: a fault"
+    assert ended[good].result is not None and ended[good].result.output_token_ids == [[1, 2, 1]]
+
+
+def test_what_the_engine_refuses_is_the_clients_fault(executor: Executor) -> None:
+    bad, good = executor.enqueue_requests([ask(FAULT), ask(1, 2)])
+    error = finals(executor, [bad, good])[bad].error
+    assert error is not None and (error.message, error.kind) == ("the engine takes no such prompt", ErrorKind.INVALID)
+
+
+class Particular(Executor):
+    def _work(self, sequence: Sequence) -> Work:
+        raise InvalidParameter("seed", "even", 1)
+
+
+def test_an_error_of_ours_keeps_the_field_that_is_at_fault() -> None:
+    with Particular(EngineConfig(handler="foreign")) as executor:
+        request_id = executor.enqueue_request(ask(1, 2))
+        error = finals(executor, [request_id])[request_id].error
+    assert error == ResponseError("must be even, given 1", ErrorKind.INVALID, "seed")
+
+
+def test_a_step_that_raises_ends_what_ran_and_what_waited_starts_again(executor: Executor) -> None:
+    running = [ask(1, BREAK)] * MAX_NUM_SEQUENCES
+    *ran, waited = executor.enqueue_requests([*running, ask(1, 2)])
+    ended = finals(executor, [*ran, waited])
+    assert {ended[one].error_msg for one in ran} == {"the step failed: the step broke"}
+    assert ended[waited].result is not None and ended[waited].result.finish_reasons == [FinishReason.LENGTH]
+    assert executor.get_latest_iteration_stats()[-1].num_active_requests == 0
+
+
+def test_a_value_of_a_wrong_type_never_reaches_the_engine(executor: Executor) -> None:
+    with pytest.raises(InvalidRequest, match="wrong type"):
+        executor.enqueue_request(ask(1, 2.5))  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""Files of what should be loaded: names, readers that never see half an entry, writers that die."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lmi.errors import InvalidParameter
+from lmi.shared.desired_state import Adapter, Folder, State
+
+
+def folder(tmp_path: Path) -> Folder[Adapter]:
+    return Folder(tmp_path / "adapters", Adapter)
+
+
+def entry(name: str, path: str = "/adapter", state: State = State.READY) -> Adapter:
+    return Adapter(name=name, path=path, state=state)
+
+
+def test_what_one_process_writes_another_reads(tmp_path: Path) -> None:
+    written = entry("formal")
+    assert folder(tmp_path).add(written)
+    other = folder(tmp_path)
+    assert other.read("formal") == written and other.entries() == [written]
+    assert other.read("rude") is None
+    assert other.remove("formal") and not other.remove("formal")
+    assert other.entries() == []
+
+
+def test_a_name_is_taken_once_however_many_ask(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda n: folder(tmp_path).add(entry("formal", path=f"/{n}")), range(32)))
+    assert taken.count(True) == 1
+    [kept] = folder(tmp_path).entries()
+    assert kept.path == f"/{taken.index(True)}"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "a?b", "a#b", "a%2fb", "a b", "é", "a\n", "a" * 257])
+def test_a_name_that_could_be_anything_else_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidParameter, match="name must be 1 to 256 visible ASCII characters"):
+        folder(tmp_path).add(entry(name))
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a\\b", "a" * 256, "CON", "~"])
+def test_no_name_is_part_of_a_path(tmp_path: Path, name: str) -> None:
+    assert folder(tmp_path).add(entry(name))
+    [file] = tmp_path.rglob("*.json")
+    assert file.parent == tmp_path / "adapters" and len(file.stem) == 64
+
+
+def test_a_reader_knows_that_something_changed(tmp_path: Path) -> None:
+    state = folder(tmp_path)
+    versions = [state.version()]
+    for change in (
+        lambda: state.add(entry("a")),
+        lambda: state.add(entry("b")),
+        lambda: state.replace(entry("a", path="/other")),
+        lambda: state.remove("b"),
+    ):
+        change()
+        versions.append(state.version())
+        assert versions[-1] == state.version()
+    assert all(before != after for before, after in zip(versions, versions[1:], strict=False))
+
+
+def test_a_bad_file_is_reported_once_and_hides_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = folder(tmp_path)
+    state.add(entry("good"))
+    (tmp_path / "adapters" / "bad.json").write_bytes(b'{"name": 5}')
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            assert [one.name for one in state.entries()] == ["good"]
+    assert len(caplog.records) == 1 and "bad.json cannot be read and is left out" in caplog.text
+
+
+def test_the_name_of_a_writer_that_died_before_it_was_done_is_free(tmp_path: Path) -> None:
+    state = folder(tmp_path)
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    abandoned = msgspec.structs.replace(entry("formal", state=State.PENDING), writer=int(dead.stdout))
+    assert state.add(abandoned) and state.entries() == []
+    assert state.add(entry("formal", state=State.PENDING)) and len(state.entries()) == 1
+    assert not state.add(entry("formal")), "its writer is alive"
+    assert folder(tmp_path).add(msgspec.structs.replace(abandoned, name="rude", state=State.READY))
+    assert not state.add(entry("rude")), "its writer was done"

@@ -1,0 +1,134 @@
+"""A small foreign engine on `handlers/base/driven.py`: it queues and batches by itself and answers as echo does.
+
+A sequence with an adapter says the adapter's shift added to each token; the shift is the adapter's configuration. A
+sequence fails while it holds `FAULT`, and a step raises while one holds `BREAK`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from handlers.base.adapters import Adapter
+from handlers.base.driven import DrivenExecutor, EngineLoad, name_of
+from handlers.base.outputs import LogProbs, Output
+from handlers.base.sequence import Sequence
+from lmi.executor import Capabilities, EngineInfo, FinishReason, KvCacheStats, Progress
+from lmi.settings.config import EngineConfig
+
+FAULT, BREAK = 250, 251
+MAX_NUM_SEQUENCES = 4
+MAX_ADAPTERS = 2
+STEP_S = 0.002
+LOG_PROB = -1.0
+
+
+@dataclass
+class Work:
+    id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_left: int
+    adapter: Adapter | None
+    has_begun: bool = False
+
+
+class Engine:
+    """What a library brings."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, Work] = {}
+        self._shifts: dict[int, int] = {}
+
+    def add(self, work: Work) -> None:
+        self._works[work.id] = work
+
+    def abort(self, ids: Iterable[str]) -> None:
+        for one in list(ids):
+            self._works.pop(one, None)
+
+    def step(self) -> list[Output]:
+        time.sleep(STEP_S)
+        running = [self._works[one] for one in self._running]
+        if any(BREAK in work.token_ids for work in running):
+            raise RuntimeError("the step broke")
+        outputs = [self._advance(work) for work in running]
+        self.abort(output.id for output in outputs if output.end is not None)
+        return outputs
+
+    def _advance(self, work: Work) -> Output:
+        if FAULT in work.token_ids:
+            return Output(work.id, [], end=RuntimeError("a fault"))
+        shift = 0 if work.adapter is None else self._shifts[work.adapter.number]
+        token_id = work.token_ids[-work.num_prompt_tokens] + (0 if work.has_begun else shift)
+        num_prompt = 0 if work.has_begun else work.num_prompt_tokens - 1
+        known = LogProbs([[0]] * num_prompt, [[LOG_PROB]] * num_prompt) if not work.has_begun else None
+        work.token_ids.append(token_id)
+        work.num_left, work.has_begun = work.num_left - 1, True
+        end = None if work.num_left else FinishReason.LENGTH
+        return Output(work.id, [token_id], LogProbs([[token_id] * 2], [[LOG_PROB] * 2]), known, end)
+
+    @property
+    def _running(self) -> list[str]:
+        return list(self._works)[:MAX_NUM_SEQUENCES]
+
+    def load(self) -> EngineLoad:
+        used = len(self._running)
+        stats = KvCacheStats(max_num_blocks=MAX_NUM_SEQUENCES, used_num_blocks=used, tokens_per_block=512)
+        return EngineLoad(used, self._running, kv_cache=stats)
+
+    def wake(self) -> None:
+        return None
+
+    def add_adapter(self, adapter: Adapter) -> None:
+        self._shifts[adapter.number] = json.loads(Path(adapter.path, "adapter_config.json").read_text())["shift"]
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        self._shifts.pop(adapter.number, None)
+
+    @property
+    def is_alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return None
+
+
+class Executor(DrivenExecutor[Work]):
+    """What its handler adds."""
+
+    title = "Foreign"
+
+    def __init__(self, config: EngineConfig, model_path: str | None = None) -> None:
+        capabilities = Capabilities(num_return_sequences=True, lora=config.options.get("enable_lora") == "true")
+        info = EngineInfo(
+            name="foreign",
+            vocab_size=1 << 20,
+            max_sequence_length=512,
+            max_num_sequences=MAX_NUM_SEQUENCES,
+            capabilities=capabilities,
+        )
+        super().__init__(Engine(), info, max_resident_adapters=MAX_ADAPTERS, max_queue_size=config.max_queue_size)
+        if model_path is not None:
+            self._load_adapters_beside(model_path)
+        self._start()
+
+    def _work(self, sequence: Sequence) -> Work:
+        prompt, adapter = sequence.request.input_token_ids, self._adapters.used_by(sequence.request)
+        if prompt[0] == FAULT:
+            raise ValueError("the engine takes no such prompt")
+        return Work(name_of(sequence), list(prompt), len(prompt), sequence.max_tokens, adapter)
+
+
+def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    return Executor(config, model_path)
+
+
+def write_adapter(folder: Path, shift: int) -> Path:
+    """An adapter of this engine."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"shift": shift}))
+    return folder
