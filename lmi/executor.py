@@ -438,7 +438,7 @@ class Executor(ABC):
 
     @abstractmethod
     def cancel_request(self, request_id: int) -> None:
-        """End a request at the next step border with a final CANCELLED Result. Unknown or finished ids are ignored."""
+        """End a request at the next step boundary with a final CANCELLED Result. Ignores unknown and finished ids."""
 
     def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
         """Let requests use the LoRA adapter in folder `path` as `name`; `info.adapters` names it from then on.

@@ -127,12 +127,12 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
         if not self.capabilities.lora:
             super().load_adapter(name, path, pinned=pinned)
-        self._at_border(partial(self._load_adapter, name, path, pinned))
+        self._at_boundary(partial(self._load_adapter, name, path, pinned))
 
     def unload_adapter(self, name: str) -> None:
         if not self.capabilities.lora:
             super().unload_adapter(name)
-        self._at_border(partial(self._unload_adapter, name))
+        self._at_boundary(partial(self._unload_adapter, name))
 
     def _load_adapter(self, name: str, path: str, pinned: bool) -> None:
         self._adapters.load(name, path, pinned=pinned)

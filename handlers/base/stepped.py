@@ -1,7 +1,7 @@
 """An Executor that advances all its requests together, one step after another, on a thread of its own.
 
 Here is everything that such an engine needs beside the step itself: acceptance, cancellation and deadlines at the step
-border, Responses of a step published at once, statistics, and a rule for a step that raises (its requests end
+boundary, Responses of a step published at once, statistics, and a rule for a step that raises (its requests end
 with an error; after three such steps in a row the engine stops). Knows no model and no tensor.
 """
 
@@ -70,7 +70,7 @@ class SteppedExecutor(Executor):
     def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
         self._max_queue_size = max_queue_size
         self._mailbox = Mailbox()
-        self._border = threading.Condition()  # guards what other threads hand to the loop: the next five
+        self._boundary = threading.Condition()  # guards what other threads hand to the loop: the next five
         self._arrived: list[Sequence] = []
         self._cancelled: list[int] = []
         self._calls: list[tuple[Callable[[], None], Future[None]]] = []
@@ -142,7 +142,7 @@ class SteppedExecutor(Executor):
         """All or none are accepted, and they start in the same step if there is room."""
         for request in requests:
             self._check(request)
-        with self._border:
+        with self._boundary:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
             if self._max_queue_size is not None:
@@ -150,7 +150,7 @@ class SteppedExecutor(Executor):
             request_ids = [self._mailbox.open() for _ in requests]
             for request_id, request in zip(request_ids, requests, strict=True):
                 self._arrived += new_sequences(request_id, request, self.info.max_sequence_length)
-            self._border.notify()
+            self._boundary.notify()
         self._wake()
         return request_ids
 
@@ -172,9 +172,9 @@ class SteppedExecutor(Executor):
         return self._mailbox.num_ready(request_id)
 
     def cancel_request(self, request_id: int) -> None:
-        with self._border:
+        with self._boundary:
             self._cancelled.append(request_id)
-            self._border.notify()
+            self._boundary.notify()
         self._wake()
 
     def get_latest_iteration_stats(self) -> list[IterationStats]:
@@ -187,22 +187,22 @@ class SteppedExecutor(Executor):
         return self._is_accepting
 
     def shutdown(self) -> None:
-        with self._border:
+        with self._boundary:
             self._is_accepting = False
             self._is_closing = True
-            self._border.notify()
+            self._boundary.notify()
         self._wake()
         self._loop.join(SHUTDOWN_TIMEOUT_S)  # a step that hangs is left behind
         self._mailbox.close()
 
-    def _at_border(self, function: Callable[[], None]) -> None:
+    def _at_boundary(self, function: Callable[[], None]) -> None:
         """Run it on the loop's thread between two steps; raises what it raises."""
         outcome: Future[None] = Future()
-        with self._border:
+        with self._boundary:
             if not self._is_accepting:
                 raise RuntimeError("the executor is shut down")
             self._calls.append((function, outcome))
-            self._border.notify()
+            self._boundary.notify()
         self._wake()
         outcome.result()
 
@@ -224,16 +224,16 @@ class SteppedExecutor(Executor):
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when it is time to end."""
-        with self._border:
-            self._border.wait_for(
+        with self._boundary:
+            self._boundary.wait_for(
                 lambda: self._live or self._arrived or self._cancelled or self._calls or self._is_closing
             )
             return not self._is_closing
 
     def _turn(self) -> None:
-        """One step with its border: what came and went since the last, the step, the answers, the statistics."""
+        """One step with its boundary: what came and went since the last, the step, the answers, the statistics."""
         started = time.monotonic()
-        ended = self._cross_border()
+        ended = self._cross_boundary()
         step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
         touched = step.touched = _with_siblings_of_failed(step.touched)
         if self._unscheduled:
@@ -245,9 +245,9 @@ class SteppedExecutor(Executor):
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
 
-    def _cross_border(self) -> list[Sequence]:
+    def _cross_boundary(self) -> list[Sequence]:
         """Take in what arrived; end, before it can be scheduled, what was cancelled or is out of time."""
-        with self._border:
+        with self._boundary:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
             calls, self._calls = self._calls, []
@@ -343,11 +343,11 @@ class SteppedExecutor(Executor):
             self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=stats))
 
     def _end_all(self) -> None:
-        self._publish(self._cross_border() + self._finish(list(self._live), FinishReason.CANCELLED))
+        self._publish(self._cross_boundary() + self._finish(list(self._live), FinishReason.CANCELLED))
 
     def _fail_all(self, message: str) -> None:
         """The engine itself is gone: nothing is asked of it any more."""
-        with self._border:
+        with self._boundary:
             self._is_accepting = False
             sequences = [*itertools.chain.from_iterable(self._live.values()), *self._arrived]
             self._live, self._arrived = {}, []
