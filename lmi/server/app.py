@@ -86,7 +86,7 @@ def build_app(service: Service) -> ASGIApp:
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    return Edge(router, service)
+    return ErrorMiddleware(router, service)
 
 
 class Endpoint:
@@ -99,7 +99,7 @@ class Endpoint:
         await self._handler(scope["lmi.exchange"], scope["lmi.service"])
 
 
-class Edge:
+class ErrorMiddleware:
     """The outermost application. What a route raises ends here as an answer in the form of the path's API."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
