@@ -211,7 +211,7 @@ class SteppedExecutor(Executor):
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                self._turn()
+                self._run_step()
             self._end_all()
         except BaseException as error:  # the last edge: whatever broke, every request gets its end
             log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
@@ -230,7 +230,7 @@ class SteppedExecutor(Executor):
             )
             return not self._is_closing
 
-    def _turn(self) -> None:
+    def _run_step(self) -> None:
         """One step with its boundary: what came and went since the last, the step, the answers, the statistics."""
         started = time.monotonic()
         ended = self._cross_boundary()

@@ -85,7 +85,7 @@ class Supervisor:
         self._enter(Phase.LOADING)
         try:
             while self._exit_code is None:
-                self._turn()
+                self._tick()
         finally:
             self._stop_all()
             clear_bar()
@@ -102,7 +102,7 @@ class Supervisor:
     def _is_ending(self) -> bool:
         return self._phase in (Phase.DRAINING, Phase.FAILED)
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         for signum in self._wait(TICK_S):
             self._on_signal(signum)
         for pid, code in processes.reap():
