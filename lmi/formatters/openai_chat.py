@@ -18,7 +18,7 @@ from lmi.formatters.openai import REASONS, OpenAILines, OpenAIStream, OpenAIWhol
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
 from lmi.text.reasoning import Reasoning
-from lmi.text.tool_calls import PARSERS, Arguments, Call, Named, Part, Text, ToolCalls
+from lmi.text.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCall, ToolCalls
 from lmi.types import Answer, Delta, FinishReason, Token
 
 
@@ -64,7 +64,7 @@ class MessageSplitter:
         return "tool_calls" if self._num_calls and reason == "stop" else reason
 
 
-def call_fields(index: int, call: Call) -> dict[str, Any]:
+def call_fields(index: int, call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": ""}
     return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 

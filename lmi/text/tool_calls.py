@@ -32,7 +32,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call begins."""
 
     name: str
@@ -45,7 +45,7 @@ class Arguments:
     text: str
 
 
-Part = Text | Call | Arguments
+Part = Text | ToolCall | Arguments
 
 
 class ToolCalls(Protocol):
@@ -147,7 +147,7 @@ class CallReader:
         parts: list[Part] = []
         if not self.has_begun:
             self.has_begun, self._num_released = True, self._arguments_from
-            parts.append(Call(self._name))
+            parts.append(ToolCall(self._name))
         end = self._arguments_to if self._arguments_to >= 0 else len(self.text)
         if end > self._num_released:
             parts.append(Arguments(self.text[self._num_released : end]))
@@ -281,7 +281,7 @@ class Named:
     def feed(self, text: str) -> list[Part]:
         if not text:
             return []
-        begun: list[Part] = [] if self._name is None else [Call(self._name)]
+        begun: list[Part] = [] if self._name is None else [ToolCall(self._name)]
         self._name = None
         return [*begun, Arguments(text)]
 

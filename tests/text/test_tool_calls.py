@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.text.tool_calls import PARSERS, Arguments, Call, Named, Part, Text, ToolCalls
+from lmi.text.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCall, ToolCalls
 
 CALL = '{"name": "f", "arguments": {"a": [1, {"b": "}"}]}}'
 ARGUMENTS = '{"a": [1, {"b": "}"}]}'
-F = [Call("f"), Arguments(ARGUMENTS)]
+F = [ToolCall("f"), Arguments(ARGUMENTS)]
 
 ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
     "text alone": ("hermes", "Hello <b> {}", [Text("Hello <b> {}")]),
@@ -23,8 +23,12 @@ ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
     "two calls without an end": ("hermes", f"<tool_call>{CALL}<tool_call>{CALL}", [*F, *F]),
     "arguments first": ("hermes", '<tool_call>{"arguments": {"x": 1} , "name": "g"}</tool_call>', None),
     "escapes": ("hermes", r'<tool_call>{"name": "f", "arguments": {"a": "\"}\\"}}</tool_call>', None),
-    "a name of escapes": ("hermes", r'<tool_call>{"name": "\u0066", "arguments": {}}', [Call("f"), Arguments("{}")]),
-    "cut in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a', [Call("f"), Arguments('{"a')]),
+    "a name of escapes": (
+        "hermes",
+        r'<tool_call>{"name": "\u0066", "arguments": {}}',
+        [ToolCall("f"), Arguments("{}")],
+    ),
+    "cut in the arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a', [ToolCall("f"), Arguments('{"a')]),
     "cut in the name": ("hermes", 'x <tool_call>{"name": "f', [Text("x"), Text(' <tool_call>{"name": "f')]),
     "cut in the mark": ("hermes", "x <tool_c", [Text("x"), Text(" <tool_c")]),
     "no call behind a word": ("hermes", "said <tool_call>{}", [Text("said"), Text(" <tool_call>{}")]),
@@ -36,7 +40,7 @@ ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
         [Text('<tool_call>{"name": "f", "arguments": "x"} y')],
     ),
     "json: one call": ("json", CALL, [*F]),
-    "json: parameters": ("json", ' {"name":"f","parameters":{}} \n', [Call("f"), Arguments("{}")]),
+    "json: parameters": ("json", ' {"name":"f","parameters":{}} \n', [ToolCall("f"), Arguments("{}")]),
     "json: a list": ("json", f"[{CALL}, {CALL}]\n", [*F, *F]),
     "json: with semicolons": ("json", f"{CALL}; {CALL}", [*F, *F]),
     "json: python tag": ("json", f"<|python_tag|>{CALL}", [*F]),
@@ -47,8 +51,8 @@ ANSWERS: dict[str, tuple[str, str, list[Part]]] = {
     "json: cut": ("json", '[{"name": "f", ', [Text('[{"name": "f", ')]),
     "json: nothing": ("json", "", []),
 }
-ANSWERS["arguments first"] = (*ANSWERS["arguments first"][:2], [Call("g"), Arguments('{"x": 1}')])
-ANSWERS["escapes"] = (*ANSWERS["escapes"][:2], [Call("f"), Arguments(r'{"a": "\"}\\"}')])
+ANSWERS["arguments first"] = (*ANSWERS["arguments first"][:2], [ToolCall("g"), Arguments('{"x": 1}')])
+ANSWERS["escapes"] = (*ANSWERS["escapes"][:2], [ToolCall("f"), Arguments(r'{"a": "\"}\\"}')])
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -56,7 +60,7 @@ def joined(parts: list[Part]) -> list[Part]:
     whole: list[Part] = []
     for part in parts:
         last = whole[-1] if whole else None
-        if isinstance(part, Call) or type(part) is not type(last):
+        if isinstance(part, ToolCall) or type(part) is not type(last):
             whole.append(part)
         else:
             whole[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr, call-arg]
@@ -90,7 +94,7 @@ def test_where_the_text_is_cut_makes_no_difference(parser: str, data: Any) -> No
 def test_arguments_are_passed_on_while_they_come() -> None:
     parser = PARSERS["hermes"]()
     assert parser.feed('<tool_call>{"name": "f", "argu') == []
-    assert parser.feed('ments": {"city": "Par') == [Call("f"), Arguments('{"city": "Par')]
+    assert parser.feed('ments": {"city": "Par') == [ToolCall("f"), Arguments('{"city": "Par')]
     assert parser.feed('is"}') == [Arguments('is"}')]
     assert parser.feed("}</tool_call>") == []
 
@@ -98,4 +102,4 @@ def test_arguments_are_passed_on_while_they_come() -> None:
 def test_the_arguments_of_a_named_function_are_the_whole_answer() -> None:
     parser = Named("f")
     assert parser.feed("") == []
-    assert read(parser, ['{"a"', ": 1}"]) == [Call("f"), Arguments('{"a": 1}')]
+    assert read(parser, ['{"a"', ": 1}"]) == [ToolCall("f"), Arguments('{"a": 1}')]
