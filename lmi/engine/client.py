@@ -41,7 +41,7 @@ from lmi.ipc.frames import frame
 from lmi.shared.state import EngineRecord
 
 
-class Stream:
+class ResponseStream:
     """The Responses of one request, in order: `await arrival()`, then `take()`. Close it whatever happens."""
 
     def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
@@ -91,13 +91,15 @@ class EngineConnection(Connection):
         self.info: EngineInfo | None = None
         self.num_outstanding_tokens = 0
         self._ids = count()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, ResponseStream] = {}
         self._calls: dict[int, asyncio.Future[None]] = {}  # LoadAdapter and UnloadAdapter without an answer
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request) -> ResponseStream:
         request_id = next(self._ids)
         submit = frame(encode(Submit(request_id, request)))  # may be too large, so nothing is kept before it
-        stream = self._streams[request_id] = Stream(self, request_id, len(request.input_token_ids) + request.max_tokens)
+        stream = self._streams[request_id] = ResponseStream(
+            self, request_id, len(request.input_token_ids) + request.max_tokens
+        )
         self.num_outstanding_tokens += stream.num_tokens
         self.write(submit)
         return stream
@@ -132,7 +134,7 @@ class EngineConnection(Connection):
             else:
                 done.set_result(None)
 
-    def _forget(self, request_id: int) -> Stream | None:
+    def _forget(self, request_id: int) -> ResponseStream | None:
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self.num_outstanding_tokens -= stream.num_tokens
@@ -177,7 +179,7 @@ class Engines(Connections[EngineConnection]):
         super().__init__(EngineConnection, sockets, records)
         self._adapters: tuple[str, ...] = ()
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request) -> ResponseStream:
         """Send a request to the least loaded engine. Raises Unavailable when there is none."""
         return self._least_loaded().submit(request)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.engine.client import Engines, Stream
+from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
 from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
@@ -73,7 +73,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def take(stream: Stream) -> Result:
+async def take(stream: ResponseStream) -> Result:
     await asyncio.wait_for(stream.arrival(), 5)
     return stream.take()
 
