@@ -67,7 +67,7 @@ class UserFormatters:
             with service.admitted():
                 self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
                 try:
-                    return await self._call.piece()
+                    return await self._call.chunk()
                 except UserCodeFailed as error:
                     raise MalformedRequest(f"the input formatter failed: {error}") from None
 

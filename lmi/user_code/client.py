@@ -15,11 +15,11 @@ from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.shared.state import EngineRecord
 from lmi.user_code.messages import (
+    BodyChunk,
     Drop,
     End,
     Failed,
     Head,
-    Piece,
     Taken,
     ToFrontEnd,
     ToWorker,
@@ -40,7 +40,7 @@ class Call:
         """Raises MalformedRequest if the message does not fit in a frame."""
         self._connection.send(message)
 
-    async def take(self) -> Head | Piece | None:
+    async def take(self) -> Head | BodyChunk | None:
         """The next message, None after the last. Raises the LmiError that ended the call."""
         item = await self._inbox.get()
         if isinstance(item, LmiError):
@@ -49,7 +49,7 @@ class Call:
             raise (OutOfMemory if item.is_out_of_memory else UserCodeFailed)(item.message)
         if isinstance(item, End):
             return None
-        if isinstance(item, Piece):
+        if isinstance(item, BodyChunk):
             self._connection.send(Taken(self.id))
         return item
 
@@ -58,16 +58,16 @@ class Call:
         assert isinstance(head, Head)
         return head
 
-    async def piece(self) -> bytes:
-        piece = await self.take()
-        assert isinstance(piece, Piece)
-        return piece.data
+    async def chunk(self) -> bytes:
+        chunk = await self.take()
+        assert isinstance(chunk, BodyChunk)
+        return chunk.data
 
-    async def pieces(self) -> AsyncGenerator[bytes]:
-        """Every piece up to the end of the call."""
-        while (piece := await self.take()) is not None:
-            assert isinstance(piece, Piece)
-            yield piece.data
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Every chunk up to the end of the call."""
+        while (chunk := await self.take()) is not None:
+            assert isinstance(chunk, BodyChunk)
+            yield chunk.data
 
     def put(self, item: ToFrontEnd | LmiError) -> None:
         self._inbox.put_nowait(item)

@@ -50,7 +50,7 @@ class OutputFormatter(AsyncFormatter):
                 if is_first:
                     self._take_head(await call.head())
                     is_first = False
-                yield delta, await call.piece()
+                yield delta, await call.chunk()
 
     async def _begin(self) -> Call:
         if self._call is None:
@@ -115,7 +115,7 @@ class ResponseFormatter(AsyncFormatter):
             self._call = await self._workers.begin(lambda call_id: Respond(call_id, body))
         else:
             self._call.send(Respond(self._call.id, body))
-        written = await self._call.piece()
+        written = await self._call.chunk()
         return event_lines(written) if prefix else written
 
 

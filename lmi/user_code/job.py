@@ -10,15 +10,15 @@ from typing import Any
 from lmi.user_code.answer import Answers
 from lmi.user_code.faults import describe, is_out_of_memory
 from lmi.user_code.messages import (
-    MAX_PIECE_BYTES,
+    MAX_CHUNK_BYTES,
     WINDOW,
+    BodyChunk,
     End,
     Failed,
     Feed,
     Handle,
     Head,
     Open,
-    Piece,
     ReadInput,
     Respond,
     ToFrontEnd,
@@ -42,14 +42,14 @@ class Job:
         self._request: Any = None  # what the input formatter returned
         self._answers: Answers | None = None
         self._is_over = threading.Event()
-        self._room = threading.Semaphore(WINDOW)  # pieces of `handle` that may still be sent
+        self._room = threading.Semaphore(WINDOW)  # chunks of `handle` that may still be sent
 
     def drop(self) -> None:
         self._is_over.set()
         self._room.release()  # wakes the thread if it waits for room
 
     def add_room(self) -> None:
-        """The front end took one piece."""
+        """The front end took one chunk."""
         self._room.release()
 
     def work_on(self, message: Work) -> None:
@@ -72,33 +72,33 @@ class Job:
                 return True
             case ReadInput():
                 self._request, body = self._user_code.read_input(message.properties, message.body)
-                self._send(Piece(self._id, body))
+                self._send(BodyChunk(self._id, body))
             case Respond():
-                self._send(Piece(self._id, self._user_code.respond(message.body, self._request)))
+                self._send(BodyChunk(self._id, self._user_code.respond(message.body, self._request)))
             case Open():
                 self._answers = self._user_code.answers(message, self._request)
                 self._send(Head(self._id, 200, self._answers.media_type, {}, message.is_streaming))
             case Feed():
                 assert self._answers is not None, "Feed came before Open"
-                self._send(Piece(self._id, self._answers.feed(message)))
+                self._send(BodyChunk(self._id, self._answers.feed(message)))
                 return self._answers.are_over
         return False
 
     def _handle(self, message: Handle) -> None:
-        with self._user_code.handle(message.properties, message.query, message.body) as (head, pieces):
+        with self._user_code.handle(message.properties, message.query, message.body) as (head, chunks):
             self._send(Head(self._id, head.status, head.media_type, head.headers, head.is_streaming))
-            self._send_all(pieces)
+            self._send_all(chunks)
 
-    def _send_all(self, pieces: Iterable[bytes]) -> None:
-        for piece in pieces:
-            for part in _parts(piece):
+    def _send_all(self, chunks: Iterable[bytes]) -> None:
+        for chunk in chunks:
+            for part in _parts(chunk):
                 self._room.acquire()
                 if self._is_over.is_set():
                     return
-                self._send(Piece(self._id, part))
+                self._send(BodyChunk(self._id, part))
 
 
-def _parts(piece: bytes) -> Iterator[bytes]:
-    """The piece in parts that a message can carry; an empty piece is one empty part."""
-    for start in range(0, len(piece) or 1, MAX_PIECE_BYTES):
-        yield piece[start : start + MAX_PIECE_BYTES]
+def _parts(chunk: bytes) -> Iterator[bytes]:
+    """The chunk in parts that a message can carry; an empty chunk is one empty part."""
+    for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):
+        yield chunk[start : start + MAX_CHUNK_BYTES]

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 WINDOW = 32  # pieces of one call that are sent and not taken yet
-MAX_PIECE_BYTES = 1 << 20
+MAX_CHUNK_BYTES = 1 << 20
 
 TokenFields = tuple[int, str, float | None, bool]  # id, text, log_prob, is_special
 
@@ -29,7 +29,7 @@ class Handle(msgspec.Struct, frozen=True, tag="handle", array_like=True):
 
 
 class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
-    """Run the input formatter. One Piece comes back, the body that it made. The call stays open for an Open."""
+    """Run the input formatter. One BodyChunk comes back, the body that it made. The call stays open for an Open."""
 
     call_id: int
     properties: dict[str, str]
@@ -37,7 +37,7 @@ class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
-    """Begin the answers, one for each prompt. A Head comes back, then one Piece for each Feed.
+    """Begin the answers, one for each prompt. A Head comes back, then one BodyChunk for each Feed.
 
     `fields`: the request's body without the prompt. `details` and `return_full_text`: with defaults applied.
     """
@@ -68,14 +68,14 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", array_like=True):
 
 
 class Respond(msgspec.Struct, frozen=True, tag="respond", array_like=True):
-    """Rewrite an object or chunk of another API's response, given as JSON. One Piece comes back."""
+    """Rewrite an object or chunk of another API's response, given as JSON. One BodyChunk comes back."""
 
     call_id: int
     body: bytes
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken", array_like=True):
-    """The front end took one Piece."""
+    """The front end took one BodyChunk."""
 
     call_id: int
 
@@ -94,7 +94,7 @@ class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
     is_streaming: bool  # send the pieces on as they come
 
 
-class Piece(msgspec.Struct, frozen=True, tag="piece", array_like=True):
+class BodyChunk(msgspec.Struct, frozen=True, tag="chunk", array_like=True):
     call_id: int
     data: bytes
 
@@ -113,7 +113,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
 
 Work = Handle | ReadInput | Open | Feed | Respond  # what the code works on
 ToWorker = Work | Taken | Drop
-ToFrontEnd = Head | Piece | End | Failed
+ToFrontEnd = Head | BodyChunk | End | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

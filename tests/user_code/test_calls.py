@@ -15,7 +15,7 @@ from lmi.errors import EngineLost, MalformedRequest, Unavailable, UserCodeFailed
 from lmi.shared.state import Block, Phase
 from lmi.user_code.client import Call, UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
-from lmi.user_code.messages import MAX_PIECE_BYTES, WINDOW, Feed, Handle, Head, Open, Piece
+from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, Feed, Handle, Head, Open
 from lmi.user_code.response import ResponseHead
 from lmi.user_code.server import FrontEnd
 
@@ -34,7 +34,7 @@ class CountingModel:
     ) -> Iterator[tuple[ResponseHead, Iterator[bytes]]]:
         self.thread = threading.current_thread()
         if body == b"large":
-            yield ResponseHead(200, "", {}), iter([b"x" * (2 * MAX_PIECE_BYTES + 1)])
+            yield ResponseHead(200, "", {}), iter([b"x" * (2 * MAX_CHUNK_BYTES + 1)])
             return
         try:
             yield ResponseHead(200, "a/b", {"x": "y"}, True), self._numbers(int(body))
@@ -70,7 +70,7 @@ def handle(body: bytes) -> Any:
     return lambda call_id: Handle(call_id, {}, {}, body)
 
 
-async def all_of(call: Call) -> list[Head | Piece]:
+async def all_of(call: Call) -> list[Head | BodyChunk]:
     messages = []
     while (message := await call.take()) is not None:
         messages.append(message)
@@ -115,7 +115,7 @@ def test_a_large_piece_is_cut_and_a_body_that_fits_in_no_frame_is_refused(tmp_pa
     async def scenario() -> None:
         async with working(tmp_path) as (workers, _, _):
             _, *pieces = await all_of(await workers.begin(handle(b"large")))
-            assert [len(piece.data) for piece in pieces if isinstance(piece, Piece)] == [MAX_PIECE_BYTES] * 2 + [1]
+            assert [len(piece.data) for piece in pieces if isinstance(piece, BodyChunk)] == [MAX_CHUNK_BYTES] * 2 + [1]
             with pytest.raises(MalformedRequest, match="does not fit"):
                 await workers.begin(handle(bytes(65 << 20)))
 

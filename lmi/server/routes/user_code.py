@@ -61,21 +61,21 @@ async def call_handler(exchange: Exchange, service: Service, body: bytes) -> Non
 async def send_response(exchange: Exchange, call: Call) -> None:
     """Send what the handler answers."""
     head = await call.head()
-    async with aclosing(call.pieces()) as pieces:
+    async with aclosing(call.chunks()) as chunks:
         if head.is_streaming:
-            await send_stream(exchange, head, pieces)
+            await send_stream(exchange, head, chunks)
         else:
-            body = b"".join([piece async for piece in pieces])
+            body = b"".join([chunk async for chunk in chunks])
             await exchange.answer(head.status, head.media_type, body, head.headers.items())
 
 
-async def send_stream(exchange: Exchange, head: Head, pieces: AsyncGenerator[bytes]) -> None:
-    """The response begins when the first piece is there, so that an early failure has a real status."""
-    piece = await anext(pieces, None)
+async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[bytes]) -> None:
+    """The response begins when the first chunk is there, so that an early failure has a real status."""
+    chunk = await anext(chunks, None)
     await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
-    while piece is not None:
-        await exchange.write(piece)
-        piece = await anext(pieces, None)
+    while chunk is not None:
+        await exchange.write(chunk)
+        chunk = await anext(chunks, None)
     await exchange.end()
 
 
