@@ -111,7 +111,7 @@ class Token:
     """One token of prompt or answer.
 
     `text` is the piece of text that this token released: the pieces of an answer concatenate exactly to the whole
-    text, so it is "" while half a character or a possible stop string is held back. `piece` is the text before the
+    text, so it is "" while half a character or a possible stop string is held back. `raw_text` is the text before the
     search for stop strings, None where there is no search. `log_prob` None: unknown (first prompt token).
     """
 
@@ -120,12 +120,12 @@ class Token:
     log_prob: float | None = None
     is_special: bool = False
     top: list[Token] | None = None
-    piece: str | None = None
+    raw_text: str | None = None
 
     @property
     def spelling(self) -> str:
         """What the token adds to the text, also where that is held back for a stop string."""
-        return self.text if self.piece is None else self.piece
+        return self.text if self.raw_text is None else self.raw_text
 
 
 @dataclass(slots=True)

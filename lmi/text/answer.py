@@ -76,7 +76,7 @@ class AnswerText:
                 Token(token_id, text, None if log_probs is None else log_probs[n], token_id in self._special_ids)
             )
             if self._stop is not None:
-                tokens[n].piece = piece
+                tokens[n].raw_text = piece
             if top is not None:
                 tokens[n].top = self._alternatives(top[n])
         if ids:
@@ -86,14 +86,14 @@ class AnswerText:
         return tokens
 
     def _release(self, piece: str, tokens: list[Token]) -> None:
-        """Let go what was held back: `piece`, of half a character, and a stop string that did not come whole."""
+        """Let go what was held back: `raw_text`, of half a character, and a stop string that did not come whole."""
         text = self._flush(piece)
         if text and not tokens:
-            tokens.append(Token(self._last_id, "", piece=None if self._stop is None else ""))
+            tokens.append(Token(self._last_id, "", raw_text=None if self._stop is None else ""))
         if text:
             tokens[-1].text += text
-        if tokens and tokens[-1].piece is not None:
-            tokens[-1].piece += piece
+        if tokens and tokens[-1].raw_text is not None:
+            tokens[-1].raw_text += piece
 
     def _flush(self, text: str) -> str:
         if self._stop is None:

@@ -22,7 +22,7 @@ class Detokenizer:
     right behind another one is spelled bare, so there is never a space between.
     """
 
-    __slots__ = ("_bare", "_is_at_start", "_is_behind_special", "_is_plain", "_pending", "_pieces", "_tokenizer")
+    __slots__ = ("_bare", "_is_at_start", "_is_behind_special", "_is_plain", "_pending", "_token_texts", "_tokenizer")
 
     def __init__(
         self,
@@ -33,17 +33,17 @@ class Detokenizer:
         spaces_between_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self._pieces = tokenizer.pieces_without_special if skip_special_tokens else tokenizer.pieces
+        self._token_texts = tokenizer.token_texts_without_special if skip_special_tokens else tokenizer.token_texts
         self._pending = b""  # the first bytes of a character
         # Behind a prompt that shows no text the answer stands at the start, where decoders trim a space.
-        self._is_at_start = not any(self._pieces[token_id] for token_id in prompt_ids)
+        self._is_at_start = not any(self._token_texts[token_id] for token_id in prompt_ids)
         self._bare = not (skip_special_tokens or spaces_between_special_tokens)
         self._is_behind_special = bool(prompt_ids) and prompt_ids[-1] in tokenizer.special_ids
         self._is_plain = not self._is_at_start and not self._bare
 
     def feed(self, token_id: int) -> str:
         """The text that this token completes; "" while it holds only a part of a character."""
-        piece = self._pieces[token_id] if self._is_plain else self._unusual_piece(token_id)
+        piece = self._token_texts[token_id] if self._is_plain else self._unusual_text(token_id)
         if isinstance(piece, str):
             if not self._pending:
                 return piece
@@ -58,8 +58,8 @@ class Detokenizer:
         text, self._pending = self._pending.decode(errors="replace"), b""
         return text
 
-    def _unusual_piece(self, token_id: int) -> str | bytes:
-        piece = self._pieces[token_id]
+    def _unusual_text(self, token_id: int) -> str | bytes:
+        piece = self._token_texts[token_id]
         if self._bare:
             is_special = token_id in self._tokenizer.special_ids
             if is_special and self._is_behind_special:

@@ -51,19 +51,19 @@ class SpecialTokens:
     eos_ids: tuple[int, ...] = ()
 
 
-class Pieces(dict[int, str | bytes]):
+class TokenTexts(dict[int, str | bytes]):
     """Token id → what it adds to a running text, found at first use: text, or bytes where a character is not whole."""
 
-    def __init__(self, piece_of: Callable[[int], str | bytes]) -> None:
-        self._piece_of = piece_of
+    def __init__(self, text_of: Callable[[int], str | bytes]) -> None:
+        self._text_of = text_of
 
     def __missing__(self, token_id: int) -> str | bytes:
-        piece = self[token_id] = self._piece_of(token_id)
+        piece = self[token_id] = self._text_of(token_id)
         return piece
 
 
 class Tokenizer:
-    """Encode prompts, decode tokens. `pieces` shows special tokens, `pieces_without_special` has "" for them."""
+    """Encode prompts, decode tokens. Special tokens are in `token_texts`, and "" in `token_texts_without_special`."""
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens | None = None) -> None:
         special = special or SpecialTokens()
@@ -80,8 +80,8 @@ class Tokenizer:
         self._anchor = self._find_anchor()
         self._left = self.decode([self._anchor])
         self._right = self.decode([self._anchor, self._anchor]).removeprefix(self._left)
-        self.pieces = Pieces(self._piece)
-        self.pieces_without_special = Pieces(lambda i: "" if i in self.special_ids else self.pieces[i])
+        self.token_texts = TokenTexts(self._token_text)
+        self.token_texts_without_special = TokenTexts(lambda i: "" if i in self.special_ids else self.token_texts[i])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -176,7 +176,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token by itself as it reads inside a text: with its leading space, U+FFFD for part of a character."""
-        piece = self.pieces[token_id]
+        piece = self.token_texts[token_id]
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 
     def token_name(self, token_id: int) -> str:
@@ -191,7 +191,7 @@ class Tokenizer:
                 return token_id
         raise ModelUnusable("the tokenizer has no plain token")
 
-    def _piece(self, token_id: int) -> str | bytes:
+    def _token_text(self, token_id: int) -> str | bytes:
         text = self.decode([self._anchor, token_id, self._anchor])
         text = text.removeprefix(self._left).removesuffix(self._right)
         if "\ufffd" not in text:

@@ -105,7 +105,7 @@ def test_text_held_back_is_not_lost_when_the_last_result_has_no_tokens(byte_leve
     text = answer(byte_level, stop_sequences=["STOP"])
     ids = byte_level.encode("STO")
     assert text_of(text.feed(ids)) == ""
-    assert text.feed([], finish_reason=LENGTH) == [Token(ids[-1], "STO", piece="")], "they have been spelled"
+    assert text.feed([], finish_reason=LENGTH) == [Token(ids[-1], "STO", raw_text="")], "they have been spelled"
     assert answer(byte_level).feed([], finish_reason=LENGTH) == []
 
 

@@ -61,7 +61,7 @@ def test_tokenizer_config_means_what_it_means_to_transformers(tmp_path: Path, co
     theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), Tokenizer.load(folder)
     assert [ours.encode(text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     hidden = {i for i in range(len(theirs)) if not theirs.decode([i], skip_special_tokens=True)}
-    assert {i for i in range(ours.vocab_size) if not ours.pieces_without_special[i]} == hidden == ours.special_ids
+    assert {i for i in range(ours.vocab_size) if not ours.token_texts_without_special[i]} == hidden == ours.special_ids
 
 
 def test_truncation_and_padding_in_the_file_do_not_touch_a_prompt(tmp_path: Path) -> None:
