@@ -10,28 +10,28 @@ from lmi.settings.config import UserCodeConfig
 from lmi.settings.kinds import ENTRY_POINT, FORMATTER_WORDS
 from lmi.settings.model_folder import user_code_folders
 from lmi.settings.reference import NEURON
-from lmi.settings.sources import Findings
+from lmi.settings.sources import Problems
 from lmi.settings.values import Values
 
 ENTRY_KEY, HANDLER_KEY = "option.entryPoint", "option.handler"
 
 
-def choose_code(values: Values, folder: Path | None, cwd: Path, findings: Findings) -> UserCodeConfig | None:
+def choose_code(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> UserCodeConfig | None:
     """The code and the functions in it that are used; None where there is none to run."""
-    path = _find_file(values, folder, cwd, findings)
+    path = _find_file(values, folder, cwd, problems)
     if path is None:
-        _named_formatters(values, frozenset(), findings)
+        _named_formatters(values, frozenset(), problems)
         return None
     try:
         outline = user_code.outline(path)
     except ModelUnusable as error:
-        findings.unusable = error
+        problems.unusable = error
         return None
-    handler = _choose_handler(values, path, outline.names, findings)
-    named = _named_formatters(values, outline.names, findings)
+    handler = _choose_handler(values, path, outline.names, problems)
+    named = _named_formatters(values, outline.names, problems)
     kinds = outline.marks | named.keys()
     if handler is None and not kinds:
-        _warn_of_nothing_to_run(values, path, outline.names, findings)
+        _warn_of_nothing_to_run(values, path, outline.names, problems)
         return None
     return UserCodeConfig(
         path=str(path.resolve()),
@@ -43,16 +43,16 @@ def choose_code(values: Values, folder: Path | None, cwd: Path, findings: Findin
     )
 
 
-def _find_file(values: Values, folder: Path | None, cwd: Path, findings: Findings) -> Path | None:
+def _find_file(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> Path | None:
     """The file that the entry point names, or a model.py."""
     entry: str = values.given(ENTRY_KEY, "model.py")
     name = "model.py" if _is_built_in(entry) else entry
     if _is_built_in(entry):
-        _check_built_in(values, entry.removeprefix(user_code.BUILT_IN), findings)
+        _check_built_in(values, entry.removeprefix(user_code.BUILT_IN), problems)
     places = user_code_folders(values.given("option.model_id"), folder, cwd)
     path = next((place / name for place in places if (place / name).is_file()), None)
     if path is None and _is_own_file(values):
-        values.refuse(ENTRY_KEY, ENTRY_POINT.allowed, findings)
+        values.refuse(ENTRY_KEY, ENTRY_POINT.allowed, problems)
     return path
 
 
@@ -65,16 +65,16 @@ def _is_own_file(values: Values) -> bool:
     return ENTRY_KEY in values and not _is_built_in(values.given(ENTRY_KEY))
 
 
-def _check_built_in(values: Values, name: str, findings: Findings) -> None:
+def _check_built_in(values: Values, name: str, problems: Problems) -> None:
     """Entry points of the reference have no effect here, except those that do not generate text on CPUs or GPUs."""
     if "stable" in name:
-        values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here", findings)
+        values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here", problems)
     elif "neuron" in name:
         said = values.how_given(ENTRY_KEY).said
-        findings.warnings.append(f"{said}: {NEURON}, the model runs on GPUs or a CPU")
+        problems.warnings.append(f"{said}: {NEURON}, the model runs on GPUs or a CPU")
 
 
-def _choose_handler(values: Values, path: Path, names: frozenset[str], findings: Findings) -> str | None:
+def _choose_handler(values: Values, path: Path, names: frozenset[str], problems: Problems) -> str | None:
     """The function that is the model, if the file has it and no entry point of the reference answers in its place."""
     entry: str = values.given(ENTRY_KEY, "")
     is_hidden = _is_built_in(entry) and not user_code.TRIES_HANDLER.fullmatch(entry)
@@ -82,11 +82,11 @@ def _choose_handler(values: Values, path: Path, names: frozenset[str], findings:
     if handler in names and not is_hidden:
         return handler
     if HANDLER_KEY in values and not _is_built_in(entry):
-        values.refuse(HANDLER_KEY, f"a function of {path}", findings)
+        values.refuse(HANDLER_KEY, f"a function of {path}", problems)
     return None
 
 
-def _named_formatters(values: Values, names: frozenset[str], findings: Findings) -> dict[str, str]:
+def _named_formatters(values: Values, names: frozenset[str], problems: Problems) -> dict[str, str]:
     """The functions that options name as formatters, each of which must be among `names`."""
     named = {}
     for kind in user_code.MARKS:
@@ -96,16 +96,16 @@ def _named_formatters(values: Values, names: frozenset[str], findings: Findings)
         named[kind] = wanted
         if wanted not in names:
             words = f"{', '.join(FORMATTER_WORDS)} or " if kind == "output_formatter" else ""
-            values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py", findings)
+            values.refuse(f"option.{kind}", f"{words}a function of the model's own model.py", problems)
     return named
 
 
-def _warn_of_nothing_to_run(values: Values, path: Path, names: frozenset[str], findings: Findings) -> None:
+def _warn_of_nothing_to_run(values: Values, path: Path, names: frozenset[str], problems: Problems) -> None:
     if _is_own_file(values):
-        values.refuse(ENTRY_KEY, f"a file with a function {user_code.HANDLER} or a formatter", findings)
+        values.refuse(ENTRY_KEY, f"a file with a function {user_code.HANDLER} or a formatter", problems)
     wanted = values.given(HANDLER_KEY, user_code.HANDLER)
     lacks = f"has neither a function {wanted} nor a formatter"
     if wanted in names:
         entry = values.given(ENTRY_KEY)
         lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
-    findings.warnings.append(f"{path}: {lacks}, so it is not run")
+    problems.warnings.append(f"{path}: {lacks}, so it is not run")

@@ -10,7 +10,7 @@ from lmi.settings.config import EngineConfig, UserCodeConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
 from lmi.settings.machine import Machine, num_engines, num_ranks_here
 from lmi.settings.reference import ENGINES_ELSEWHERE
-from lmi.settings.sources import Findings
+from lmi.settings.sources import Problems
 from lmi.settings.values import Values
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
@@ -36,25 +36,25 @@ class Replicas:
 
 
 def choose_engine(
-    values: Values, code: UserCodeConfig | None, machine: Machine, handlers: Mapping[str, Handler], findings: Findings
+    values: Values, code: UserCodeConfig | None, machine: Machine, handlers: Mapping[str, Handler], problems: Problems
 ) -> Engine:
     if code is not None and code.handler is not None:
         return Engine(USER_CODE_NAME, USER_CODE, f"{code.path} has a function {code.handler}")
     asked: str = values.given(KEY, "auto")
     if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):
-        findings.notes.append(f"{KEY}={asked} means auto beside {reason}")
+        problems.notes.append(f"{KEY}={asked} means auto beside {reason}")
         asked = "auto"
     try:
         name, reason = choose_handler(asked, machine, handlers)
     except BadConfiguration as error:
-        values.refuse(KEY, str(error), findings)
+        values.refuse(KEY, str(error), problems)
         return Engine(asked, handlers.get(asked, Handler(load="")))
     several = _engine_of_several_devices(handlers)
     if handlers[name].is_one_device and several and (degree := _degree_of_several(values, machine)):
-        findings.warnings.append(f"{degree}: {name} runs on one device, so the engine is {several}")
+        problems.warnings.append(f"{degree}: {name} runs on one device, so the engine is {several}")
         name, reason = several, f"{degree} needs several devices"
     elif asked != name:
-        findings.notes.append(f"{KEY}={asked}: the engine is {name}, because {reason}")
+        problems.notes.append(f"{KEY}={asked}: the engine is {name}, because {reason}")
     return Engine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
 
 
@@ -73,7 +73,7 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
-def choose_defaults(values: Values, engine: Engine, findings: Findings) -> Values:
+def choose_defaults(values: Values, engine: Engine, problems: Problems) -> Values:
     """The engine's defaults of options. In a dynamic batch `batch_size` bounds the sequences."""
     if engine.handler is USER_CODE:
         return values
@@ -81,7 +81,7 @@ def choose_defaults(values: Values, engine: Engine, findings: Findings) -> Value
         values = values.choose(key, value, f"default of {engine.name}")
     if engine.has_dynamic_batch and "batch_size" in values:
         values = values.choose("option.max_rolling_batch_size", values.given("batch_size"), "batch_size")
-    _note_dynamic_batch(values, engine, findings)
+    _note_dynamic_batch(values, engine, problems)
     return values
 
 
@@ -93,11 +93,11 @@ def choose_degree(values: Values, engine: Engine, gpus: tuple[str, ...]) -> Valu
     return values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
 
 
-def choose_replicas(values: Values, engine: Engine, gpus: tuple[str, ...], findings: Findings) -> Replicas:
+def choose_replicas(values: Values, engine: Engine, gpus: tuple[str, ...], problems: Problems) -> Replicas:
     """As many replicas as fit, if the engine can run with its options."""
     refused = engine.handler.check(EngineConfig(device_ids=gpus, **values.fields("engine")))
     for key, allowed in refused.items():
-        values.refuse(key, allowed, findings)
+        values.refuse(key, allowed, problems)
     if refused.keys() & {TENSOR, PIPELINE}:
         return Replicas()
     num_ranks = values.final(TENSOR) * values.final(PIPELINE)
@@ -106,22 +106,22 @@ def choose_replicas(values: Values, engine: Engine, gpus: tuple[str, ...], findi
         number = num_engines(len(gpus), gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
     except BadConfiguration as error:
         sources = [values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values]
-        findings.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
+        problems.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))
         return Replicas()
     return Replicas(number, gpus[: number * gpus_each])
 
 
-def choose_gpus(values: Values, machine: Machine, findings: Findings) -> tuple[str, ...]:
+def choose_gpus(values: Values, machine: Machine, problems: Problems) -> tuple[str, ...]:
     """The GPUs that may be used."""
     device, wanted = values.final("option.device"), values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
-        values.refuse("option.device", "auto or cpu, since no GPU is visible", findings)
+        values.refuse("option.device", "auto or cpu, since no GPU is visible", problems)
     gpus = () if device == "cpu" else machine.gpus
     if wanted is None:
         return gpus
     if any(int(number) >= len(gpus) for number in wanted):
         allowed = f"* or numbers below {len(gpus)}" if gpus else "*, since no GPU is used"
-        values.refuse("load_on_devices", allowed, findings)
+        values.refuse("load_on_devices", allowed, problems)
         return gpus
     return tuple(gpus[int(number)] for number in wanted)
 
@@ -170,11 +170,11 @@ def _asynchronous(values: Values) -> str:
     return "option.async_mode=true" if values.given("option.async_mode") else ""
 
 
-def _note_dynamic_batch(values: Values, engine: Engine, findings: Findings) -> None:
+def _note_dynamic_batch(values: Values, engine: Engine, problems: Problems) -> None:
     """Note options of dynamic batching that have no effect."""
     alone = "has an effect with option.rolling_batch=disable alone"
     reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
     reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"
     for key, reason in reasons.items():
         if key in values:
-            findings.notes.append(f"{values.how_given(key).place}: {reason}")
+            problems.notes.append(f"{values.how_given(key).place}: {reason}")

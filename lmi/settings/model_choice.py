@@ -8,14 +8,14 @@ from lmi.errors import ModelUnusable, shorten
 from lmi.settings.model_folder import find_folder, find_model, find_user_code_model
 from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.report import setting
-from lmi.settings.sources import Findings
+from lmi.settings.sources import Problems
 from lmi.settings.values import Values
 
 MODEL, NAME = "option.model_id", "option.model_name"
 
 
 def choose_model(
-    values: Values, folder: Path | None, cwd: Path, is_user_code: bool, findings: Findings
+    values: Values, folder: Path | None, cwd: Path, is_user_code: bool, problems: Problems
 ) -> tuple[Values, Path]:
     """Returns the values with the model and its names, and the model's folder as the options name it."""
     find = find_user_code_model if is_user_code else find_model
@@ -24,10 +24,10 @@ def choose_model(
     except ModelUnusable as error:
         source = setting(values, MODEL).source if MODEL in values else f"no {MODEL}"
         raise ModelUnusable(f"{error} ({source})") from None
-    _warn_of_other_models(values, folder, path.resolve(), findings)
+    _warn_of_other_models(values, folder, path.resolve(), problems)
     reason = "the folder" if folder else "the built-in demo"
     values = values.choose(MODEL, str(path.resolve()), reason)
-    return _choose_names(values, _loaded_name(values, folder or path.resolve(), folder, cwd, findings), name), path
+    return _choose_names(values, _loaded_name(values, folder or path.resolve(), folder, cwd, problems), name), path
 
 
 def _choose_names(values: Values, loaded: str, name: str) -> Values:
@@ -43,7 +43,7 @@ def _choose_names(values: Values, loaded: str, name: str) -> Values:
     return values.settle("option.model_alias", tuple(dict.fromkeys(others)), "further names that were given")
 
 
-def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, findings: Findings) -> str:
+def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, problems: Problems) -> str:
     """The name that `load_models` gives to the model in `folder`. Warns of each model that it names in vain."""
     models: tuple[NamedModel, ...] = values.given("load_models", ())
     if not models:
@@ -51,19 +51,19 @@ def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, f
     place = values.how_given("load_models").place
     for model in models[1:]:
         said = shorten(str(model), 300)
-        findings.warnings.append(f"{place}: one model is served, so {said} is not")
+        problems.warnings.append(f"{place}: one model is served, so {said} is not")
     named = cwd / local_path(models[0].url)
     if named.is_dir() and find_folder(str(named), cwd) != folder:
-        findings.warnings.append(f"{place}: the model in {served} is served and this is not")
+        problems.warnings.append(f"{place}: the model in {served} is served and this is not")
         return ""
     return models[0].name
 
 
-def _warn_of_other_models(values: Values, folder: Path | None, path: Path, findings: Findings) -> None:
+def _warn_of_other_models(values: Values, folder: Path | None, path: Path, problems: Problems) -> None:
     """Warn where two models are named, since only one is served."""
     if (picked := values.picked.get(MODEL)) is None:
         return
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():
-        findings.warnings.append(f"{picked.given.place}: it is served and the model in {folder} is not")
+        problems.warnings.append(f"{picked.given.place}: it is served and the model in {folder} is not")
     for given in [given for given in picked.shadowed if given.text != picked.given.text]:
-        findings.warnings.append(f"{given.said}: has no effect beside {picked.given.source}")
+        problems.warnings.append(f"{given.said}: has no effect beside {picked.given.source}")

@@ -9,31 +9,31 @@ from lmi.settings.handler import USER_CODE, Handler
 from lmi.settings.kinds import LENGTH
 from lmi.settings.options import find
 from lmi.settings.reference import ENGINE_KEYS, OF_SOME_ENGINES, REASONS, WITHOUT_EFFECT, elsewhere
-from lmi.settings.sources import Findings, Given, closest
+from lmi.settings.sources import Given, Problems, closest
 from lmi.settings.values import Values, default
 
 
-def other_options(values: Values, engine: Engine, findings: Findings) -> dict[str, str]:
+def other_options(values: Values, engine: Engine, problems: Problems) -> dict[str, str]:
     """The options for the engine, without `option.`. Reports every key that it does not use."""
     known = engine.handler.option_keys()
     options = _rows_for_engine(values, known or frozenset())
     for key, picked in values.picked.items():
         if find(key) is not None:
             continue
-        _report(picked.given, values, engine, known, findings)
+        _report(picked.given, values, engine, known, problems)
         is_used = known is None or key in known
         if key.startswith("option.") and is_used and key not in WITHOUT_EFFECT:
             options[key.removeprefix("option.")] = picked.value
     return options
 
 
-def warn_of_some_engines(values: Values, engine: Engine, handlers: Mapping[str, Handler], findings: Findings) -> None:
+def warn_of_some_engines(values: Values, engine: Engine, handlers: Mapping[str, Handler], problems: Problems) -> None:
     """Warn of options of the table that have no effect on this engine."""
     for key, instead in OF_SOME_ENGINES.items():
         if values.given(key, default(key)) == default(key) or key in engine.handler.uses:
             continue
         users = " or ".join(name for name, handler in handlers.items() if key in handler.uses)
-        findings.warnings.append(f"{values.how_given(key).place}: has an effect on {users} alone, {instead}")
+        problems.warnings.append(f"{values.how_given(key).place}: has an effect on {users} alone, {instead}")
 
 
 def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
@@ -48,36 +48,36 @@ def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
     return options
 
 
-def _report(given: Given, values: Values, engine: Engine, known: frozenset[str] | None, findings: Findings) -> None:
+def _report(given: Given, values: Values, engine: Engine, known: frozenset[str] | None, problems: Problems) -> None:
     """Report a key without a row, unless the engine uses it. User code gets every option, so that none is unknown."""
     is_option = given.key.startswith("option.")
     if engine.handler is USER_CODE and is_option:
         return
     if given.key in WITHOUT_EFFECT:
         reason = f": {REASONS[given.key]}" if given.key in REASONS else ""
-        findings.notes.append(f"{given.place}: has no effect here{reason}")
+        problems.notes.append(f"{given.place}: has no effect here{reason}")
     elif given.key in (known or ()):
         return
     elif given.key in ENGINE_KEYS:
-        _report_of_other_engine(given, engine, known, findings)
+        _report_of_other_engine(given, engine, known, problems)
     elif is_option and values.final("option.strict"):
         hint = f"; {meaning}" if (meaning := elsewhere(given.key)) else closest(given.key, known or ())
-        findings.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
+        problems.faults.append(f"{given.place}: unknown option, and option.strict is true{hint}")
     else:
-        _warn_of_unknown(given, known, findings)
+        _warn_of_unknown(given, known, problems)
 
 
-def _report_of_other_engine(given: Given, engine: Engine, known: frozenset[str] | None, findings: Findings) -> None:
+def _report_of_other_engine(given: Given, engine: Engine, known: frozenset[str] | None, problems: Problems) -> None:
     if given.key in engine.handler.unused or known is not None:
         instead = engine.handler.unused.get(given.key, "")
-        findings.warnings.append(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
+        problems.warnings.append(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
 
 
-def _warn_of_unknown(given: Given, known: frozenset[str] | None, findings: Findings) -> None:
+def _warn_of_unknown(given: Given, known: frozenset[str] | None, problems: Problems) -> None:
     if meaning := elsewhere(given.key):
-        findings.warnings.append(f"{given.place}: {meaning}")
+        problems.warnings.append(f"{given.place}: {meaning}")
         return
     unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
-    findings.warnings.append(unknown)
+    problems.warnings.append(unknown)
     if closest(given.key):  # else an engine may know it whose name is a fault
-        findings.unknown.append(unknown)
+        problems.unknown.append(unknown)

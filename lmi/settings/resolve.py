@@ -1,6 +1,6 @@
 """Turns serving.properties, environment and command line into a Config.
 
-Each step takes the values so far, returns them with its own choices, and adds to the findings.
+Each step takes the values so far, returns them with its own choices, and adds to the problems.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lmi.settings.other_options import other_options, warn_of_some_engines
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
 from lmi.settings.report import Resolved, settings, shadows
-from lmi.settings.sources import Findings, Given, collect, pick
+from lmi.settings.sources import Given, Problems, collect, pick
 from lmi.settings.values import Values
 
 
@@ -61,27 +61,27 @@ def resolve(
     `flags` are texts by key of the command line. `folder` None: there is no folder, the demo is served.
     """
     machine, handlers = machine or Machine.here(environ), announced()
-    findings = Findings(warnings=list(properties.warnings))
-    values = Values(pick(_expand(collect(properties, environ, flags), machine), findings))
-    code = choose_code(values, folder, cwd, findings)
-    engine = choose_engine(values, code, machine, handlers, findings)
-    values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, findings)
-    gpus = choose_gpus(values, machine, findings)
+    problems = Problems(warnings=list(properties.warnings))
+    values = Values(pick(_expand(collect(properties, environ, flags), machine), problems))
+    code = choose_code(values, folder, cwd, problems)
+    engine = choose_engine(values, code, machine, handlers, problems)
+    values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
+    gpus = choose_gpus(values, machine, problems)
     values = choose_degree(values, engine, gpus)
-    replicas = choose_replicas(values, engine, gpus, findings)
-    values = _choose_forms(values, findings)
-    _warn_of_task(values, engine, findings)
-    values = _fit_body_memory(values, findings)
-    warn_of_some_engines(values, engine, handlers, findings)
-    options = other_options(values, engine, findings)
-    findings.stop_at_faults()
-    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, findings)
+    replicas = choose_replicas(values, engine, gpus, problems)
+    values = _choose_forms(values, problems)
+    _warn_of_task(values, engine, problems)
+    values = _fit_body_memory(values, problems)
+    warn_of_some_engines(values, engine, handlers, problems)
+    options = other_options(values, engine, problems)
+    problems.stop_at_faults()
+    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, problems)
     values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
     config = _config(values, engine, replicas, options, path)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
     rows = settings(values)
-    return Resolved(config, rows, tuple(findings.warnings), (*findings.notes, *shadows(rows)))
+    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)))
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
@@ -121,7 +121,7 @@ def _meant(given: Given) -> list[Given]:
     return [replace(given, key=key, text=text, rank=(given.rank[0], 1)) for key, text in texts.items() if text]
 
 
-def _choose_forms(values: Values, findings: Findings) -> Values:
+def _choose_forms(values: Values, problems: Problems) -> Values:
     """Tool calls and reasoning of a form that is not read here stay in the text."""
     for key, known, instead in (
         ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
@@ -131,26 +131,26 @@ def _choose_forms(values: Values, findings: Findings) -> Values:
         if name is not None and name not in known:
             read_here = ", ".join(one for one in known if one != instead)
             said = f"{values.how_given(key).said}: this form stays plain text, read here are {read_here}"
-            findings.warnings.append(said)
+            problems.warnings.append(said)
             values = values.settle(key, instead, "not read here")
     return values
 
 
-def _warn_of_task(values: Values, engine: Engine, findings: Findings) -> None:
+def _warn_of_task(values: Values, engine: Engine, problems: Problems) -> None:
     task = values.given("option.task", "auto")
     if task.lower() not in GENERATION_TASKS and engine.handler is not USER_CODE:
         said = values.how_given("option.task").said
-        findings.warnings.append(f"{said}: only text generation is served, so {engine.name} generates text")
+        problems.warnings.append(f"{said}: only text generation is served, so {engine.name} generates text")
 
 
-def _fit_body_memory(values: Values, findings: Findings) -> Values:
+def _fit_body_memory(values: Values, problems: Problems) -> Values:
     """Make room for at least one body of the allowed size."""
     key, largest = "max_body_memory", values.final("max_request_size")
     if values.final(key) >= largest:
         return values
     if key in values:
         said = values.how_given(key).said
-        findings.warnings.append(f"{said}: less than max_request_size, so {largest} bytes count")
+        problems.warnings.append(f"{said}: less than max_request_size, so {largest} bytes count")
     return values.settle(key, largest, "max_request_size")
 
 

@@ -61,7 +61,7 @@ class Picked:
 
 
 @dataclass(slots=True)
-class Findings:
+class Problems:
     """Faults, warnings and notes for the author of the configuration."""
 
     faults: list[str] = field(default_factory=list)  # each one stops the start
@@ -86,7 +86,7 @@ def collect(properties: Properties, environ: Mapping[str, str], flags: Mapping[s
     return [given for given in givens if given.text]
 
 
-def pick(givens: list[Given], findings: Findings) -> dict[str, Picked]:
+def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
     """The value that counts for each key that was given; a bad one is a fault and is left out."""
     by_key: dict[str, list[Given]] = {}
     for given in sorted(givens, key=lambda given: given.rank):
@@ -94,11 +94,11 @@ def pick(givens: list[Given], findings: Findings) -> dict[str, Picked]:
     picked = {}
     for key, candidates in by_key.items():
         rivals = [given for given in candidates if given.rank == candidates[0].rank]
-        values = [parsed[0] for given in rivals if (parsed := _parse(given, findings)) is not None]
+        values = [parsed[0] for given in rivals if (parsed := _parse(given, problems)) is not None]
         if len(values) < len(rivals):
             continue
         if any(value != values[0] for value in values):
-            findings.faults.append(_conflict(rivals))
+            problems.faults.append(_conflict(rivals))
             continue
         picked[key] = Picked(values[0], candidates[0], tuple(candidates[1:]))
     return picked
@@ -148,7 +148,7 @@ def _translated(name: str, environ: Mapping[str, str]) -> str:
     return TRANSLATED[name](text) if text and name in TRANSLATED else text
 
 
-def _parse(given: Given, findings: Findings) -> tuple[Any] | None:
+def _parse(given: Given, problems: Problems) -> tuple[Any] | None:
     """The value in a tuple, since None is a value too; None for a fault."""
     option = find(given.key)
     kind = option.kind if option else TEXT
@@ -156,7 +156,7 @@ def _parse(given: Given, findings: Findings) -> tuple[Any] | None:
         (given.key + given.text).encode()  # half of a surrogate pair and stray bytes of a variable are not text
         return (kind.parse(given.text),)
     except ValueError:
-        findings.faults.append(fault(given, kind.allowed))
+        problems.faults.append(fault(given, kind.allowed))
         return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.options import OPTIONS, find
-from lmi.settings.sources import Findings, Given, Picked, fault
+from lmi.settings.sources import Given, Picked, Problems, fault
 
 DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
 
@@ -50,11 +50,11 @@ class Values:
         known = [row for row in rows if row.key in self.picked or row.key in self.chosen]
         return {row.field.removeprefix(f"{part}."): self.final(row.key) for row in known}
 
-    def refuse(self, key: str, allowed: str, findings: Findings) -> None:
+    def refuse(self, key: str, allowed: str, problems: Problems) -> None:
         if key in self.picked:
-            findings.faults.append(fault(self.how_given(key), allowed))
+            problems.faults.append(fault(self.how_given(key), allowed))
         else:
-            findings.faults.append(f"{key}={self.final(key)} (not given): allowed is {allowed}")
+            problems.faults.append(f"{key}={self.final(key)} (not given): allowed is {allowed}")
 
     def _with(self, key: str, value: Any, reason: str) -> Values:
         return replace(self, chosen={**self.chosen, key: (value, reason)})
