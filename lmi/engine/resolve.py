@@ -11,7 +11,7 @@ from lmi.settings.config import EngineConfig
 from lmi.settings.handler import GROUP, announced
 
 
-class Load(Protocol):
+class Loader(Protocol):
     """Loads a model and returns the engine that runs it.
 
     Raises a StartError that names the file or option at fault, or ImportError for a library that is not installed.
@@ -20,13 +20,13 @@ class Load(Protocol):
     def __call__(self, config: EngineConfig, model_path: str, progress: Progress) -> Executor: ...
 
 
-def resolve(handler: str) -> Load:
+def resolve(handler: str) -> Loader:
     """Raises BadConfiguration for a name that no package announces and for a handler whose library is missing."""
     found = announced()
     if handler not in found:
         raise BadConfiguration(f"option.rolling_batch: no engine is called {handler!r}, there are {sorted(found)}")
     try:
-        return cast(Load, EntryPoint(handler, found[handler].load, GROUP).load())
+        return cast(Loader, EntryPoint(handler, found[handler].load, GROUP).load())
     except ImportError as error:
         raise missing_library(handler, error) from error
 
