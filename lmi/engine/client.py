@@ -17,9 +17,9 @@ from lmi.engine.messages import (
     Cancel,
     Done,
     LoadAdapter,
-    Output,
     Ready,
     Refused,
+    Responses,
     Submit,
     UnloadAdapter,
     decode_to_front_end,
@@ -142,7 +142,7 @@ class EngineConnection(Connection):
 
     def take(self, payload: bytes) -> None:
         message = decode_to_front_end(payload)
-        if isinstance(message, Output):
+        if isinstance(message, Responses):
             for response in message.responses:
                 self._deliver(response)
         elif isinstance(message, Ready):

@@ -2,10 +2,10 @@
 
 A front end sends Submit, Cancel, LoadAdapter and UnloadAdapter. An engine sends Ready, first of all and again when its
 adapters have changed; Refused for a request that it does not accept, or for adapters that it cannot change, and Done
-for those that it has changed; and one Output per step with the Responses of all requests of that front end. The front
-end chooses the ids of its requests, unique on its connection; `Response.request_id` on the socket is such an id. An
-engine that starts again has new connections, so nothing of its predecessor can arrive. Messages are encoded as msgpack
-of typed structs; anything else closes the connection.
+for those that it has changed; and after each step Responses, which holds those to all requests of that front end. The
+front end chooses the ids of its requests, unique on its connection; `Response.request_id` on the socket is such an id.
+An engine that starts again has new connections, so nothing of its predecessor can arrive. Messages are encoded as
+msgpack of typed structs; anything else closes the connection.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     info: EngineInfo
 
 
-class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
+class Responses(msgspec.Struct, frozen=True, tag="responses", array_like=True):
     """The new Responses of one step; their `request_id` is the front end's."""
 
     responses: list[Response]
@@ -63,7 +63,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
 
 
 ToEngine = Submit | Cancel | LoadAdapter | UnloadAdapter
-ToFrontEnd = Ready | Output | Refused | Done
+ToFrontEnd = Ready | Responses | Refused | Done
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -21,9 +21,9 @@ from lmi.engine.messages import (
     Cancel,
     Done,
     LoadAdapter,
-    Output,
     Ready,
     Refused,
+    Responses,
     Submit,
     UnloadAdapter,
     decode_to_engine,
@@ -133,7 +133,7 @@ class Dispatcher:
             self._observe(has_output=False)
 
     def _observe(self, *, has_output: bool) -> None:
-        """Output counts as a step even where the executor counts none."""
+        """Responses counts as a step even where the executor counts none."""
         steps = self._executor.get_latest_iteration_stats()
         if steps:
             self._note(steps)
@@ -201,7 +201,7 @@ class FrontEnd(Accepted):
     def send_output(self, responses: list[Response]) -> None:
         """Send one frame, or several where one would be too large. One Response that is too large becomes an error."""
         try:
-            self.send(Output(responses))
+            self.send(Responses(responses))
         except FrameTooLarge as error:
             if len(responses) > 1:
                 middle = len(responses) // 2
@@ -211,9 +211,9 @@ class FrontEnd(Accepted):
             request_id = responses[0].request_id
             if (engine_id := self.engine_ids.get(request_id)) is not None:
                 self._dispatcher.cancel(engine_id)
-            self.send(Output([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
+            self.send(Responses([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
 
-    def send(self, message: Ready | Output | Refused | Done) -> None:
+    def send(self, message: Ready | Responses | Refused | Done) -> None:
         """Send a message from any thread. A front end that has stopped reading loses its connection."""
         if self._writer is not None:
             self._writer.write(frame(encode(message)))

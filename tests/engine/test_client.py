@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmi.engine.client import Engines, ResponseStream
-from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_engine, encode
+from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_engine, encode
 from lmi.errors import GenerationFailed, InvalidParameter, LmiError, Overloaded, PromptTooLong, Unavailable
 from lmi.executor import EngineInfo, FinishReason, Request, Response, ResponseError, Result
 from lmi.ipc.frames import FrameReader, FrameTooLarge, frame
@@ -39,7 +39,7 @@ class ScriptedEngine:
         while data := await reader.read(65536):
             self.heard += [decode_to_engine(payload) for payload in frames.feed(data)]
 
-    def say(self, message: Ready | Output | Refused) -> None:
+    def say(self, message: Ready | Responses | Refused) -> None:
         self.writers[-1].write(frame(encode(message)))
 
     async def stop(self) -> None:
@@ -92,8 +92,8 @@ def test_each_stream_gets_its_own_responses_in_order(tmp_path: Path) -> None:
         async with engines(tmp_path) as (client, [engine], _):
             first, second = client.submit(REQUEST), client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
-            engine.say(Output([token(0, 5), token(1, 7)]))
-            engine.say(Output([token(1, 8, is_final=True), token(0, 6, is_final=True)]))
+            engine.say(Responses([token(0, 5), token(1, 7)]))
+            engine.say(Responses([token(1, 8, is_final=True), token(0, 6, is_final=True)]))
             assert [(await take(first)).output_token_ids for _ in range(2)] == [[[5]], [[6]]]
             assert [(await take(second)).output_token_ids for _ in range(2)] == [[[7]], [[8]]]
 
@@ -105,7 +105,7 @@ def test_a_stream_closed_early_cancels_and_a_finished_one_does_not(tmp_path: Pat
         async with engines(tmp_path) as (client, [engine], _):
             finished, early = client.submit(REQUEST), client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
-            engine.say(Output([token(0, 5, is_final=True)]))
+            engine.say(Responses([token(0, 5, is_final=True)]))
             await take(finished)
             finished.close()
             early.close()
@@ -201,7 +201,7 @@ def test_an_error_response_is_raised_and_nothing_is_cancelled_after_it(tmp_path:
         async with engines(tmp_path) as (client, [engine], _):
             stream = client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 1)
-            engine.say(Output([Response(0, error=ResponseError("NaN in the logits"))]))
+            engine.say(Responses([Response(0, error=ResponseError("NaN in the logits"))]))
             with pytest.raises(GenerationFailed, match="NaN"):
                 await take(stream)
             stream.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.engine.messages import Cancel, Output, Ready, Refused, Submit, decode_to_front_end, encode
+from lmi.engine.messages import Cancel, Ready, Refused, Responses, Submit, decode_to_front_end, encode
 from lmi.errors import ErrorInfo
 from lmi.executor import FinishReason, Request, Response
 from lmi.ipc.frames import MAX_FRAME_BYTES, FrameReader, frame
@@ -65,24 +65,24 @@ class FrontEnd:
         self.socket.settimeout(TIMEOUT_S)
         self.socket.connect(path)
         self.reader = FrameReader()
-        self.pending: list[Ready | Output | Refused] = []
+        self.pending: list[Ready | Responses | Refused] = []
 
     def send(self, *messages: Submit | Cancel) -> None:
         self.socket.sendall(b"".join(frame(encode(message)) for message in messages))
 
-    def next(self) -> Ready | Output | Refused:
+    def next(self) -> Ready | Responses | Refused:
         while not self.pending:
             data = self.socket.recv(65536)
             assert data, "the engine closed the connection"
             self.pending += [decode_to_front_end(payload) for payload in self.reader.feed(data)]
         return self.pending.pop(0)
 
-    def outputs(self, until_final: int) -> list[Output]:
+    def outputs(self, until_final: int) -> list[Responses]:
         """Outputs up to the one with the last of so many final Responses."""
-        outputs: list[Output] = []
+        outputs: list[Responses] = []
         while sum(response.is_final for output in outputs for response in output.responses) < until_final:
             message = self.next()
-            assert isinstance(message, Output), message
+            assert isinstance(message, Responses), message
             outputs.append(message)
         return outputs
 
@@ -137,12 +137,12 @@ def request(num_tokens: int, prompt: tuple[int, ...] = PROMPT, **settings: objec
     return Request(input_token_ids=prompt, max_tokens=num_tokens, streaming=True, **settings)  # type: ignore[arg-type]
 
 
-def tokens(outputs: list[Output], request_id: int) -> list[int]:
+def tokens(outputs: list[Responses], request_id: int) -> list[int]:
     mine = [r for output in outputs for r in output.responses if r.request_id == request_id and r.result]
     return [token for response in mine if response.result for token in response.result.output_token_ids[0]]
 
 
-def final(outputs: list[Output]) -> Response:
+def final(outputs: list[Responses]) -> Response:
     return outputs[-1].responses[-1]
 
 
@@ -236,7 +236,7 @@ def test_cancel_ends_a_request_with_a_final_cancelled(worker: Worker) -> None:
     front_end = worker.connect()
     front_end.next()
     front_end.send(Submit(7, request(4000)))
-    assert isinstance(front_end.next(), Output)
+    assert isinstance(front_end.next(), Responses)
     front_end.send(Cancel(7), Cancel(99))
     end = final(front_end.outputs(until_final=1))
     assert end.request_id == 7 and end.result is not None
@@ -303,7 +303,7 @@ def test_a_malformed_frame_closes_its_connection_and_no_other(worker: Worker, na
     bad.next(), good.next()
     good.send(Submit(0, request(30)))
     bad.send(Submit(0, request(4000)))
-    assert isinstance(bad.next(), Output)
+    assert isinstance(bad.next(), Responses)
     bad.socket.sendall(BAD_FRAMES[name])
     assert bad.is_closed()
     assert len(tokens(good.outputs(until_final=1), 0)) == 30
@@ -341,12 +341,12 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker: Worker) -> No
     front_end = worker.connect()
     front_end.next()
     front_end.send(Submit(0, request(60)))
-    assert isinstance(front_end.next(), Output)
+    assert isinstance(front_end.next(), Responses)
     worker.process.terminate()
     wait_until(lambda: worker.record.phase == Phase.DRAINING)
     front_end.send(Submit(1, request(5)))
     messages = [front_end.next()]
-    while not isinstance(messages[-1], Output) or not messages[-1].responses[-1].is_final:
+    while not isinstance(messages[-1], Responses) or not messages[-1].responses[-1].is_final:
         messages.append(front_end.next())
     assert [message.error.label for message in messages if isinstance(message, Refused)] == ["unavailable"]
     assert worker.process.wait(TIMEOUT_S) == 0
