@@ -21,7 +21,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
-from handlers.base.outputs import Output, feed
+from handlers.base.outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
 from lmi.errors import InvalidRequest, LmiError, OutOfMemory
@@ -54,7 +54,7 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
     def abort(self, ids: Iterable[str]) -> None:
         """Forget sequences; ids that have ended are ignored."""
 
-    def step(self) -> SequenceOf[Output] | None:
+    def step(self) -> SequenceOf[SequenceOutput] | None:
         """What is new, perhaps nothing; None: no step was made.
 
         Raises what ended a step, or EngineStopped when the engine cannot go on.
@@ -219,7 +219,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
                 refused.append(sequence)
         return refused
 
-    def _take(self, output: Output, step: Step) -> None:
+    def _take(self, output: SequenceOutput, step: Step) -> None:
         sequence = self._known.get(output.id)
         if sequence is None:  # it ended a moment ago
             return

@@ -21,7 +21,7 @@ class LogProbs:
 
 
 @dataclass(slots=True)
-class Output:
+class SequenceOutput:
     """What is new of one sequence. `log_probs` is parallel to `token_ids`.
 
     `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes on; an exception says
@@ -36,7 +36,7 @@ class Output:
     num_reused_tokens: int = 0  # of the prompt, reported with its first token
 
 
-def feed(sequence: Sequence, output: Output) -> None:
+def feed(sequence: Sequence, output: SequenceOutput) -> None:
     """Append the new tokens. Sets the sequence's end where it is reached and drops the tokens after it."""
     sequence.num_computed = sequence.num_tokens
     if sequence.perf_metrics is not None and not sequence.num_generated:

@@ -18,7 +18,7 @@ from vllm.v1.sample import sampler
 
 from handlers.base.adapters import Adapter
 from handlers.base.driven import EngineLoad
-from handlers.base.outputs import Output
+from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_core
 from handlers.lmi_vllm.work import Work, lora_request
@@ -46,7 +46,7 @@ class InProcess:
     def abort(self, ids: Iterable[str]) -> None:
         self._engine.abort_request(list(ids))
 
-    def step(self) -> Sequence[Output]:
+    def step(self) -> Sequence[SequenceOutput]:
         """vLLM's own step would detokenise and copy each log-prob four times: a tenth of a small model's time."""
         try:
             new = self._engine.engine_core.get_output().outputs

@@ -26,7 +26,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from handlers.base.adapters import Adapter
 from handlers.base.driven import EngineLoad
-from handlers.base.outputs import Output
+from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
@@ -49,8 +49,8 @@ class MultiProcess:
         pids = [pid for pid in process_setup.descendants() if processes.title(pid).startswith("VLLM")]
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._num_steps = 0  # of the core, as far as `step` has reported them
-        self._ready: queue.SimpleQueue[list[Output]] = queue.SimpleQueue()
-        self._batch: list[Output] = []
+        self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+        self._batch: list[SequenceOutput] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
@@ -79,11 +79,11 @@ class MultiProcess:
             async for output in outputs:
                 self._hand_over(of_request(output))
         except Exception as error:
-            self._hand_over(Output(work.id, [], end=error))
+            self._hand_over(SequenceOutput(work.id, [], end=error))
         finally:
             self._tasks.pop(work.id, None)
 
-    def _hand_over(self, output: Output) -> None:
+    def _hand_over(self, output: SequenceOutput) -> None:
         """Outputs of one turn of the event loop are one batch, so those of a step stay together."""
         if not self._batch:
             self._loop.call_soon(self._flush)
@@ -101,8 +101,8 @@ class MultiProcess:
             if (task := self._tasks.get(one)) is not None:
                 task.cancel()
 
-    def step(self) -> Sequence[Output] | None:
-        batch: list[Output] = []
+    def step(self) -> Sequence[SequenceOutput] | None:
+        batch: list[SequenceOutput] = []
         with contextlib.suppress(queue.Empty):
             batch += self._ready.get(timeout=WAIT_S)
             while True:

@@ -1,4 +1,4 @@
-"""What vLLM reports after a step, as the `Output` of `handlers/base`.
+"""What vLLM reports after a step, as the `SequenceOutput` of `handlers/base`.
 
 The core and AsyncLLM report it differently; both become the same. Written against vLLM 0.30 to 0.33.
 """
@@ -13,7 +13,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from handlers.base.outputs import LogProbs, Output
+from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.lmi_vllm import guides
 from lmi.errors import InvalidRequest
 from lmi.executor import FinishReason, KvCacheStats
@@ -22,9 +22,9 @@ from lmi.executor import FinishReason, KvCacheStats
 REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP_WORDS}
 
 
-def of_core(name: str, output: EngineCoreOutput) -> Output:
+def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
     """From the engine in this process. Its log-probs are arrays (positions, largest number asked for + 1)."""
-    return Output(
+    return SequenceOutput(
         name,
         output.new_token_ids,
         _of_arrays(output.new_logprobs),
@@ -34,10 +34,10 @@ def of_core(name: str, output: EngineCoreOutput) -> Output:
     )
 
 
-def of_request(output: RequestOutput) -> Output:
+def of_request(output: RequestOutput) -> SequenceOutput:
     """From AsyncLLM, asked for DELTA and flat log-probs. The prompt's first position is empty."""
     completion, prompt = output.outputs[0], output.prompt_logprobs
-    return Output(
+    return SequenceOutput(
         output.request_id,
         list(completion.token_ids),
         None if completion.logprobs is None else of_flat(cast(FlatLogprobs, completion.logprobs), 0),

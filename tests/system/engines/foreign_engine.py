@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handlers.base.adapters import Adapter
 from handlers.base.driven import DrivenExecutor, EngineLoad, name_of
-from handlers.base.outputs import LogProbs, Output
+from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
 from lmi.executor import Capabilities, EngineInfo, FinishReason, KvCacheStats, Progress
 from lmi.settings.config import EngineConfig
@@ -50,7 +50,7 @@ class Engine:
         for one in list(ids):
             self._works.pop(one, None)
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[SequenceOutput]:
         time.sleep(STEP_S)
         running = [self._works[one] for one in self._running]
         if any(BREAK in work.token_ids for work in running):
@@ -59,9 +59,9 @@ class Engine:
         self.abort(output.id for output in outputs if output.end is not None)
         return outputs
 
-    def _advance(self, work: Work) -> Output:
+    def _advance(self, work: Work) -> SequenceOutput:
         if FAULT in work.token_ids:
-            return Output(work.id, [], end=RuntimeError("a fault"))
+            return SequenceOutput(work.id, [], end=RuntimeError("a fault"))
         shift = 0 if work.adapter is None else self._shifts[work.adapter.number]
         token_id = work.token_ids[-work.num_prompt_tokens] + (0 if work.has_begun else shift)
         num_prompt = 0 if work.has_begun else work.num_prompt_tokens - 1
@@ -69,7 +69,7 @@ class Engine:
         work.token_ids.append(token_id)
         work.num_left, work.has_begun = work.num_left - 1, True
         end = None if work.num_left else FinishReason.LENGTH
-        return Output(work.id, [token_id], LogProbs([[token_id] * 2], [[LOG_PROB] * 2]), known, end)
+        return SequenceOutput(work.id, [token_id], LogProbs([[token_id] * 2], [[LOG_PROB] * 2]), known, end)
 
     @property
     def _running(self) -> list[str]:
