@@ -16,7 +16,7 @@ from lmi.shared import processes
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.banner import Failure
-from lmi.supervisor.output import Output
+from lmi.supervisor.output import ChildOutput
 from lmi.supervisor.restarts import RestartTable
 
 STACKS_S = 0.5  # for a hung process to write its stacks before it is killed
@@ -57,7 +57,7 @@ class Child:
         self.name = kind.title.format(slot=slot)
         self.record = record  # None: its processes keep records of a different kind
         self.pid: int | None = None
-        self.output: Output | None = None  # of this process, or of the last one
+        self.output: ChildOutput | None = None  # of this process, or of the last one
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
@@ -98,10 +98,10 @@ class Child:
         if self.record is not None:
             log.info("%s starts as process %d", self.name, self.pid)
 
-    def _new_output(self) -> Output | None:
+    def _new_output(self) -> ChildOutput | None:
         if self.output is not None:
             self.output.close()
-        return Output(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
+        return ChildOutput(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
 
     def send(self, signum: signal.Signals) -> None:
         """Signal the process, with SIGKILL its whole group. Does nothing where there is none."""

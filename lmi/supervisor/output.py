@@ -29,7 +29,7 @@ TIMED = re.compile(r"\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?(debug|warning|error|fatal
 LEVELS = {"D": logging.DEBUG, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 
 
-class Output:
+class ChildOutput:
     """The pipe behind the standard output and error of one process."""
 
     def __init__(self, logger: str, role: str) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lmi.shared import log
-from lmi.supervisor.output import BURST_LINES, LAST_LINES, MAX_LINE_BYTES, PIPE_BYTES, Allowance, Output, level_of
+from lmi.supervisor.output import BURST_LINES, LAST_LINES, MAX_LINE_BYTES, PIPE_BYTES, Allowance, ChildOutput, level_of
 
 
 class Tally:
@@ -24,12 +24,12 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
 
 
 @pytest.fixture
-def output(caplog: pytest.LogCaptureFixture) -> Output:
+def output(caplog: pytest.LogCaptureFixture) -> ChildOutput:
     caplog.set_level(logging.INFO)
-    return Output("libraries", "engine 3")
+    return ChildOutput("libraries", "engine 3")
 
 
-def test_each_line_is_logged_once_it_is_whole(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_line_is_logged_once_it_is_whole(output: ChildOutput, caplog: pytest.LogCaptureFixture) -> None:
     for piece in (b"one\ntw", b"o\r10 %\r\n", "thr\xe9".encode("latin-1")):
         os.write(output.writer, piece)
         output.read()
@@ -38,7 +38,7 @@ def test_each_line_is_logged_once_it_is_whole(output: Output, caplog: pytest.Log
     assert caplog.messages[3:] == ["thr\\xe9"]
 
 
-def test_a_line_names_the_process_that_printed_it(output: Output, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_names_the_process_that_printed_it(output: ChildOutput, capfd: pytest.CaptureFixture[str]) -> None:
     handler = log.LineHandler()
     handler.setFormatter(log.TextFormatter("supervisor"))
     logging.getLogger("libraries").addHandler(handler)
@@ -49,7 +49,7 @@ def test_a_line_names_the_process_that_printed_it(output: Output, capfd: pytest.
     assert capfd.readouterr().err.rstrip("\n").endswith(" INFO engine 3[7] libraries: hello \\u001b[2J")
 
 
-def test_a_long_line_is_cut_however_it_comes(output: Output, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_line_is_cut_however_it_comes(output: ChildOutput, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(10):
         os.write(output.writer, b"x" * 3000)
         output.read()
@@ -59,7 +59,7 @@ def test_a_long_line_is_cut_however_it_comes(output: Output, caplog: pytest.LogC
 
 
 def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
-    output: Output, tally: Tally, caplog: pytest.LogCaptureFixture
+    output: ChildOutput, tally: Tally, caplog: pytest.LogCaptureFixture
 ) -> None:
     num_lines = 10 * BURST_LINES
     os.write(output.writer, b"y\n" * num_lines)
@@ -74,7 +74,7 @@ def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
     assert f"{tally.num_log_lines_dropped} lines were dropped here" in first
 
 
-def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: Output, tally: Tally) -> None:
+def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutput, tally: Tally) -> None:
     with pytest.raises(BlockingIOError):
         while True:
             os.write(output.writer, b"y" * 99 + b"\n")
@@ -84,7 +84,7 @@ def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: Output, t
     assert tally.num_log_lines_dropped >= PIPE_BYTES / 2 / 100 - BURST_LINES or PIPE_BYTES > 1 << 20
 
 
-def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: Output) -> None:
+def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: ChildOutput) -> None:
     now = time.monotonic()
     assert output.may_wake(now)
     output.read()
@@ -94,7 +94,7 @@ def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: Output) -> N
     assert not output.may_wake(time.monotonic()) and output.may_wake(time.monotonic() + 1)
 
 
-def test_an_output_is_over_when_nobody_can_write_to_it(output: Output) -> None:
+def test_an_output_is_over_when_nobody_can_write_to_it(output: ChildOutput) -> None:
     output.belongs_to(7)
     output.read()
     assert not output.is_open
