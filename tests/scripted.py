@@ -30,7 +30,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmi.engine.client import Engines
-from lmi.engine.server import Dispatcher, FrontEnd
+from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
     Capabilities,
@@ -58,7 +58,7 @@ from lmi.text.chat_template import ChatTemplate
 from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.runner import UserCode
-from lmi.user_code.server import FrontEnd as UserCodeFrontEnd
+from lmi.user_code.server import CallConnection
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
 END_ID = 256
@@ -311,10 +311,10 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     dispatcher = Dispatcher(executor, block.engines[0])
-    connections: list[FrontEnd] = []
+    connections: list[FrontEndConnection] = []
 
-    def connect() -> FrontEnd:
-        connections.append(FrontEnd(dispatcher))
+    def connect() -> FrontEndConnection:
+        connections.append(FrontEndConnection(dispatcher))
         return connections[-1]
 
     engine_server = await loop.create_unix_server(connect, str(folder / "engine-0.sock"))
@@ -357,12 +357,14 @@ async def _run_user_code(
     record = block.formatters[0]
     thread = CodeThread(record)
     path = str(folder / "code-0.sock")
-    server = await asyncio.get_running_loop().create_unix_server(lambda: UserCodeFrontEnd(model, thread), path)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: CallConnection(model, thread), path)
     record.phase = Phase.READY
     return UserCodeWorkers([path], [record]), server
 
 
-async def _pump(executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEnd]) -> None:
+async def _pump(
+    executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEndConnection]
+) -> None:
     """What the engine worker's thread does, on the loop."""
     while True:
         block.engines[0].beat_s = time.monotonic()

@@ -48,13 +48,13 @@ class Dispatcher:
     def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
         self.ready = Ready(executor.info)
         self.adapters = AdapterKeeper(executor, adapters, self._announce)
-        self.connections: set[FrontEnd] = set()
+        self.connections: set[FrontEndConnection] = set()
         self._changes: set[asyncio.Task[None]] = set()
         self.is_closing = False
         self._executor = executor
         self._record = record
         self._lock = threading.Lock()  # guards `_owners`, each connection's ids and the record
-        self._owners: dict[int, tuple[FrontEnd, int]] = {}  # the executor's id -> connection and the id there
+        self._owners: dict[int, tuple[FrontEndConnection, int]] = {}  # the executor's id -> connection and the id there
         record.max_num_sequences = executor.info.max_num_sequences
         record.step_s = time.monotonic()
 
@@ -64,7 +64,7 @@ class Dispatcher:
         with self._lock:
             return len(self._owners)
 
-    def submit(self, connection: FrontEnd, message: Submit) -> None:
+    def submit(self, connection: FrontEndConnection, message: Submit) -> None:
         try:
             if self.is_closing:
                 raise Unavailable("this engine is shutting down")
@@ -75,12 +75,12 @@ class Dispatcher:
                 log.exception("the engine did not take a request")
             connection.send(Refused(message.request_id, _refusal(error).info))
 
-    def change_adapters(self, connection: FrontEnd, message: LoadAdapter | UnloadAdapter) -> None:
+    def change_adapters(self, connection: FrontEndConnection, message: LoadAdapter | UnloadAdapter) -> None:
         task = asyncio.create_task(self._change_adapters(connection, message))
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
 
-    async def _change_adapters(self, connection: FrontEnd, message: LoadAdapter | UnloadAdapter) -> None:
+    async def _change_adapters(self, connection: FrontEndConnection, message: LoadAdapter | UnloadAdapter) -> None:
         try:
             await self.adapters.change(message)
         except Exception as error:
@@ -96,7 +96,7 @@ class Dispatcher:
         for connection in self.connections:
             connection.send(self.ready)
 
-    def _note_owner(self, engine_id: int, connection: FrontEnd, request_id: int) -> None:
+    def _note_owner(self, engine_id: int, connection: FrontEndConnection, request_id: int) -> None:
         if not self._owners:
             self._record.step_s = time.monotonic()  # an idle engine does not hang
         self._owners[engine_id] = connection, request_id
@@ -113,8 +113,8 @@ class Dispatcher:
                 connection.send_output(batch)
             self._observe(has_output=True)
 
-    def _by_connection(self, responses: list[Response]) -> dict[FrontEnd, list[Response]]:
-        outputs: dict[FrontEnd, list[Response]] = {}
+    def _by_connection(self, responses: list[Response]) -> dict[FrontEndConnection, list[Response]]:
+        outputs: dict[FrontEndConnection, list[Response]] = {}
         for response in responses:
             engine_id = response.request_id
             owner = self._owners.get(engine_id)
@@ -157,7 +157,7 @@ class Dispatcher:
         self._record.num_waiting = len(self._owners) - self._record.num_running
 
 
-class FrontEnd(Accepted):
+class FrontEndConnection(Accepted):
     """One socket to one front end."""
 
     other_end = "a front end"

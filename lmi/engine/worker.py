@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 import lmi.shared.log
 from lmi.engine.resolve import missing_library, resolve
-from lmi.engine.server import Dispatcher, FrontEnd
+from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.ipc.listener import listen
@@ -117,7 +117,7 @@ class Worker:
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
         await self.dispatcher.adapters.reconcile()
-        server = await listen(lambda: FrontEnd(self.dispatcher), socket_path)
+        server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path)
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()
         self._beat()

@@ -22,7 +22,7 @@ from lmi.user_code.messages import (
 from lmi.user_code.runner import UserCode
 
 
-class FrontEnd(Accepted):
+class CallConnection(Accepted):
     """One socket to one front end, with the calls that are open on it."""
 
     other_end = "a front end"

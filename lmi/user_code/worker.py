@@ -30,7 +30,7 @@ from lmi.user_code import runner
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.faults import describe, line_number
 from lmi.user_code.runner import UserCode
-from lmi.user_code.server import FrontEnd
+from lmi.user_code.server import CallConnection
 
 BEAT_S = 0.2
 FINISH_S = 2.0  # for the message that the code still works on after SIGTERM
@@ -44,7 +44,7 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     thread = CodeThread(record)
-    server = await listen(lambda: FrontEnd(user_code, thread), socket_path)
+    server = await listen(lambda: CallConnection(user_code, thread), socket_path)
     beat = asyncio.create_task(_beat(thread))
     record.phase = Phase.READY
     await stop.wait()

@@ -17,7 +17,7 @@ from lmi.user_code.client import Call, UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.messages import MAX_CHUNK_BYTES, WINDOW, BodyChunk, Feed, Handle, Head, Open
 from lmi.user_code.response import ResponseHead
-from lmi.user_code.server import FrontEnd
+from lmi.user_code.server import CallConnection
 
 
 class CountingModel:
@@ -55,7 +55,7 @@ async def working(folder: Path) -> AsyncIterator[tuple[UserCodeWorkers, Counting
     model, path = CountingModel(), str(folder / "code.sock")
     record = Block.create(folder / "state", 0, 0, 1).formatters[0]
     thread = CodeThread(record)
-    server = await asyncio.get_running_loop().create_unix_server(lambda: FrontEnd(model, thread), path)
+    server = await asyncio.get_running_loop().create_unix_server(lambda: CallConnection(model, thread), path)
     record.phase = Phase.READY
     workers = UserCodeWorkers([path], [record])
     await workers.start()
