@@ -20,7 +20,7 @@ TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_de
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ChosenEngine:
     """The engine that was chosen; where the choice was refused, the one that was asked for, as far as it is known."""
 
     name: str
@@ -37,9 +37,9 @@ class Replicas:
 
 def choose_engine(
     values: Values, code: UserCodeConfig | None, machine: Machine, handlers: Mapping[str, Handler], problems: Problems
-) -> Engine:
+) -> ChosenEngine:
     if code is not None and code.handler is not None:
-        return Engine(USER_CODE_NAME, USER_CODE, f"{code.path} has a function {code.handler}")
+        return ChosenEngine(USER_CODE_NAME, USER_CODE, f"{code.path} has a function {code.handler}")
     asked: str = values.given(KEY, "auto")
     if asked.lower() == NO_ROLLING_BATCH and (reason := _asynchronous(values)):
         problems.notes.append(f"{KEY}={asked} means auto beside {reason}")
@@ -48,14 +48,14 @@ def choose_engine(
         name, reason = choose_handler(asked, machine, handlers)
     except BadConfiguration as error:
         values.refuse(KEY, str(error), problems)
-        return Engine(asked, handlers.get(asked, Handler(load="")))
+        return ChosenEngine(asked, handlers.get(asked, Handler(load="")))
     several = _engine_of_several_devices(handlers)
     if handlers[name].is_one_device and several and (degree := _degree_of_several(values, machine)):
         problems.warnings.append(f"{degree}: {name} runs on one device, so the engine is {several}")
         name, reason = several, f"{degree} needs several devices"
     elif asked != name:
         problems.notes.append(f"{KEY}={asked}: the engine is {name}, because {reason}")
-    return Engine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
+    return ChosenEngine(name, handlers[name], reason, asked.lower() == NO_ROLLING_BATCH)
 
 
 def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]) -> tuple[str, str]:
@@ -73,7 +73,7 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
-def choose_defaults(values: Values, engine: Engine, problems: Problems) -> Values:
+def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) -> Values:
     """The engine's defaults of options. In a dynamic batch `batch_size` bounds the sequences."""
     if engine.handler is USER_CODE:
         return values
@@ -85,7 +85,7 @@ def choose_defaults(values: Values, engine: Engine, problems: Problems) -> Value
     return values
 
 
-def choose_degree(values: Values, engine: Engine, gpus: tuple[str, ...]) -> Values:
+def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> Values:
     """The number of ranks that `max` comes to."""
     if values.given(TENSOR) != "max":
         return values
@@ -93,7 +93,7 @@ def choose_degree(values: Values, engine: Engine, gpus: tuple[str, ...]) -> Valu
     return values.settle(TENSOR, most, f"max of {len(gpus)} GPUs")
 
 
-def choose_replicas(values: Values, engine: Engine, gpus: tuple[str, ...], problems: Problems) -> Replicas:
+def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...], problems: Problems) -> Replicas:
     """As many replicas as fit, if the engine can run with its options."""
     refused = engine.handler.check(EngineConfig(device_ids=gpus, **values.fields("engine")))
     for key, allowed in refused.items():
@@ -170,7 +170,7 @@ def _asynchronous(values: Values) -> str:
     return "option.async_mode=true" if values.given("option.async_mode") else ""
 
 
-def _note_dynamic_batch(values: Values, engine: Engine, problems: Problems) -> None:
+def _note_dynamic_batch(values: Values, engine: ChosenEngine, problems: Problems) -> None:
     """Note options of dynamic batching that have no effect."""
     alone = "has an effect with option.rolling_batch=disable alone"
     reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lmi.settings.engine_choice import Engine
+from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.handler import USER_CODE, Handler
 from lmi.settings.kinds import LENGTH
 from lmi.settings.options import find
@@ -13,7 +13,7 @@ from lmi.settings.sources import Given, Problems, closest
 from lmi.settings.values import Values, default
 
 
-def other_options(values: Values, engine: Engine, problems: Problems) -> dict[str, str]:
+def other_options(values: Values, engine: ChosenEngine, problems: Problems) -> dict[str, str]:
     """The options for the engine, without `option.`. Reports every key that it does not use."""
     known = engine.handler.option_keys()
     options = _rows_for_engine(values, known or frozenset())
@@ -27,7 +27,9 @@ def other_options(values: Values, engine: Engine, problems: Problems) -> dict[st
     return options
 
 
-def warn_of_some_engines(values: Values, engine: Engine, handlers: Mapping[str, Handler], problems: Problems) -> None:
+def warn_of_some_engines(
+    values: Values, engine: ChosenEngine, handlers: Mapping[str, Handler], problems: Problems
+) -> None:
     """Warn of options of the table that have no effect on this engine."""
     for key, instead in OF_SOME_ENGINES.items():
         if values.given(key, default(key)) == default(key) or key in engine.handler.uses:
@@ -48,7 +50,9 @@ def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
     return options
 
 
-def _report(given: Given, values: Values, engine: Engine, known: frozenset[str] | None, problems: Problems) -> None:
+def _report(
+    given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None, problems: Problems
+) -> None:
     """Report a key without a row, unless the engine uses it. User code gets every option, so that none is unknown."""
     is_option = given.key.startswith("option.")
     if engine.handler is USER_CODE and is_option:
@@ -67,7 +71,9 @@ def _report(given: Given, values: Values, engine: Engine, known: frozenset[str] 
         _warn_of_unknown(given, known, problems)
 
 
-def _report_of_other_engine(given: Given, engine: Engine, known: frozenset[str] | None, problems: Problems) -> None:
+def _report_of_other_engine(
+    given: Given, engine: ChosenEngine, known: frozenset[str] | None, problems: Problems
+) -> None:
     if given.key in engine.handler.unused or known is not None:
         instead = engine.handler.unused.get(given.key, "")
         problems.warnings.append(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")

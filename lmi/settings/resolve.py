@@ -14,7 +14,7 @@ from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import (
     KEY,
-    Engine,
+    ChosenEngine,
     Replicas,
     choose_defaults,
     choose_degree,
@@ -136,7 +136,7 @@ def _choose_forms(values: Values, problems: Problems) -> Values:
     return values
 
 
-def _warn_of_task(values: Values, engine: Engine, problems: Problems) -> None:
+def _warn_of_task(values: Values, engine: ChosenEngine, problems: Problems) -> None:
     task = values.given("option.task", "auto")
     if task.lower() not in GENERATION_TASKS and engine.handler is not USER_CODE:
         said = values.how_given("option.task").said
@@ -154,7 +154,7 @@ def _fit_body_memory(values: Values, problems: Problems) -> Values:
     return values.settle(key, largest, "max_request_size")
 
 
-def _config(values: Values, engine: Engine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
+def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
         model.pop("output_formatter", None)
