@@ -22,7 +22,7 @@ FOLDER = "adapters"  # beside the model's weights, one folder for each adapter, 
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class LoadedAdapter:
     name: str
     number: int
     path: str
@@ -30,10 +30,10 @@ class Adapter:
 
 
 class AdapterEngine(Protocol):
-    def add_adapter(self, adapter: Adapter) -> None:
+    def add_adapter(self, adapter: LoadedAdapter) -> None:
         """Raises with the reason when the adapter cannot be loaded; the engine is unharmed."""
 
-    def remove_adapter(self, adapter: Adapter) -> None: ...
+    def remove_adapter(self, adapter: LoadedAdapter) -> None: ...
 
 
 class Adapters:
@@ -46,7 +46,7 @@ class Adapters:
         self._engine = engine
         self._title = title  # of the engine, for messages
         self._max_resident = max_resident
-        self._loaded: dict[str, Adapter] = {}
+        self._loaded: dict[str, LoadedAdapter] = {}
         self._numbers = count(1)
 
     @property
@@ -59,7 +59,7 @@ class Adapters:
             raise InvalidParameter("lora_config", "a new name, or unloaded first", name)
         if not (Path(path) / "adapter_config.json").is_file():
             raise ModelUnusable(f"{path}: an adapter's folder has an adapter_config.json")
-        adapter = Adapter(name, next(self._numbers), str(path), pinned)
+        adapter = LoadedAdapter(name, next(self._numbers), str(path), pinned)
         self._check_room(adapter)
         try:
             self._engine.add_adapter(adapter)
@@ -70,7 +70,7 @@ class Adapters:
             raise ModelUnusable(f"{path}: {self._title} cannot load this adapter: {cause_line(error)}") from error
         self._loaded[name] = adapter
 
-    def _check_room(self, new: Adapter) -> None:
+    def _check_room(self, new: LoadedAdapter) -> None:
         """A pinned adapter keeps its place, and those that are not pinned need one between them."""
         adapters = [*self._loaded.values(), new]
         num_pinned = sum(adapter.is_pinned for adapter in adapters)
@@ -88,7 +88,7 @@ class Adapters:
             raise unknown_adapter(name, self.names)
         self._engine.remove_adapter(self._loaded.pop(name))
 
-    def used_by(self, request: Request) -> Adapter | None:
+    def used_by(self, request: Request) -> LoadedAdapter | None:
         """Raises UnknownAdapter for one that was unloaded after the request was accepted."""
         if request.lora_config is None:
             return None

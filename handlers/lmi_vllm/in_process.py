@@ -16,7 +16,7 @@ from vllm.inputs import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.sample import sampler
 
-from handlers.base.adapters import Adapter
+from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
@@ -79,12 +79,12 @@ class InProcess:
     def wake(self) -> None:
         return None
 
-    def add_adapter(self, adapter: Adapter) -> None:
+    def add_adapter(self, adapter: LoadedAdapter) -> None:
         self._engine.add_lora(lora_request(adapter))
         if adapter.is_pinned:
             self._engine.pin_lora(adapter.number)
 
-    def remove_adapter(self, adapter: Adapter) -> None:
+    def remove_adapter(self, adapter: LoadedAdapter) -> None:
         self._engine.remove_lora(adapter.number)
 
     @property

@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from handlers.base.adapters import Adapter
+from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
@@ -120,15 +120,15 @@ class MultiProcess:
     def wake(self) -> None:
         self._ready.put([])
 
-    def add_adapter(self, adapter: Adapter) -> None:
+    def add_adapter(self, adapter: LoadedAdapter) -> None:
         asyncio.run_coroutine_threadsafe(self._add_adapter(adapter), self._loop).result()
 
-    async def _add_adapter(self, adapter: Adapter) -> None:
+    async def _add_adapter(self, adapter: LoadedAdapter) -> None:
         await self._llm.add_lora(lora_request(adapter))
         if adapter.is_pinned:
             await self._llm.pin_lora(adapter.number)
 
-    def remove_adapter(self, adapter: Adapter) -> None:
+    def remove_adapter(self, adapter: LoadedAdapter) -> None:
         asyncio.run_coroutine_threadsafe(self._llm.remove_lora(adapter.number), self._loop).result()
 
     @property

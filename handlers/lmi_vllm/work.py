@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 
-from handlers.base.adapters import Adapter
+from handlers.base.adapters import LoadedAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,5 +19,5 @@ class Work:
     priority: int = 0
 
 
-def lora_request(adapter: Adapter) -> LoRARequest:
+def lora_request(adapter: LoadedAdapter) -> LoRARequest:
     return LoRARequest(adapter.name, adapter.number, adapter.path)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from handlers.base.adapters import Adapter
+from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import DrivenExecutor, EngineLoad, name_of
 from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
@@ -32,7 +32,7 @@ class Work:
     token_ids: list[int]
     num_prompt_tokens: int
     num_left: int
-    adapter: Adapter | None
+    adapter: LoadedAdapter | None
     has_begun: bool = False
 
 
@@ -83,10 +83,10 @@ class Engine:
     def wake(self) -> None:
         return None
 
-    def add_adapter(self, adapter: Adapter) -> None:
+    def add_adapter(self, adapter: LoadedAdapter) -> None:
         self._shifts[adapter.number] = json.loads(Path(adapter.path, "adapter_config.json").read_text())["shift"]
 
-    def remove_adapter(self, adapter: Adapter) -> None:
+    def remove_adapter(self, adapter: LoadedAdapter) -> None:
         self._shifts.pop(adapter.number, None)
 
     @property
