@@ -1,4 +1,4 @@
-"""Answers that a user's output formatter writes.
+"""UserAnswers that a user's output formatter writes.
 
 Its parameters say how it is called:
 
@@ -31,7 +31,7 @@ NO_TOKEN: TokenFields = (-1, "", None, True)
 BODY_FIELDS = ("inputs", "parameters", "stream")
 
 
-class Answers:
+class UserAnswers:
     """The answers to one body, by the index of their prompts. `media_type` "": no content type, as in the reference."""
 
     def __init__(

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from lmi.user_code.answer import Answers
+from lmi.user_code.answer import UserAnswers
 from lmi.user_code.faults import describe, is_out_of_memory
 from lmi.user_code.messages import (
     MAX_CHUNK_BYTES,
@@ -40,7 +40,7 @@ class Job:
         self._user_code = user_code
         self._send = send
         self._request: Any = None  # what the input formatter returned
-        self._answers: Answers | None = None
+        self._answers: UserAnswers | None = None
         self._is_over = threading.Event()
         self._room = threading.Semaphore(WINDOW)  # chunks of `handle` that may still be sent
 

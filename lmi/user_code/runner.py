@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmi.settings.config import UserCodeConfig
 from lmi.settings.user_code import BUILT_IN
-from lmi.user_code.answer import Answers, format_response, takes_responses
+from lmi.user_code.answer import UserAnswers, format_response, takes_responses
 from lmi.user_code.attributes import Attributes
 from lmi.user_code.lazy_tokenizer import LazyTokenizer
 from lmi.user_code.messages import Open
@@ -118,10 +118,10 @@ class UserCode:
         wants_dict = first_annotation(formatter).lower() == "dict" or first_name(formatter) == "decoded_payload"
         return decode(given, given.get_property("content-type")) if wants_dict else given
 
-    def answers(self, opened: Open, request: Any) -> Answers:
+    def answers(self, opened: Open, request: Any) -> UserAnswers:
         """The answers to one body. `request`: the object that `read_input` returned."""
         assert self._output_formatter is not None
-        return Answers(self._output_formatter, opened, request, self._name, self._tokenizer)
+        return UserAnswers(self._output_formatter, opened, request, self._name, self._tokenizer)
 
     def respond(self, body: bytes, request: Any) -> bytes:
         """A response of another API through the output formatter. It stays as it is if the formatter reads tokens."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmi.settings.config import UserCodeConfig
-from lmi.user_code.answer import Answers
+from lmi.user_code.answer import UserAnswers
 from lmi.user_code.messages import Feed, Open, TokenFields
 from lmi.user_code.runner import UserCode
 from tests.user_code.written import model
@@ -17,12 +17,14 @@ from tests.user_code.written import model
 FILES = Path(__file__).parent / "files"
 
 
-def opened(loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any) -> Answers:
+def opened(
+    loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any
+) -> UserAnswers:
     """One answer that is streamed."""
     return loaded.answers(Open(request_id, [prompt], fields, True, False, False), request)
 
 
-def feed(answers: Answers, tokens: list[TokenFields], finish_reason: str | None = None, **named: Any) -> bytes:
+def feed(answers: UserAnswers, tokens: list[TokenFields], finish_reason: str | None = None, **named: Any) -> bytes:
     return answers.feed(Feed(0, 0, tokens, finish_reason, **named))
 
 
