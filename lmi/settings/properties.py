@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20  # a configuration, not a data file
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PropertiesLine:
     value: str
     line: int  # of the key, counted from 1
 
@@ -28,7 +28,7 @@ class Properties:
     """The entries of one file. Messages call the file `name`."""
 
     name: str = "serving.properties"
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, PropertiesLine] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def source(self, key: str) -> str:
@@ -68,11 +68,11 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
         if element is None:
             return properties
         if isinstance(element, javaproperties.KeyValue):
-            _add(properties, element.key, Entry(element.value, line))
+            _add(properties, element.key, PropertiesLine(element.value, line))
         line += _num_lines(element.source)
 
 
-def _add(properties: Properties, key: str, entry: Entry) -> None:
+def _add(properties: Properties, key: str, entry: PropertiesLine) -> None:
     if not key:
         properties.warnings.append(f"{properties.name}:{entry.line}: a value without a key is ignored")
         return
