@@ -69,7 +69,7 @@ class Float(Field[float]):
         record.block.floats[record.base + self.offset] = value
 
 
-class Text(Field[str]):
+class TextField(Field[str]):
     """UTF-8, cut to the place there is. For people: a reader may see it half written."""
 
     def __init__(self, num_bytes: int, *, is_gauge: bool = False) -> None:
@@ -190,7 +190,7 @@ class Phase(enum.IntEnum):
 class SupervisorRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
-    reason = Text(2048)  # why it failed or drains, one line for people
+    reason = TextField(2048)  # why it failed or drains, one line for people
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
@@ -202,9 +202,9 @@ class EngineRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
     num_starts = Int()
-    stage = Text(64, is_gauge=True)  # config, weights, warm-up ...
+    stage = TextField(64, is_gauge=True)  # config, weights, warm-up ...
     progress = Float(is_gauge=True)  # of the stage, 0 to 1
-    reason = Text(2048)  # of the last death, one line
+    reason = TextField(2048)  # of the last death, one line
     lost_s = Float()  # time.monotonic() of the last death
     beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
     step = Int(is_gauge=True)  # steps since the start
