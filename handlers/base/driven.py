@@ -172,9 +172,11 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
 
     @property
     def _queued(self) -> SequenceOf[Sequence]:
-        active = set(map(name_of, self._active))
-        queued = (sequence for name, sequence in self._known.copy().items() if name not in active)
-        return [*queued, *self._turns.waiting.copy()]
+        known, active, waiting = self._known.copy(), self._active, self._turns.waiting.copy()
+        if len(active) >= len(known):  # as nearly always
+            return list(waiting)
+        names = set(map(name_of, active))
+        return [*(sequence for name, sequence in known.items() if name not in names), *waiting]
 
     def _wake(self) -> None:
         self._engine.wake()
@@ -223,11 +225,13 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         sequence = self._known.get(output.id)
         if sequence is None:  # it ended a moment ago
             return
-        is_first, num_before = sequence.is_prefilling, sequence.num_generated
+        is_first, num_before = sequence.is_prefilling, sequence.num_tokens
         feed(sequence, output)
-        num_new = sequence.num_generated - num_before  # an output may carry the tokens of several steps
-        step.num_context_tokens += sequence.num_prompt_tokens if is_first else 0
-        step.num_generation_tokens += max(0, num_new - is_first)  # the first comes with the prompt
+        num_new = sequence.num_tokens - num_before  # an output may carry the tokens of several steps
+        if is_first:
+            step.num_context_tokens += sequence.num_prompt_tokens
+            num_new -= num_new > 0  # the first comes with the prompt
+        step.num_generation_tokens += max(0, num_new)
         if isinstance(output.end, Exception) and not sequence.is_finished:
             self._fail(sequence, output.end, f"{self.title} gave the request up: {output.end}")
         if output.end is not None:

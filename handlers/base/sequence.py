@@ -46,6 +46,7 @@ class Sequence:
     num_copies: int  # greedy sequences of a request are equal: one is computed and answered so many times
     group: Group
     request: Request
+    min_tokens: int
     max_tokens: int  # the request's, shortened to what the context has room for
     seed: int
     deadline: float | None  # time.monotonic()
@@ -107,16 +108,16 @@ class Sequence:
 
     def _reason_after(self, token_id: int) -> FinishReason:
         """Precedence END_ID, STOP_WORDS, LENGTH. Before `min_tokens` nothing but the length ends a sequence."""
-        num_generated = self.num_generated
-        if num_generated > (self.request.sampling_config.min_tokens or 0):
+        num_generated = len(self.token_ids) - self.num_prompt_tokens
+        if num_generated > self.min_tokens:
             if token_id in self.end_ids and not self.request.ignore_eos:
                 return FinishReason.END_ID
-            if self._ends_with_stop_word(token_id, num_generated):
+            if token_id in self.stop_words and self._ends_with_stop_word(token_id, num_generated):
                 return FinishReason.STOP_WORDS
         return FinishReason.LENGTH if num_generated >= self.max_tokens else FinishReason.NOT_FINISHED
 
     def _ends_with_stop_word(self, token_id: int, num_generated: int) -> bool:
-        words = self.stop_words.get(token_id, ())
+        words = self.stop_words[token_id]
         return any(len(word) <= num_generated and self.token_ids[-len(word) :] == word for word in words)
 
     def finish(self, reason: FinishReason) -> None:
@@ -195,6 +196,7 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
             num_copies=num_copies,
             group=group,
             request=request,
+            min_tokens=sampling.min_tokens or 0,
             max_tokens=min(request.max_tokens, max_sequence_length - num_prompt_tokens),
             seed=(seed + index) % (MAX_SEED + 1),
             deadline=deadline,

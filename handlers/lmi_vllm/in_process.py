@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import torch
@@ -105,6 +106,7 @@ def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return torch.zeros(len(chosen), dtype=torch.int64, device=chosen.device)
 
 
+@lru_cache(maxsize=4096)  # asked twice a token
 def _outer_id(inner_id: str) -> str:
     """vLLM appends eight letters to every id that it is given."""
     return inner_id.rpartition("-")[0]
