@@ -17,7 +17,7 @@ from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.elementwise import ACTIVATIONS, gate, rotate
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.linear import Linear, LinearBuilder
-from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.model import StepTensors
 from handlers.lmi_dist.rotary import Rotary
 from handlers.lmi_dist.weights import Checkpoint
 
@@ -25,7 +25,7 @@ Norm = Callable[[Tensor], Tensor]
 
 
 class Decoder:
-    """A whole model. Call it with a Step for the logits of the wanted rows, (num_wanted, vocab_size)."""
+    """A whole model. Call it with a StepTensors for the logits of the wanted rows, (num_wanted, vocab_size)."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Decoder:
         """One layer of each kind: those that differ in more than their weights."""
         return list({(layer.window, layer.rotary): layer for layer in reversed(self.layers)}.values())
 
-    def __call__(self, step: Step, layers: list[Layer] | None = None) -> Tensor:
+    def __call__(self, step: StepTensors, layers: list[Layer] | None = None) -> Tensor:
         """Logits after all layers, or after a few of them."""
         x = self.embedding.index_select(0, step.token_ids)  # (rows, hidden_size)
         if self.architecture.embedding_scale != 1.0:
@@ -108,7 +108,7 @@ class Layer:
         self.mlp_norm = reader.norm("mlp_norm", index)
         self.post_mlp_norm = reader.norm("post_mlp_norm", index)
 
-    def __call__(self, x: Tensor, step: Step, rotations: Mapping[Rotary, Tensor]) -> Tensor:
+    def __call__(self, x: Tensor, step: StepTensors, rotations: Mapping[Rotary, Tensor]) -> Tensor:
         """(rows, hidden_size) to the same shape; each of `rotations` is (rows, 1, 1, head_dim / 2)."""
         if self.is_parallel:
             h = self.input_norm(x)
@@ -126,7 +126,7 @@ class Layer:
         h = self.up(h)
         return gate(h, self.activation) if self.is_gated else h
 
-    def _attend(self, h: Tensor, step: Step, rotations: Mapping[Rotary, Tensor]) -> Tensor:
+    def _attend(self, h: Tensor, step: StepTensors, rotations: Mapping[Rotary, Tensor]) -> Tensor:
         """(rows, hidden_size) to (rows, num_heads * head_dim)."""
         group, num_kv_heads, head_dim = self.group, self.num_kv_heads, self.head_dim
         heads = self.qkv(h).view(len(h), group + 2, num_kv_heads, head_dim)  # queries, then keys, then values

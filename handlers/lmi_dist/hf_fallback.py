@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.linear import Linear, LinearBuilder
-from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.model import StepTensors
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.weights import ModelFacts
 from lmi.errors import ModelUnusable, cause_line
@@ -31,7 +31,7 @@ _SITE = "lmi_site"  # the attribute of an attention module that holds its _Site
 
 
 class HuggingFaceModel:
-    """A transformers model. Call it with a Step for the logits of the wanted rows, (num_wanted, vocab_size)."""
+    """A transformers model. Call it with a StepTensors for the logits of the wanted rows, (num_wanted, vocab_size)."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class HuggingFaceModel:
     ) -> None:
         config = facts.config
         self.attention = attention
-        self._step: Step | None = None
+        self._step: StepTensors | None = None
         self._name = facts.name
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
@@ -59,7 +59,7 @@ class HuggingFaceModel:
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: StepTensors) -> Tensor:
         self._step = step
         output = self._model(
             input_ids=step.token_ids[None],
@@ -71,7 +71,7 @@ class HuggingFaceModel:
         return logits.float()
 
     @property
-    def step(self) -> Step:
+    def step(self) -> StepTensors:
         assert self._step is not None, "attention is asked for outside of a step"
         return self._step
 

@@ -12,7 +12,7 @@ from handlers.lmi_dist.attention import View
 
 
 @dataclass(slots=True)
-class Step:
+class StepTensors:
     """The tensors of one step. Rows past `num_tokens` are padding and leave no keys and values."""
 
     token_ids: Tensor  # (rows,)
@@ -27,5 +27,5 @@ class Step:
 class Model(Protocol):
     """A decoder on its device, with its weights."""
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: StepTensors) -> Tensor:
         """Logits of the wanted rows, float32 (num_wanted, vocab_size)."""

@@ -23,7 +23,7 @@ from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.invariance import find_grid, layers_agree
 from handlers.lmi_dist.kv_slots import KvSlots
 from handlers.lmi_dist.linear import LinearBuilder
-from handlers.lmi_dist.model import Model, Step
+from handlers.lmi_dist.model import Model, StepTensors
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.weights import Checkpoint, ModelFacts
@@ -92,7 +92,7 @@ class ModelRunner:
         """Free the slot. Its memory goes back to the system where that is possible."""
         self.kv.release(slot)
 
-    def _prepare(self, plan: Plan) -> Step:
+    def _prepare(self, plan: Plan) -> StepTensors:
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -107,7 +107,7 @@ class ModelRunner:
             _pair(token_ids, positions, slots)
             _pair(wanted)
         tokens = torch.tensor((token_ids, positions, slots), device=self._device)
-        return Step(
+        return StepTensors(
             token_ids=tokens[0],
             positions=tokens[1],
             num_tokens=num_tokens,
