@@ -211,7 +211,7 @@ def _serve(folder: str | None, flags: dict[str, str]) -> int:
         logger.info("%s", note)
     for warning in resolved.warnings:
         logger.warning("%s", warning)
-    return supervisor.run(resolved)
+    return supervisor.run(resolved.config)
 
 
 def _document(resolved: Resolved) -> dict[str, Any]:

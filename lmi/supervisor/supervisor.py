@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from lmi.errors import StartError
 from lmi.runtime import Runtime
@@ -43,11 +42,6 @@ MIN_OPEN_FILES = 64  # a front end keeps 40 for itself, the others are for clien
 OWN_OOM_SCORE = -500
 
 log = logging.getLogger(__name__)
-
-
-class Resolved(Protocol):
-    @property
-    def config(self) -> Config: ...
 
 
 class Supervisor:
@@ -270,11 +264,11 @@ def _attach(runtime: Runtime) -> Block:
         raise StartError(f"{runtime.path}/state cannot be mapped into memory: {error.strerror}") from error
 
 
-def run(resolved: Resolved) -> int:
-    """Serve `resolved.config`; returns the exit code. A start that fails ends with its reason on stderr."""
+def run(config: Config) -> int:
+    """Serve; returns the exit code. A start that fails ends with its reason on stderr."""
     try:
-        return serve(resolved.config)
+        return serve(config)
     except StartError as error:
         failure = Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
-        say_failed(failure, resolved.config.server.log_format)
+        say_failed(failure, config.server.log_format)
         return error.exit_code

@@ -22,7 +22,7 @@ def attach(runtime):
 Runtime.attach = attach
 server = ServerConfig(host="127.0.0.1", port=0, log_format="json")
 config = Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
-sys.exit(supervisor.run(SimpleNamespace(config=config)))
+sys.exit(supervisor.run(config))
 """
 
 
