@@ -17,18 +17,17 @@ from itertools import accumulate
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
 from lmi.errors import DeadlineExceeded, EngineLost, Unsupported
-from lmi.executor import EngineInfo, LoraConfig, OutputConfig, Request, Result
-from lmi.executor import FinishReason as EngineReason
+from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
-from lmi.types import Chat, Delta, FinishReason, GenerationRequest
+from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest
 
 REASONS = {
-    EngineReason.NOT_FINISHED: None,
-    EngineReason.END_ID: FinishReason.EOS_TOKEN,
-    EngineReason.STOP_WORDS: FinishReason.STOP_SEQUENCE,
-    EngineReason.LENGTH: FinishReason.LENGTH,
+    FinishReason.NOT_FINISHED: None,
+    FinishReason.END_ID: AnswerEnd.EOS_TOKEN,
+    FinishReason.STOP_WORDS: AnswerEnd.STOP_SEQUENCE,
+    FinishReason.LENGTH: AnswerEnd.LENGTH,
 }
 
 
@@ -182,9 +181,9 @@ class Pipeline:
 def read_result(answer: AnswerText, result: Result) -> Delta:
     """What one Result says, as text. A stop string ends the answer wherever in it it was found."""
     reason = result.finish_reasons[0]
-    if reason is EngineReason.TIMED_OUT:
+    if reason is FinishReason.TIMED_OUT:
         raise DeadlineExceeded("the engine's time for this request ran out")
-    if reason is EngineReason.CANCELLED:
+    if reason is FinishReason.CANCELLED:
         raise EngineLost("the engine gave up this request because it is shutting down")
     tokens = answer.feed(
         result.output_token_ids[0],
@@ -193,9 +192,9 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
         reason,
     )
     if answer.stopped:
-        return Delta(tokens, FinishReason.STOP_SEQUENCE, stop_reason=answer.stop_string)
+        return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string)
     ids = result.output_token_ids[0]
-    stop_id = ids[-1] if ids and reason is EngineReason.STOP_WORDS else None
+    stop_id = ids[-1] if ids and reason is FinishReason.STOP_WORDS else None
     return Delta(tokens, REASONS[reason], stop_reason=stop_id)
 
 

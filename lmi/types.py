@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from lmi.executor import GuidedDecodingParams, SamplingConfig
 
 
-class FinishReason(enum.StrEnum):
+class AnswerEnd(enum.StrEnum):
     """Why an answer ended, in the words of the LMI wire; other APIs translate."""
 
     LENGTH = "length"
@@ -142,7 +142,7 @@ class Delta:
     """
 
     tokens: list[Token]
-    finish_reason: FinishReason | None = None
+    finish_reason: AnswerEnd | None = None
     prefill: list[Token] | None = None
     num_prompt_tokens: int = 0
     prompt: str = ""
@@ -158,7 +158,7 @@ class Answer:
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: AnswerEnd | None = None
     prefill: list[Token] | None = None
     num_prompt_tokens: int = 0
 

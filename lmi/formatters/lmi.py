@@ -20,7 +20,7 @@ from orjson import dumps
 from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, error_fields, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.lmi import LmiFormat
-from lmi.types import Answer, Answers, Delta, FinishReason, Token
+from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
 
 
 class LmiFormatter(Formatter[LmiFormat]):
@@ -32,7 +32,7 @@ class LmiFormatter(Formatter[LmiFormat]):
 
     def _details(
         self,
-        finish_reason: FinishReason | None,
+        finish_reason: AnswerEnd | None,
         num_tokens: int,
         tokens: list[Token] | None,
         prefill: list[Token] | None,
@@ -135,7 +135,7 @@ class LmiStream(LmiFormatter):
         fields = b'"token": ' + self._token_json(token)
         return fields + b', "top_tokens": ' + self._tokens(token.top or ()) if self._has_top else fields
 
-    def _end_fields(self, finish_reason: FinishReason) -> bytes:
+    def _end_fields(self, finish_reason: AnswerEnd) -> bytes:
         fields = b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))
         if not self._format.details:
             return fields

@@ -21,14 +21,14 @@ from orjson import dumps
 from lmi.formatters.base import ErrorFields, Formatter, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
-from lmi.types import Answer, Answers, Delta, FinishReason, Token
+from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
 
 LEAST_LOG_PROB = -9999.0  # JSON has no infinity
 SYSTEM_FINGERPRINT = "lmi"
 REASONS = {
-    FinishReason.LENGTH: "length",
-    FinishReason.EOS_TOKEN: "stop",
-    FinishReason.STOP_SEQUENCE: "stop",
+    AnswerEnd.LENGTH: "length",
+    AnswerEnd.EOS_TOKEN: "stop",
+    AnswerEnd.STOP_SEQUENCE: "stop",
 }
 
 
@@ -256,9 +256,9 @@ class LogProbs:
         }
 
 
-def shown_tokens(tokens: list[Token], finish_reason: FinishReason | None) -> list[Token]:
+def shown_tokens(tokens: list[Token], finish_reason: AnswerEnd | None) -> list[Token]:
     """The tokens whose log-probs the answer shows: not the end token, which has no text."""
-    is_end = finish_reason is FinishReason.EOS_TOKEN and tokens and not tokens[-1].spelling
+    is_end = finish_reason is AnswerEnd.EOS_TOKEN and tokens and not tokens[-1].spelling
     return tokens[:-1] if is_end else tokens
 
 

@@ -19,7 +19,7 @@ from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
 from lmi.text.reasoning import Reasoning
 from lmi.text.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCall, ToolCalls
-from lmi.types import Answer, Delta, FinishReason, Token
+from lmi.types import Answer, AnswerEnd, Delta, Token
 
 
 class MessageSplitter:
@@ -59,7 +59,7 @@ class MessageSplitter:
         self._num_calls += 1
         return {"tool_calls": [call_fields(self._num_calls - 1, part)]}
 
-    def end(self, finish_reason: FinishReason) -> str:
+    def end(self, finish_reason: AnswerEnd) -> str:
         reason = REASONS[finish_reason]
         return "tool_calls" if self._num_calls and reason == "stop" else reason
 

@@ -17,7 +17,7 @@ from orjson import dumps
 from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.tgi import TgiFormat
-from lmi.types import Answer, Answers, Delta, FinishReason, Token
+from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
 
 
 class TgiWhole(Formatter[TgiFormat]):
@@ -81,7 +81,7 @@ class TgiStream(Formatter[TgiFormat]):
             events.append(self._event(token, delta.finish_reason if token is tokens[-1] else None))
         return events
 
-    def _event(self, token: Token, finish_reason: FinishReason | None) -> bytes:
+    def _event(self, token: Token, finish_reason: AnswerEnd | None) -> bytes:
         event: dict[str, Any] = {"index": len(self._texts), "token": _token(token)}
         if self._request.num_top_log_probs:
             event["top_tokens"] = [_token(other) for other in token.top or ()]
@@ -90,7 +90,7 @@ class TgiStream(Formatter[TgiFormat]):
         event["details"] = self._stream_details(finish_reason, token) if is_last and self._format.details else None
         return _data(dumps(event))
 
-    def _stream_details(self, finish_reason: FinishReason | None, last: Token) -> dict[str, Any]:
+    def _stream_details(self, finish_reason: AnswerEnd | None, last: Token) -> dict[str, Any]:
         return {
             "finish_reason": finish_reason,
             "generated_tokens": len(self._texts) - (last is NO_TOKEN),

@@ -19,9 +19,9 @@ from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 from lmi.formatters.base import ErrorFields, Formatter, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.triton import TritonFormat
-from lmi.types import Answer, Answers, Delta, FinishReason, Token
+from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
 
-REASONS = {FinishReason.EOS_TOKEN: "stop", FinishReason.STOP_SEQUENCE: "stop", FinishReason.LENGTH: "length"}
+REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
 OUTPUTS = {  # beside text_output, as a model's metadata names them
     "finish_reason": "BYTES",
     "num_input_tokens": "UINT32",

@@ -18,7 +18,7 @@ from lmi.schemas import openai
 from lmi.schemas.common import Parsed
 from lmi.schemas.lmi import LmiFormat
 from lmi.settings.config import ModelConfig
-from lmi.types import Delta, FinishReason, GenerationRequest, OutputFormat, Token
+from lmi.types import AnswerEnd, Delta, GenerationRequest, OutputFormat, Token
 
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -42,7 +42,7 @@ def _feed(formatter: Formatter[LmiFormat], tokens: list[Token], cut: int) -> lis
     records: list[bytes] = []
     for at in range(0, len(tokens), cut):
         is_last = at + cut >= len(tokens)
-        records += formatter.feed(Delta(tokens[at : at + cut], FinishReason.LENGTH if is_last else None))
+        records += formatter.feed(Delta(tokens[at : at + cut], AnswerEnd.LENGTH if is_last else None))
     return records
 
 
@@ -102,7 +102,7 @@ def test_every_format_tells_the_same_answer(tokens: list[Token], cut: int) -> No
 def test_a_log_prob_that_json_cannot_write_is_null(output_format: OutputFormat, log_prob: float | None) -> None:
     token = Token(5, "a", log_prob, top=[Token(6, "b", log_prob)])
     formatter = _formatter(output_format, details=True, num_top_log_probs=1)
-    [record] = formatter.feed(Delta([token], FinishReason.LENGTH))
+    [record] = formatter.feed(Delta([token], AnswerEnd.LENGTH))
     assert record.count(b'"log_prob": null') == 2
 
 
@@ -123,13 +123,13 @@ def test_a_line_separator_in_a_text_does_not_cut_a_record(separator: str) -> Non
 def test_nothing_of_a_json_body_goes_out_before_the_end() -> None:
     formatter = _formatter(OutputFormat.JSON)
     assert formatter.feed(Delta([Token(5, "a", -1.0)])) == []
-    assert formatter.feed(Delta([Token(6, "b", -1.0)], FinishReason.LENGTH)) == [b'{"generated_text": "ab"}']
+    assert formatter.feed(Delta([Token(6, "b", -1.0)], AnswerEnd.LENGTH)) == [b'{"generated_text": "ab"}']
 
 
 def test_prompt_tokens_stand_in_the_details_only_when_they_were_asked_for() -> None:
     for asked in (False, True):
         formatter = _formatter(OutputFormat.JSON, details=True, prefill_details=asked)
-        [body] = formatter.feed(Delta([Token(5, "a", -1.0)], FinishReason.LENGTH, prefill=[Token(1, "né", None)]))
+        [body] = formatter.feed(Delta([Token(5, "a", -1.0)], AnswerEnd.LENGTH, prefill=[Token(1, "né", None)]))
         assert ("prefill" in json.loads(body)["details"]) is asked
 
 
@@ -156,8 +156,8 @@ def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: 
     body = b'{"prompt": "ab", "n": 2, "stream": true, "echo": true, "logprobs": 1, "max_tokens": 1}'
     writer = CompletionStream(openai.parse(openai.message(body, ModelConfig(path="demo", name="demo"))))
     prefill = [Token(1, "a"), Token(2, "b", -1.0)]
-    first = Delta([Token(3, "c", -1.0)], FinishReason.LENGTH, prefill=prefill, prompt="ab", index=0)
-    second = Delta([Token(4, "d", -1.0)], FinishReason.LENGTH, prompt="ab", index=1)
+    first = Delta([Token(3, "c", -1.0)], AnswerEnd.LENGTH, prefill=prefill, prompt="ab", index=0)
+    second = Delta([Token(4, "d", -1.0)], AnswerEnd.LENGTH, prompt="ab", index=1)
     early = Delta([Token(4, "e", -1.0)], prompt="ab", index=1)
     deltas = (early, first, second) if is_overtaken else (first, second)
     records = [record for delta in deltas for record in writer.feed(delta)][:2]

@@ -18,7 +18,7 @@ from lmi import errors
 from lmi.apis import APIS, AnyApi
 from lmi.errors import LmiError
 from lmi.settings.config import ModelConfig
-from lmi.types import Delta, FinishReason, Token
+from lmi.types import AnswerEnd, Delta, Token
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.request"))
@@ -33,7 +33,7 @@ def _delta(fields: dict[str, Any]) -> Delta:
     prefill, finish_reason = fields.get("prefill"), fields.get("finish_reason")
     return Delta(
         tokens=[_token(token) for token in fields["tokens"]],
-        finish_reason=None if finish_reason is None else FinishReason(finish_reason),
+        finish_reason=None if finish_reason is None else AnswerEnd(finish_reason),
         prefill=None if prefill is None else [_token(token) for token in prefill],
         num_prompt_tokens=fields.get("num_prompt_tokens", 0),
         prompt=fields.get("prompt", ""),

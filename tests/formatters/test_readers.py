@@ -17,7 +17,7 @@ import pytest
 from lmi.apis import APIS, AnyApi
 from lmi.errors import GenerationFailed
 from lmi.settings.config import ModelConfig
-from lmi.types import Delta, FinishReason, Token
+from lmi.types import AnswerEnd, Delta, Token
 
 NUM_CUTS = 200
 TEXT = 'He said: "Zoë" {\u2028data: 1}\n\nand left. '
@@ -39,7 +39,7 @@ def written(api: AnyApi, body: dict[str, Any], model: ModelConfig = MODEL, *, fa
     pieces = [TEXT[n : n + 3] for n in range(0, len(TEXT), 3)]
     deltas = [Delta([Token(n, piece, -0.5)], prompt="Hi") for n, piece in enumerate(pieces)]
     if not fails:
-        deltas.append(Delta([Token(2, "", -0.5, is_special=True)], FinishReason.EOS_TOKEN, prompt="Hi"))
+        deltas.append(Delta([Token(2, "", -0.5, is_special=True)], AnswerEnd.EOS_TOKEN, prompt="Hi"))
     records = [record for delta in deltas for record in formatter.feed(delta)]
     if fails:
         records.append(api.render_error(GenerationFailed("no"), message.format, accepted=True).body)
