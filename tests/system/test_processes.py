@@ -229,7 +229,9 @@ def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container
 
 def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, background: Background) -> None:
     server = container(frontend_workers=2).start_and_wait()
-    records = [record for record in server.block().frontends if record.pid]
+    frontends = server.block().frontends
+    wait_until(lambda: sum(record.beat_s > 0 for record in frontends) == 2, "both front ends serve")
+    records = [record for record in frontends if record.pid]
     streams = []
     while not all(record.num_in_flight for record in records):  # the kernel chooses who gets a connection
         streams.append(background(server.generate, 200))
