@@ -1,23 +1,25 @@
-# The image of lmi. Targets: cpu (the default, the embedded engine), vllm, trtllm. `scripts/build-image` builds them.
+# The image of lmi. The targets are cpu (the default, with the embedded engine), vllm and trtllm; `scripts/build-image`
+# builds them.
 #
-# BASE_IMAGE is what the image stands on: any Debian or Ubuntu with Python 3.11 or newer for cpu; for vllm and trtllm
-# best a CUDA one. A base that brings vllm or tensorrt_llm itself keeps them; for trtllm that is the sure way, since the
-# public package is a stub that fetches the real one from the vendor while it installs. TORCH_INDEX_URL names a package
-# index for torch alone (CPU or CUDA builds); without it torch comes from where the rest comes from.
+# BASE_IMAGE is the base of the image: for cpu any Debian or Ubuntu with Python 3.11 or newer, for vllm and trtllm
+# preferably one with CUDA. A base that already has vllm or tensorrt_llm keeps it. For trtllm such a base is the sure
+# way, since the public package is a stub that fetches the real one from the vendor during the installation.
+# TORCH_INDEX_URL names a package index only for torch (CPU or CUDA builds). Without it torch comes from the same index
+# as the rest.
 #
 # Two optional build secrets, for a machine behind its own package index or proxy: `pip_conf` (a pip.conf) and
 # `ca_bundle` (the certificates that pip trusts). Neither is in any layer.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# What every target is when it runs; `scripts/build-image` adds version and revision as labels. lmi itself is process 1:
-# it passes signals on and reaps, so there is no init.
+# Every target runs on this stage. `scripts/build-image` adds version and revision as labels. lmi is process 1: it
+# forwards signals and reaps, so the image has no init.
 FROM ${BASE_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="lmi" \
       org.opencontainers.image.description="Serves a large language model behind the contracts its clients already speak" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
-# Any user, known or not, and a root filesystem that is read-only: whatever must be written goes to /tmp. The bytecode
-# was compiled at build time. A model is a local folder, so nobody asks a hub.
+# The image runs as any user, known or not, and with a read-only root filesystem: files that must be written go to /tmp.
+# The bytecode is compiled at build time. A model is a local folder, so no hub is asked.
 ENV PATH="/opt/lmi/bin:${PATH}" \
     HOME=/tmp \
     XDG_CACHE_HOME=/tmp/cache \
@@ -35,7 +37,7 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=600s --retries=3 \
 ENTRYPOINT ["lmi"]
 CMD ["serve"]
 
-# pip lives in a folder of its own, so that what ships has none.
+# pip is in a separate folder, so that the shipped image has none.
 FROM runtime AS build-cpu
 ENV PYTHONDONTWRITEBYTECODE=
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/lmi
@@ -44,7 +46,7 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=
     --mount=type=cache,target=/tmp/cache/pip \
     /opt/pip/bin/pip --python /opt/lmi install --no-deps --require-hashes --only-binary=:all: \
         -r /src/locks/base.txt -r /src/locks/torch.txt
-# Outside the lock, because its CPU and CUDA builds share a name and a version; the lock has what it needs otherwise.
+# torch is outside the lock, because its CPU and CUDA builds share a name and a version. Its dependencies are in the lock.
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX_URL
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
@@ -56,7 +58,7 @@ COPY handlers /src/handlers
 COPY lmi /src/lmi
 RUN /opt/pip/bin/pip --python /opt/lmi install --no-deps --no-build-isolation --no-index --root /own /src
 
-# Engines that compile small kernels while they run need a C compiler and Python's headers in the image they run in.
+# Engines that compile small kernels while they run need a C compiler and Python's headers in their image.
 FROM runtime AS gpu
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
@@ -73,7 +75,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
 
-# The engines pin hundreds of packages of their own, which the lock does not know.
+# The engines pin hundreds of packages, which are not in the lock.
 FROM build-gpu AS build-vllm
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
@@ -98,7 +100,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build-trtllm /opt/lmi /opt/lmi
 
-# Two layers: what lmi needs is large and changes seldom, lmi itself is small.
+# There are two layers: what lmi needs is large and changes seldom, lmi itself is small.
 FROM runtime AS cpu
 COPY --from=build-cpu /opt/lmi /opt/lmi
 COPY --from=build-cpu /own /
