@@ -1,4 +1,4 @@
-"""One server with the demo model, for every client."""
+"""One server with the demo model, which all clients share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients that people use, each as it comes from its makers, at the APIs of a whole server with a real model."""
+"""The clients that people use, as their makers publish them, at the APIs of a whole server with a real model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from tests.clients.venvs import run
 from tests.served import Server
 
-pytestmark = pytest.mark.timeout(400)  # with the installation of a venv
+pytestmark = pytest.mark.timeout(400)  # including the installation of a venv
 PROMPT = "The quick brown"
 NUM_TOKENS = 8
 
 
 @pytest.fixture(scope="package")
 def said(demo: Server) -> str:
-    """How the model goes on, greedily, as a bare HTTP client hears it."""
+    """The model's greedy answer, as a bare HTTP client gets it."""
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}
     answer = demo.post(body)
     assert answer.status == 200

@@ -1,4 +1,4 @@
-"""schemathesis, a fuzzer of APIs, with /openapi.json against a whole server."""
+"""schemathesis, an API fuzzer, checks a whole server against its /openapi.json."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def echo(tmp_path: Path) -> Iterator[Container]:
         server.kill()
 
 
-@pytest.mark.timeout(300)  # with the installation
+@pytest.mark.timeout(300)  # including the installation
 def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_not_described(
     echo: Container, tmp_path: Path
 ) -> None:

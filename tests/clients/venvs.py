@@ -1,6 +1,6 @@
-"""The client libraries, each set in a venv of its own: their pins exclude each other's and ours.
+"""The client libraries. Each set has its own venv, because their pins conflict with each other's and with ours.
 
-A venv is made when a test first asks for it, from its lock of `scripts/locks/clients`, and again when that changed.
+A venv is made from its lock in `scripts/locks/clients` when a test first asks for it, and again when the lock changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RUN_TIMEOUT_S = 90
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of a venv, which is there and up to date afterwards. One process makes it, others wait."""
+    """Return the interpreter of a venv that exists and is up to date. One process makes the venv, others wait."""
     VENVS.mkdir(exist_ok=True)
     with (VENVS / f"{name}.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -39,7 +39,7 @@ def _made(name: str) -> Path:
     shutil.rmtree(venv, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-qq"]
-    # --no-compile: of the largest clients a small part is ever imported.
+    # --no-compile: only a small part of the largest clients is ever imported.
     exact = ["--no-compile", "--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(lock)]
     subprocess.run([*pip, *exact], check=True, timeout=INSTALL_TIMEOUT_S)
     stamp.write_text(made_from)
@@ -47,12 +47,12 @@ def _made(name: str) -> Path:
 
 
 def run(venv: str, script: str, base_url: str, *arguments: str) -> Any:
-    """What a script of this folder prints: JSON. It runs as a user's program would, with nothing of ours to import."""
+    """Return the JSON that a script of this folder prints. Like a user's program, it can import nothing of ours."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
     quiet = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "LANGSMITH_TRACING": "false",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for a price list
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it asks the network for a price list
         "AWS_ACCESS_KEY_ID": "nobody",
         "AWS_SECRET_ACCESS_KEY": "nothing",
         "AWS_DEFAULT_REGION": "us-east-1",

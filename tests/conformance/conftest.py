@@ -1,4 +1,4 @@
-"""The table of executors that must keep the contract; every test here runs on each of them."""
+"""The table of executors that must keep the contract. Every test here runs on each of them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ if importlib.util.find_spec("vllm") is not None:
 
 @pytest.fixture(params=EXECUTORS, scope="session")
 def shared(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    """One for all tests of an engine: loading is the slow part. Only tests that end it ask for `fresh`."""
+    """One executor for all tests of an engine, since loading is slow. Only tests that end it ask for `fresh`."""
     with EXECUTORS[request.param]() as executor:
         yield executor
 

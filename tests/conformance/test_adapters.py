@@ -1,4 +1,4 @@
-"""The contract's adapters, held against every engine that has them."""
+"""The contract's rules on adapters, held against every engine that has adapters."""
 
 from __future__ import annotations
 

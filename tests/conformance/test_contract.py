@@ -31,7 +31,7 @@ def ask(**fields: Any) -> Request:
 
 
 def finish(executor: Executor, request_id: int) -> list[Response]:
-    """All Responses of one request, to the last."""
+    """All Responses of one request, up to the last one."""
     responses: list[Response] = []
     deadline = time.monotonic() + TIMEOUT_S
     while not responses or not responses[-1].is_final:
@@ -297,7 +297,7 @@ def test_an_id_that_was_never_given_out_raises(executor: Executor, request_id: i
 
 
 def test_responses_of_one_step_become_ready_together(executor: Executor) -> None:
-    """From the step in which all of them run until one ends; an engine apart may begin them in different steps."""
+    """It holds while all of them run. An engine in another process may begin them in different steps."""
     ids = executor.enqueue_requests([ask(streaming=True, max_tokens=50)] * 3)
     begun: set[int] = set()
     num_final, num_compared = 0, 0

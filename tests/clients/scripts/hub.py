@@ -1,4 +1,4 @@
-"""huggingface_hub's InferenceClient at TGI's door and at the one that is OpenAI's: hub.py BASE_URL."""
+"""huggingface_hub's InferenceClient at the TGI API and at the OpenAI API: hub.py BASE_URL."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""langchain-openai at OpenAI's door: langchain.py BASE_URL MODEL."""
+"""langchain-openai at the OpenAI API: langchain.py BASE_URL MODEL."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""litellm at three doors: litellm_client.py BASE_URL MODEL."""
+"""litellm at three APIs: litellm_client.py BASE_URL MODEL."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ PLACES = {
 
 def ask(place: str, **more: object):
     if place == "openai":
-        more["temperature"] = 0  # what the other doors do when nothing is said
+        more["temperature"] = 0  # the default of the other APIs
     return litellm.completion(messages=MESSAGES, max_tokens=8, num_retries=0, **PLACES[place], **more)
 
 
@@ -26,6 +26,6 @@ def streamed(place: str) -> str:
 
 
 found = {place: {"plain": ask(place).choices[0].message.content} for place in PLACES}
-for place in ("triton", "openai"):  # SageMaker's streams are its own framing
+for place in ("triton", "openai"):  # SageMaker frames streams in its own way
     found[place]["streamed"] = streamed(place)
 print(json.dumps(found))

@@ -1,4 +1,4 @@
-"""The openai client at OpenAI's door: openai_client.py BASE_URL MODEL."""
+"""The openai client at the OpenAI API: openai_client.py BASE_URL MODEL."""
 
 import json
 import sys

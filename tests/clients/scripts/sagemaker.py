@@ -1,7 +1,7 @@
-"""boto3 and langchain-aws at SageMaker's door: sagemaker.py BASE_URL.
+"""boto3 and langchain-aws at the SageMaker API: sagemaker.py BASE_URL.
 
 SageMaker's front end takes `/endpoints/NAME/invocations` and hands the body and some headers to the container's
-`/invocations`. That step alone is done here by a hook of botocore; what is sent, signed and read is boto3's own.
+`/invocations`. Here a hook of botocore does only that step; boto3 itself sends, signs and reads.
 """
 
 import json

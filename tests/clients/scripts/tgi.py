@@ -1,4 +1,4 @@
-"""The text-generation client at TGI's door: tgi.py BASE_URL."""
+"""The text-generation client at the TGI API: tgi.py BASE_URL."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ client = Client(sys.argv[1])
 
 def refusal() -> str:
     try:
-        client.generate(PROMPT, max_new_tokens=4, best_of=2)  # the server's to refuse: it is greedy
+        client.generate(PROMPT, max_new_tokens=4, best_of=2)  # the server refuses it: the request is greedy
     except ValidationError as error:
         return str(error)
     return ""
