@@ -1,4 +1,4 @@
-"""What engines say of themselves, before anything of them is imported."""
+"""The records of engines, which are read before the engines are imported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The demo model as it lies in the repository: size, hash, licence, tokenizer, and one fact asked in both ways.
+"""The demo model as it is in the repository: size, hash, licence, tokenizer, and one fact asked in both ways.
 
-Nothing is trained here; `scripts/check-demo-model` measures how good the model is.
+No test here trains it; `scripts/check-demo-model` measures how good the model is.
 """
 
 import hashlib

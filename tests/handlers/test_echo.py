@@ -1,4 +1,4 @@
-"""The engine without a model: what it answers, and how it breaks on demand."""
+"""The engine without a model: what it answers, and how it breaks on request."""
 
 from __future__ import annotations
 

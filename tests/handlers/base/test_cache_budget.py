@@ -1,4 +1,4 @@
-"""The size of a KV cache that nobody has given."""
+"""The size of a KV cache that no option gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bookkeeping between the contract and a foreign engine."""
+"""The bookkeeping of DrivenExecutor, between the contract and a foreign engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sequence: why it ends, what a Response carries, what a restart keeps."""
+"""A sequence: why it ends, what its Responses carry, what a restart keeps."""
 
 from __future__ import annotations
 

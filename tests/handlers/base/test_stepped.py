@@ -26,7 +26,7 @@ TIMEOUT_S = 30.0
 
 
 class Late(EchoExecutor):
-    """Tells of every step twice, as one that gets the outputs of two steps of another process together."""
+    """Reports every step twice, like an engine that gets the outputs of two steps of another process together."""
 
     def _step(self) -> Step:
         step = super()._step()

@@ -1,4 +1,4 @@
-"""Drives a ModelRunner greedily with plans built by hand: requests join, are cut into chunks, and leave."""
+"""Drives a ModelRunner greedily with plans built by hand: requests join, are computed in chunks, and leave."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Player:
 
 
 def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
-    """One step for each chunk and each token, nobody else in the batch."""
+    """Run one step for each chunk and each token, with an otherwise empty batch."""
     player.sit(slot)
     for chunk in player.chunks:
         logits = runner.forward(Plan([], [chunk]))
@@ -79,9 +79,9 @@ def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
 def play_together(
     runner: ModelRunner, players: list[Player], num_slots: int, seed: int, *, start_together: bool = False
 ) -> int:
-    """Random arrivals, random slots, random numbers of chunks a step. Returns the largest number of decodes in one.
+    """Draw arrivals, slots and the number of chunks a step at random. Return the largest number of decodes in one step.
 
-    With `start_together` nobody goes on before all prompts are in, so that the first decodes fill every slot.
+    With `start_together` no player decodes before all prompts are in, so that the first decodes fill every slot.
     """
     draw = random.Random(seed)
     waiting, seated, free, most = list(players), dict[int, Player](), list(range(num_slots)), 0

@@ -1,4 +1,4 @@
-"""The parts of a step that no matrix product holds together: row i has the same bits in any number of rows."""
+"""The parts of a step outside the matrix products: row i has the same bits in any number of rows."""
 
 from __future__ import annotations
 

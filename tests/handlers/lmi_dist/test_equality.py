@@ -1,4 +1,4 @@
-"""The whole embedded executor on real checkpoints: a request's answer is its own, whatever runs beside it.
+"""The whole embedded executor on real checkpoints: an answer does not depend on the requests beside it.
 
 Ids and the bits of log-probs equal those of the lone run while requests come, go and are cancelled; after a preemption
 ids equal and log-probs agree to 1e-4; greedy ids equal those of transformers' generate.
@@ -26,7 +26,7 @@ FAMILIES = ("llama", "mistral", "gpt2")
 
 
 def staggered(num: int, choice: random.Random, max_prompt: int, max_tokens: int) -> list[Request]:
-    """Every second one greedy."""
+    """Random requests, of which every second one is greedy."""
     sampled = [
         SamplingConfig(seed=1),
         SamplingConfig(seed=2, temperature=0.7, top_p=0.9),
@@ -72,7 +72,7 @@ def alone(executor: Executor, requests: list[Request]) -> list[tuple[list[int], 
 
 
 def last_stats(executor: Executor) -> tuple[int, IterationStats]:
-    """Preemptions so far, and the last step."""
+    """The number of preemptions so far, and the statistics of the last step."""
     stats = executor.get_latest_iteration_stats()
     return sum(one.num_preemptions for one in stats), stats[-1]
 
@@ -83,7 +83,7 @@ def test_requests_that_come_go_and_are_cancelled_change_no_bit_of_the_others(fam
     requests = staggered(32, choice, max_prompt=300, max_tokens=40)
     doomed = []
     with Executor(tiny_model(family), EngineConfig(max_num_sequences=12)) as executor:
-        is_exact = executor.capabilities.log_probs_invariant  # else this CPU's kernels keep the ids alone
+        is_exact = executor.capabilities.log_probs_invariant  # otherwise this CPU's kernels keep only the ids
         expected = alone(executor, requests)
         ids: list[int] = []
         for request in requests:
@@ -103,7 +103,7 @@ def test_requests_that_come_go_and_are_cancelled_change_no_bit_of_the_others(fam
 
 @pytest.mark.parametrize("family", [*FAMILIES, "olmo2"])
 def test_each_sequence_of_a_request_is_bit_by_bit_what_its_own_seed_gives(family: str) -> None:
-    """The copy of a prompt's keys and values is as good as the original. The last family is the fallback's."""
+    """A copy of a prompt's keys and values gives the same bits. The last family runs through the fallback."""
     choice = random.Random(3)
     requests = [
         Request(
@@ -154,7 +154,7 @@ def test_greedy_ids_are_those_of_generate(family: str) -> None:
 
 
 def check_against_generate(model: Any, request: Request, tokens: list[int]) -> None:
-    """Equal up to the first place where the reference's own two best logits lie closer than 1e-4."""
+    """They are equal up to the first place where the two best logits of the reference are closer than 1e-4."""
     prompt = torch.tensor([request.input_token_ids])
     with torch.inference_mode():
         reference = model.generate(

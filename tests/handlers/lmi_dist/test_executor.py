@@ -1,4 +1,4 @@
-"""The embedded executor over a runner without weights: its laws, and how a request ends when something breaks."""
+"""The embedded executor over a runner without weights: its laws, and the end of a request when a part breaks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def collect(executor: Executor, num: int) -> dict[int, list[Response]]:
 
 
 def joined(responses: list[Response]) -> tuple[Any, ...]:
-    """What a client has in the end, streamed or not."""
+    """What a client has at the end, streamed or not."""
     results = [one.result for one in responses if one.result is not None]
     assert len(results) == len(responses), responses[-1].error_msg
     return (
@@ -103,7 +103,7 @@ def one_result(executor: Executor, request: Request) -> Result:
 
 
 def drained(executor: Executor) -> list[IterationStats]:
-    """Statistics up to the step after which nothing was left."""
+    """The statistics up to the step after which no request was left."""
     stats: list[IterationStats] = []
     deadline = time.monotonic() + TIMEOUT_S
     while not stats or stats[-1].num_active_requests + stats[-1].num_queued_requests:
@@ -118,7 +118,7 @@ def drained(executor: Executor) -> list[IterationStats]:
 def test_every_answer_is_the_one_the_request_gets_alone(
     max_kv_cache_tokens: int | None, max_prefill_tokens: int
 ) -> None:
-    """Also when the cache is so small that sequences are preempted and recomputed."""
+    """This holds also when the cache is so small that sequences are preempted and recomputed."""
     runner = FakeRunner()
     config = EngineConfig(
         max_num_sequences=16, max_kv_cache_tokens=max_kv_cache_tokens, max_prefill_tokens=max_prefill_tokens
@@ -170,7 +170,7 @@ def with_sampling(request: Request, **fields: Any) -> Request:
 
 
 def alone_by_sequence(request: Request, runner: FakeRunner | None = None) -> list[tuple[Any, ...]]:
-    """Sequence i is the request with its seed + i; the log-probs of the prompt stand on the first alone."""
+    """Sequence i is the request with its seed + i. Only the first has the log-probs of the prompt."""
     seed = request.sampling_config.seed
     seeds = [None if seed is None else seed + index for index in range(request.sampling_config.num_return_sequences)]
     lone = [alone(with_sampling(request, seed=one, num_return_sequences=1), runner) for one in seeds]
@@ -265,7 +265,7 @@ def test_prompt_log_probs_are_the_same_however_the_prompt_is_cut() -> None:
 
 
 def test_an_answer_ends_where_the_whole_cache_is_full() -> None:
-    """Also when neighbours are preempted for it. A prompt that alone is too long is refused, with both numbers."""
+    """It may preempt its neighbours. A prompt as long as the context is refused, with both numbers."""
     with Executor(FakeRunner(), EngineConfig(max_kv_cache_tokens=70)) as executor:
         assert (executor.info.max_sequence_length, executor.info.max_kv_cache_tokens) == (64, 64)
         requests = [ask(*[1] * 60, max_tokens=400), ask(max_tokens=400), ask(max_tokens=400), ask(*[1] * 63)]
@@ -293,7 +293,7 @@ def test_a_full_queue_is_said_to_be_full() -> None:
 
 
 class GatedRunner(FakeRunner):
-    """Stands still inside forward until the gate is open."""
+    """Waits inside `forward` until the gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,7 +360,7 @@ class BreakingRunner(FakeRunner):
     [
         torch.OutOfMemoryError("CUDA out of memory"),
         MemoryError("no memory"),
-        MemoryError(),  # as Python raises it, without a word
+        MemoryError(),  # as Python raises it, without a message
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
     ],
     ids=["cuda", "python", "wordless", "cpu"],
@@ -385,7 +385,7 @@ def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
 
 
 def test_what_breaks_while_a_prompt_is_shared_ends_its_request_once_and_no_other() -> None:
-    """A prompt whose logits are no numbers, and one that has no room in memory."""
+    """One prompt has logits that are not numbers, the other has no room in memory."""
     several = SamplingConfig(seed=1, num_return_sequences=4)
     errors = [MemoryError("no memory")]
     requests = [

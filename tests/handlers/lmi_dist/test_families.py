@@ -1,4 +1,4 @@
-"""Every family against transformers itself: the same greedy tokens, whatever comes and goes in the batch."""
+"""Every family against transformers: the same greedy tokens, with requests that come and go in the batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 
 LENGTHS = [1, 3, 40, 127, 128, 129, 200, 300]
 NUM_ANSWERS = 12
-TIE = 1e-4  # the reference's own two best logits may lie so close that either is right
+TIE = 1e-4  # when the two best logits of the reference are this close, either is right
 
 
 def generate(path: Path, prompt: list[int]) -> tuple[list[int], list[float]]:
-    """The reference: greedy tokens of transformers, and how far the best logit lay over the second."""
+    """The reference: greedy tokens of transformers, and the distance of the best logit to the second for each."""
     model = reference(path)
     with torch.inference_mode():
         output = model.generate(
@@ -53,7 +53,7 @@ def reference(path: Path) -> torch.nn.Module:
 
 
 def agree(player: Player, expected: list[int], gaps: list[float]) -> bool:
-    """Equal up to a tie of the reference; from there on the two may tell different stories."""
+    """They are equal up to a tie of the reference; after it they may differ."""
     for answer, token, gap in zip(player.answers, expected, gaps, strict=True):
         if answer != token:
             if gap < TIE:

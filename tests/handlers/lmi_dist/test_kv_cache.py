@@ -1,4 +1,4 @@
-"""The budget of blocks and slots: nothing is lost, nothing is given twice."""
+"""The budget of blocks and slots: none is lost and none is given twice."""
 
 from __future__ import annotations
 

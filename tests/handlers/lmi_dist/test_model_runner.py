@@ -1,4 +1,4 @@
-"""The runner's promises: a sequence's bits do not depend on its neighbours, slots are given back, int8 stays close."""
+"""The runner's promises: a sequence's bits do not depend on its neighbours, slots are released, int8 stays close."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def num_threads(request: pytest.FixtureRequest) -> object:
 
 
 def assert_same_bits(runner: ModelRunner, players: list[Player], num_slots: int, seed: int) -> None:
-    """Each player alone, then all together; every logit of every answer is compared bit by bit."""
+    """Run each player alone, then all together, and compare every logit of every answer bit by bit."""
     alone = [play_alone(runner, Player(player.prompt, player.num_answers)) for player in players]
     crowd = [Player(player.prompt, player.num_answers) for player in players]
     assert play_together(runner, crowd, num_slots, seed, start_together=True) == num_slots
@@ -58,7 +58,7 @@ def test_a_batch_of_64_changes_no_bit_of_a_sequence_with_any_number_of_threads(n
 
 
 def test_odd_head_counts_survive_large_steps_on_several_threads(num_threads: int) -> None:
-    """Seven heads of query and key: a rotation cut over threads in the middle of a head once changed bits."""
+    """With seven heads of query and key, threads that split a rotation in the middle of a head once changed bits."""
     runner = build("gemma", num_slots=16)
     lengths = [129, 300, 640, 900] * 4
     assert_same_bits(runner, random_players(VOCAB_SIZE, lengths, 4), 16, seed=2)

@@ -50,7 +50,7 @@ def drawn(sampler: Sampler, logits: Tensor, *sequences: Sequence) -> list[Draw]:
 
 
 def reference_kept(logits: Tensor, config: SamplingConfig) -> set[int]:
-    """What transformers leaves, its processors in its own order."""
+    """The tokens that transformers keeps, with its processors in its order."""
     chain: list[Any] = [TemperatureLogitsWarper(config.temperature)] if config.temperature else []
     chain += [TopKLogitsWarper(config.top_k)] if config.top_k else []
     chain += [TopPLogitsWarper(config.top_p)] if config.top_p else []
@@ -63,7 +63,7 @@ def reference_kept(logits: Tensor, config: SamplingConfig) -> set[int]:
 
 
 def name_of(config: SamplingConfig) -> str:
-    """What differs from the default, for the names of tests."""
+    """The fields that differ from the default, for the names of tests."""
     given = {name: value for name, value in _fields(config).items() if value != getattr(SamplingConfig(), name)}
     return " ".join(f"{name}={value}" for name, value in given.items()) or "plain"
 
@@ -100,7 +100,7 @@ def test_the_filters_keep_what_transformers_keeps(config: SamplingConfig, vocab_
     for row in range(8):
         kept = set(probs[row].nonzero().flatten().tolist())
         reference = reference_kept(logits[row], config)
-        # One token on the border may fall the other way: the sums are rounded differently.
+        # One token on the boundary may fall on the other side, because the sums are rounded differently.
         assert len(kept ^ reference) <= (1 if len(reference) > 500 else 0)
 
 
@@ -143,7 +143,7 @@ def test_frequencies_follow_the_distribution(config: SamplingConfig) -> None:
 
 
 def test_positions_of_one_seed_are_independent() -> None:
-    """One sequence that draws 20 000 tokens from the same row: neighbours in time do not follow each other."""
+    """A sequence draws 20 000 tokens from the same row; a token does not depend on the one before it."""
     one, logits, sampler = sequence(SamplingConfig(seed=3)), torch.zeros(1, 4), Sampler(4)
     one.max_tokens = 10**6
     for _ in range(20_000):

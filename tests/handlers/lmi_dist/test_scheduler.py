@@ -1,4 +1,4 @@
-"""The scheduler alone: its rules one by one, then its invariants under any load."""
+"""The scheduler without an executor: its rules one by one, then its invariants under any load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scheduler(num_blocks: int = 1000, num_slots: int = 8, **options: Any) -> Sch
 def sequences(
     number: int, num_sequences: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any
 ) -> list[Sequence]:
-    """Those of one request."""
+    """The sequences of one request."""
     request = Request(
         input_token_ids=(1,) * num_prompt_tokens,
         max_tokens=max_tokens,
@@ -38,7 +38,7 @@ def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fi
 
 
 def run(batch: Batch) -> list[Sequence]:
-    """What an executor does with a batch, with 7 as every token; returns the sequences with a new one."""
+    """Do what an executor does with a batch, with 7 as every token; return the sequences with a new token."""
     advanced = []
     for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
         for one in (owner, *batch.followers.get(owner, ())):
@@ -272,7 +272,7 @@ def loads(draw: st.DrawFn) -> list[tuple[int, list[Sequence], int | None]]:
 def test_under_any_load_the_budget_holds_and_everyone_ends(
     load: list[tuple[int, list[Sequence], int | None]], num_blocks: int, num_slots: int, max_prefill_tokens: int
 ) -> None:
-    """Blocks of 7 are the most that one sequence of these can need (60 + 40 - 1 tokens)."""
+    """Seven blocks are the most that one of these sequences can need (60 + 40 - 1 tokens)."""
     one = scheduler(num_blocks, num_slots, max_prefill_tokens=max_prefill_tokens)
     open_ones = {new for _, group, _ in load for new in group}
     for now in range(5000):
@@ -295,7 +295,7 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
         if not open_ones:
             break
     assert not open_ones, "someone waits for ever"
-    assert one.cache.num_used_blocks == 0  # so no slot is held: each has a block at least
+    assert one.cache.num_used_blocks == 0  # so no slot is held, since each sequence with a slot has at least one block
 
 
 def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:

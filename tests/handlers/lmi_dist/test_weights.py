@@ -1,4 +1,4 @@
-"""A folder that is wrong in any way gives one line that names the file and the cause."""
+"""Any wrong folder gives one line that names the file and the cause."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_shards_give_what_one_file_gives(folder: Path) -> None:
 
 
 def test_a_checkpoint_without_the_first_word_of_its_names_is_read(folder: Path) -> None:
-    """As `save_pretrained` of the model without its head writes it, and the first GPT-2 files were."""
+    """`save_pretrained` of the model without its head writes such names, and the first GPT-2 files have them."""
     expected = run(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
     save_file(tensors, folder / WEIGHTS)

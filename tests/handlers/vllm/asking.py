@@ -1,4 +1,4 @@
-"""Starting the real engine small, and asking it."""
+"""Helpers that start the real engine with a small model and send requests to it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TOKENS_PER_BLOCK = 128
 PROMPT = (11, 12, 13, 14, 15)
 GREEDY = SamplingConfig(temperature=0)
 TIMEOUT_S = 60.0
-TIE = 1e-4  # two log-probs this near are one
+TIE = 1e-4  # two log-probs this close count as equal
 
 
 def start(folder: Path | None = None, **options: str) -> VllmExecutor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what libraries say of themselves at their import
+        warnings.simplefilter("ignore")  # warnings of libraries at their import
         from handlers.lmi_vllm import Executor
 
         config = EngineConfig(
@@ -61,7 +61,7 @@ def finals(executor: Executor, request_ids: Sequence[int]) -> dict[int, Response
 
 
 def answer(executor: Executor, **fields: Any) -> Response:
-    """What ends one request that is not streamed."""
+    """The last Response of one request that is not streamed."""
     request_id = executor.enqueue_request(ask(**fields))
     return finals(executor, [request_id])[request_id]
 
@@ -77,6 +77,6 @@ def tokens(executor: Executor, **fields: Any) -> list[int]:
 
 
 def up_to_a_tie(token_ids: list[int], top: list[list[TokenLogProb]]) -> list[int]:
-    """The tokens before the first position where two were equally good."""
+    """The tokens before the first position where the best two were equally likely."""
     ties = [step for step, (best, second, *_) in enumerate(top) if best.log_prob - second.log_prob < TIE]
     return token_ids[: min(ties, default=len(token_ids))]

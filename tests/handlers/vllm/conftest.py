@@ -1,4 +1,4 @@
-"""The engines of this folder: importing vLLM is the slow part, and every test file asks the same ones."""
+"""The engines of this folder. Importing vLLM is slow, so all test files share them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.handlers.vllm.asking import start
 def arguments() -> ModuleType:
     hide_foreign_builds()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what libraries say of themselves at their import
+        warnings.simplefilter("ignore")  # warnings of libraries at their import
         import handlers.lmi_vllm.arguments as module
     return module
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model that is all configuration: 4 layers of 2 heads of 64 for keys and values, a context of 4096."""
+    """A model with only a configuration: 4 layers of 2 heads of 64 for keys and values, a context of 4096."""
     shape = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 4}
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -49,7 +49,7 @@ def shared() -> Iterator[Executor]:
 
 @pytest.fixture
 def engine(shared: Executor) -> Executor:
-    """vLLM with a cache that four long requests do not fit into together."""
+    """vLLM with a cache that is too small for four long requests together."""
     shared.await_responses(timeout_s=0)
     shared.get_latest_iteration_stats()
     return shared

@@ -38,7 +38,7 @@ def write_adapter(folder: Path, seed: int, rank: int = RANK) -> Path:
 
 
 def merged(model: Any, folder: Path) -> Any:
-    """A model of transformers with the adapter's products added to its weights."""
+    """Return a model of transformers with the adapter's products added to its weights."""
     from safetensors.torch import load_file
 
     weights = load_file(folder / "adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""LoRA adapters on the real engine: loading and refusing them, and base and adapter requests beside each other."""
+"""LoRA adapters on the real engine: loading and refusal, and base and adapter requests beside each other."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.vllm
 
 NAMES = ("formal", "rude")
 MAX_RANK = 8
-MAX_LOADED = 3  # in vLLM's memory; of more, the least used are read again from their files
+MAX_LOADED = 3  # in vLLM's memory; with more, the least used are read again from their files
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with two adapters beside it."""
+    """A model with two adapters in its folder."""
     copy = tmp_path_factory.mktemp("adapted") / "model"
     shutil.copytree(tiny_model(FAMILY), copy)
     for seed, name in enumerate(NAMES):
@@ -237,7 +237,7 @@ def test_mixed_requests_each_get_what_they_get_alone(adapted: Executor) -> None:
 
 
 def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(adapted: Executor) -> None:
-    """Requests of one kind keep coming; one of the other gets its turn while they still do."""
+    """Requests of one kind keep coming; a request of the other kind gets its turn meanwhile."""
     for flood, other in ((None, "formal"), ("formal", None)):
         open_ids = adapted.enqueue_requests([ask(max_tokens=20, lora_config=use(flood))] * 2)
         wanted = adapted.enqueue_request(ask(max_tokens=2, lora_config=use(other)))
@@ -264,11 +264,11 @@ def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it
     assert ended[held].result.finish_reasons == [FinishReason.CANCELLED]  # type: ignore[union-attr]
 
 
-# A step that raises: the one thing that a client of a loaded adapter can do to vLLM.
+# A step that raises, the only harm that a client of a loaded adapter can do to vLLM.
 
 
 def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(adapted: Executor, tmp_path: Path) -> None:
-    """An adapter that vLLM has put out of its memory is read again, in a step, and its files are gone by then."""
+    """vLLM reads an adapter that left its memory again, in a step, when the files are gone."""
     lost = write_adapter(tmp_path / "lost", seed=5)
     adapted.load_adapter("lost", str(lost))
     others = [f"other-{number}" for number in range(MAX_LOADED)]

@@ -1,4 +1,4 @@
-"""Options on their way into vLLM's argument class: types, faults, our defaults, and the size of the KV cache."""
+"""Options on their way into vLLM's argument class: types, faults, lmi's defaults, and the size of the KV cache."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_nobody_said_differs_from_vllms_own_only_where_it_is_written_down(
     ours = arguments.AsyncEngineArgs(**arguments.engine_arguments(config(), str(folder)))
     differing = {name for name in arguments.FIELDS if getattr(ours, name) != getattr(own, name)}
     eager_here = {"enforce_eager"}  # the tests switch compilation off
-    cache_that_fits = {"kv_cache_memory_bytes", "max_model_len"}  # vLLM's own takes nine tenths of all memory
+    cache_that_fits = {"kv_cache_memory_bytes", "max_model_len"}  # vLLM's default takes nine tenths of all memory
     written_down = {"disable_log_stats", "generation_config", "scheduling_policy", "use_tqdm_on_load"}
     assert differing - eager_here - cache_that_fits == written_down
 
@@ -237,7 +237,7 @@ def test_a_cache_on_a_cpu_holds_what_the_sequences_can_use(
     arguments: ModuleType, folder: Path, engine: EngineConfig, num_tokens: int, length: int
 ) -> None:
     given = arguments.engine_arguments(engine, str(folder))
-    num_blocks = -(-num_tokens // 128) + 1  # vLLM keeps one for itself
+    num_blocks = -(-num_tokens // 128) + 1  # vLLM reserves one
     assert given["kv_cache_memory_bytes"] == num_blocks * 128 * TOKEN_BYTES
     assert given["max_model_len"] == length
     assert "num_gpu_blocks_override" not in given
@@ -265,7 +265,7 @@ def test_a_cache_that_is_given_in_vllms_words_is_left_alone(arguments: ModuleTyp
     assert given.keys() & words == {name}
 
 
-# Two engines in a process of its own, since vLLM changes what torch does in a process.
+# Two engines in a separate process, since vLLM changes what torch does in its process.
 PROGRAM = """
 import json, sys
 from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
@@ -292,7 +292,7 @@ def test_the_real_engine_has_the_cache_and_the_batch_that_were_asked_for() -> No
     assert done.returncode == 0, done.stderr
     by_default, bounded = json.loads(done.stdout.splitlines()[-1])
     assert by_default == [5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5]
-    assert bounded == [4 + 1, 512, 5]  # 500 tokens are four blocks, and the context is what they hold
+    assert bounded == [4 + 1, 512, 5]  # 500 tokens are four blocks, and the context is their capacity
 
 
 def test_a_cache_that_cannot_hold_the_context_is_refused(arguments: ModuleType, folder: Path) -> None:

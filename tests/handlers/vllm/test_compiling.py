@@ -1,4 +1,4 @@
-"""Where vLLM compiles on a CPU, as it does by itself, and where it cannot."""
+"""Where vLLM compiles on a CPU, as is its default, and where it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor does around vLLM's steps: order, memory, and requests that would do harm."""
+"""The executor around vLLM's steps: order, memory, and harmful requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.vllm
 
 
 def statistics(engine: Executor, requests: list[Request]) -> list[IterationStats]:
-    """Of every step until all of them have ended."""
+    """The statistics of every step until all requests have ended."""
     engine.get_latest_iteration_stats()
     finals(engine, engine.enqueue_requests(requests))
     return engine.get_latest_iteration_stats()
@@ -97,7 +97,7 @@ def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) 
 
 
 class FailingOnce:
-    """vLLM's engine, but for one step: the first in which a request waits that had run already."""
+    """vLLM's engine, except for one step that raises: the first in which a request that has already run waits."""
 
     def __init__(self, engine: Any, sequences: dict[str, Any]) -> None:
         self._engine, self._sequences, self.preempted = engine, sequences, set[int]()
@@ -127,7 +127,7 @@ def test_a_step_that_raises_ends_preempted_requests_too_and_repeats_nothing(engi
 
 
 class Merging:
-    """vLLM's engine, but its steps come two by two in one output, as AsyncLLM's do where nobody takes them in time."""
+    """vLLM's engine, but one output holds two steps, as AsyncLLM's outputs do when they are not taken in time."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -229,7 +229,7 @@ def test_parts_that_are_no_structs_are_read_as_such(engine: Executor) -> None:
 
 
 def is_refused_with(name: str, engine: Executor, **parts: Any) -> None:
-    """Where the request is built or where it is given to the engine; then the next one works."""
+    """The request is refused where it is built or where the engine gets it, and the next one works."""
     config = {kind: parts.pop(kind) for kind in ("sampling", "output") if kind in parts}
     with pytest.raises((ValueError, TypeError, InvalidRequest), match=name):
         if "sampling" in config:

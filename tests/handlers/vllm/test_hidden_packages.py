@@ -1,4 +1,4 @@
-"""Small distributions in a folder of the path, each with an import that fails as a CUDA build's does on a CPU."""
+"""Small distributions in a folder on the path. The import of each fails as that of a CUDA build does on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from handlers.lmi_vllm import hidden_packages
 ROOT = Path(__file__).resolve().parents[3]
 COMPANIONS = {"torchvision": "0.28.0", "torchaudio": "2.11.0", "torchcodec": "0.17.0"}
 
-# What this process, a spawned child and a spawned child of that can see after the call.
+# What this process, its spawned child and that child's spawned child can see after the call.
 PROGRAM = """
 import json, logging, sys
 import nested
@@ -50,7 +50,7 @@ def distribution(folder: Path, name: str, version: str, source: str = "raise Run
 
 
 def run(folder: Path) -> tuple[dict, str]:
-    """What the program found in a process of its own with the folder's distributions, and what it logged."""
+    """What the program found in a separate process with the folder's distributions, and what it logged."""
     (folder / "program.py").write_text(PROGRAM)
     (folder / "nested.py").write_text(NESTED)
     environ = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}

@@ -30,7 +30,7 @@ def model() -> Any:
 
 
 def log_probs_of(model: Any, token_ids: list[int]) -> Any:
-    """For each position what the model thinks of the next token: (num_tokens, vocab)."""
+    """The log-probs of the next token at each position: (num_tokens, vocab)."""
     import torch
 
     with torch.inference_mode():

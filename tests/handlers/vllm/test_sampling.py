@@ -1,4 +1,4 @@
-"""Every word of the contract on the real engine: what it becomes for vLLM, and what it does to an answer."""
+"""Every field of the contract on the real engine: its form in vLLM's parameters, and its effect on an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
 
 NUM_TOP = 20  # as many alternatives as the engine gives
 
-# Field -> a value that means something, and what it changes in vLLM's parameters.
+# Field -> a value with an effect, and what it changes in vLLM's parameters.
 MAPPED: dict[str, tuple[Any, dict[str, Any]]] = {
     "SamplingConfig.top_k": (7, {"top_k": 7}),
     "SamplingConfig.top_p": (0.5, {"top_p": 0.5}),
@@ -54,7 +54,7 @@ MAPPED: dict[str, tuple[Any, dict[str, Any]]] = {
     "Request.bad_words": (((6,), (7, 8)), {"_bad_words_token_ids": [[6], [7, 8]]}),
     "Request.embedding_bias": (((6, 1),), {"logit_bias": {6: 1.0}}),
 }
-# What the executor does itself, around vLLM; held by tests/conformance, and by the other tests of this folder.
+# Fields that the executor itself implements, around vLLM; tests/conformance and other tests of this folder hold them.
 OURS = {
     "SamplingConfig.num_return_sequences",
     "OutputConfig.exclude_input_from_output",
@@ -80,7 +80,7 @@ REFUSED: dict[str, Any] = {
     "Request.lora_config": LoraConfig("style"),  # without option.enable_lora
     "Request.logits_post_processor_name": "mine",
 }
-# Of beams: by themselves they ask for nothing.
+# Fields of beams, which have no effect without beams.
 WITHOUT_EFFECT: dict[str, Any] = {
     "SamplingConfig.length_penalty": 2.0,
     "SamplingConfig.early_stopping": 1,
@@ -158,7 +158,7 @@ def embedded() -> Iterator[Executor]:
         yield executor
 
 
-FIRST = 237  # what the model says first, greedily, after PROMPT
+FIRST = 237  # the model's first greedy token after PROMPT
 RULES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "one bad word": {"bad_words": ((FIRST,),)},
@@ -189,11 +189,11 @@ def test_a_rule_changes_the_answer_as_it_does_in_the_embedded_executor(
         assert sure != tokens(engine, max_tokens=40)[: len(sure)], "the rule has no effect"
 
 
-# Sampling: which tokens may be chosen, by the model's own log-probs.
+# Sampling: which tokens may be chosen, by the model's log-probs.
 
 
 def ranks_and_masses(engine: Executor, **choice: Any) -> Iterator[tuple[int, float, float]]:
-    """Of each sampled token: its rank, the mass of the likelier ones, its share of the likeliest."""
+    """For each sampled token: its rank, the mass of the likelier tokens, its probability over that of the likeliest."""
     config = SamplingConfig(seed=11, **choice)
     output = OutputConfig(return_log_probs=True, num_top_log_probs=NUM_TOP)
     sampled = result(engine, sampling_config=config, output_config=output, max_tokens=60)
@@ -270,7 +270,7 @@ SENTENCE = 'root ::= "select " name " from " name\nname ::= [a-z] | "table"'
 
 @pytest.fixture(scope="module")
 def words() -> Any:
-    """Token ids as the text they stand for, without the end."""
+    """A function from token ids to their text, without the end token."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model("llama_wide"))
@@ -278,7 +278,7 @@ def words() -> Any:
 
 
 def whitespace_ids(words: Any) -> tuple[tuple[int, ...], ...]:
-    """A model that learnt nothing fills JSON with blanks, which JSON allows."""
+    """A random model fills JSON with blanks, which JSON allows."""
     return tuple((one,) for one in range(END_ID + 1, 320) if not words([one]).strip())
 
 

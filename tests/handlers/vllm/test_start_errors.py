@@ -1,4 +1,4 @@
-"""Starts of the real vLLM that fail, in a process of its own: one line each, with what to change."""
+"""Failed starts of the real vLLM, in a separate process: each gives one line that says what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The startup log with the loggers that vLLM would write to; no vLLM."""
+"""The startup log with the loggers that vLLM writes to, but without vLLM."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_stages_are_told_in_their_order_and_none_is_left_out(begun: StartupLog) 
     with begun.reported_to(lambda stage, share: told.append(stage)):
         runner.info("starts")
         wait_until(lambda: told == ["weights"], "the first is told", 5)
-        cache.info("has so many blocks")  # what came between was not said
+        cache.info("has so many blocks")  # stages between were not reported
         wait_until(lambda: told == list(STAGES), "the others are", 5)
         runner.info("says more")
         time.sleep(2 * startup_log.LOOK_S)
