@@ -1,4 +1,4 @@
-"""Adapters over the engine sockets: two front ends, two engine processes, and what a killed engine comes back with."""
+"""Adapters over the engine sockets: two front ends, two engine processes, and an engine killed and restarted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Server:
             self.processes[slot] = subprocess.Popen(command, env=environ, stderr=file)
 
     def kill(self, slot: int) -> None:
-        """As the supervisor notes it."""
+        """Kill an engine and note its end as the supervisor does."""
         self.processes[slot].kill()
         self.processes[slot].wait()
         self.block.engines[slot].phase = Phase.LOST
@@ -100,7 +100,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 async def first_tokens(engines: Engines, adapter: str | None) -> set[int]:
-    """What each engine answers first."""
+    """The first tokens that the engines answer."""
     lora, greedy = None if adapter is None else LoraConfig(adapter), SamplingConfig(temperature=0)
     request = Request(input_token_ids=PROMPT, max_tokens=1, sampling_config=greedy, lora_config=lora)
     tokens = set()
@@ -231,7 +231,7 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
     async def test() -> None:
         await ready(server)
         async with server.front_end() as engines:
-            os.kill(server.processes[0].pid, 19)  # SIGSTOP: it reads nothing any more
+            os.kill(server.processes[0].pid, 19)  # SIGSTOP: it no longer reads
             registry = AdapterRegistry(engines, server.runtime.adapters())
             call = asyncio.create_task(registry.load("formal", str(write_adapter(tmp_path / "formal", shift=5))))
             await until(lambda: engines.open[1].info is not None and "formal" in engines.open[1].info.adapters)

@@ -1,4 +1,4 @@
-"""The front end's end of the socket, against a small real server that speaks the same frames."""
+"""The front end's side of the socket, against a small real server that speaks the same frames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REQUEST = Request(input_token_ids=(1, 2, 3), max_tokens=5)
 
 
 class ScriptedEngine:
-    """An engine worker that says what the test tells it to say and remembers what it heard."""
+    """An engine worker that sends what the test gives it and remembers what it received."""
 
     def __init__(self, path: str) -> None:
         self.path = path

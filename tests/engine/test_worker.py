@@ -1,4 +1,4 @@
-"""The engine process, started as the supervisor starts it, and talked to over its socket by a bare front end."""
+"""The engine process, started as the supervisor starts it; a bare front end talks to it over its socket."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class FrontEnd:
         return self.pending.pop(0)
 
     def outputs(self, until_final: int) -> list[Responses]:
-        """Outputs up to the one with the last of so many final Responses."""
+        """The frames up to the one that holds the last of `until_final` final Responses."""
         outputs: list[Responses] = []
         while sum(response.is_final for output in outputs for response in output.responses) < until_final:
             message = self.next()
@@ -129,7 +129,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 @pytest.fixture(params=["echo", "asked"])
 def worker(start: Start, request: pytest.FixtureRequest) -> Worker:
-    """Its engine gives Responses away by itself, or has to be asked for them."""
+    """A worker whose engine passes its Responses on, and one whose engine must be asked for them."""
     return start(request.param).wait_ready()
 
 
@@ -157,7 +157,7 @@ def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Sta
     report = read_report(worker.runtime.engine_report(0))
     assert report.engine == "echo" and 0.2 < report.stages_s["weights"] < 5
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
-    assert len(lines) == 1  # and no more than one a second
+    assert len(lines) == 1  # and at most one a second
     assert worker.record.pid == worker.process.pid and worker.record.stage == ""
 
 

@@ -1,4 +1,4 @@
-"""Laws that hold for every answer, whatever its tokens and however they arrive."""
+"""Laws that hold for every answer, with any tokens in any pieces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _formatter(
 
 
 def _feed(formatter: Formatter[LmiFormat], tokens: list[Token], cut: int) -> list[bytes]:
-    """The tokens in Deltas of `cut`, the last with the end."""
+    """Feed the tokens in Deltas of `cut` tokens; the last Delta has the end."""
     records: list[bytes] = []
     for at in range(0, len(tokens), cut):
         is_last = at + cut >= len(tokens)
@@ -47,7 +47,7 @@ def _feed(formatter: Formatter[LmiFormat], tokens: list[Token], cut: int) -> lis
 
 
 def _objects(records: list[bytes], output_format: OutputFormat) -> list[dict[str, Any]]:
-    """What a client reads that splits the decoded text into lines as Python does."""
+    """The objects that a client reads which splits the decoded text into lines as Python does."""
     lines = b"".join(records).decode().splitlines()
     if output_format is OutputFormat.SSE:
         assert lines[1::2] == [""] * len(records)
@@ -152,7 +152,7 @@ def test_an_error_can_be_written_whatever_its_message(
 
 @pytest.mark.parametrize("is_overtaken", [False, True])
 def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: bool) -> None:
-    """But for one that overtakes the first, with which they come."""
+    """They come with the first choice; another choice that overtakes it does not have them."""
     body = b'{"prompt": "ab", "n": 2, "stream": true, "echo": true, "logprobs": 1, "max_tokens": 1}'
     writer = CompletionStream(openai.parse(openai.message(body, ModelConfig(path="demo", name="demo"))))
     prefill = [Token(1, "a"), Token(2, "b", -1.0)]

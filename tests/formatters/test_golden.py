@@ -1,8 +1,8 @@
 """The bytes of each API, file by file: tests/golden/<api>/<case>.request gives <case>.response.
 
-A request file holds the body, the model's settings, the Deltas that an engine would bring, and the error that ends it.
-The responses were written by Python's own json module from objects put together by hand, never by the formatters.
-What is new in every answer, an id or the time, stands there as `ID` and 0.
+A request file holds the body, the model's settings, the Deltas of an engine, and the error that ends the answer.
+Python's json module wrote the responses from objects put together by hand; the formatters never wrote them.
+A value that is new in every answer, an id or the time, is `ID` or 0 there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _settled(body: bytes) -> bytes:
 
 
 def _answer(api: AnyApi, case: dict[str, Any]) -> tuple[int, str, bytes]:
-    """Status, content type and body, put together as a route would."""
+    """Status, content type and body, put together as a route does."""
     model = ModelConfig(path="demo", name="demo", **case.get("model", {}))
     body = case["body"] if isinstance(case["body"], str) else json.dumps(case["body"])
     format, accepted, records = api.default_format(model), False, list[bytes]()

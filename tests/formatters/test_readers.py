@@ -1,7 +1,7 @@
 """Eleven ways in which clients of SageMaker's notebooks read an answer, held against our bytes.
 
-Each reader is a generator of texts over the pieces that a client receives. Those with a buffer get the bytes cut
-anywhere; those without one get them as we write them, a record each.
+Each reader is a generator of texts over the pieces that a client receives. Readers with a buffer get the bytes cut
+anywhere; readers without one get one record in each piece, as we write them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Reader = Callable[[Iterable[bytes]], Iterator[str]]
 
 
 def written(api: AnyApi, body: dict[str, Any], model: ModelConfig = MODEL, *, fails: bool = False) -> list[bytes]:
-    """What a route writes, piece by piece, for an answer of TEXT, or one that fails after it."""
+    """The pieces that a route writes for an answer of TEXT, or for one that fails after TEXT."""
     message = api.read(json.dumps(body).encode(), None, model)
     formatter = api.formatter(api.parse(message))
     pieces = [TEXT[n : n + 3] for n in range(0, len(TEXT), 3)]
@@ -47,7 +47,7 @@ def written(api: AnyApi, body: dict[str, Any], model: ModelConfig = MODEL, *, fa
 
 
 def cuts(records: list[bytes]) -> Iterator[list[bytes]]:
-    """The same bytes as they are written, and cut at random."""
+    """The bytes as they are written, then cut at random."""
     yield records
     body, dice = b"".join(records), random.Random(7)
     for _ in range(NUM_CUTS):
@@ -56,7 +56,7 @@ def cuts(records: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def by_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """AWS's LineIterator: at the end of the stream it looks again for the newline that bytes left over must have."""
+    """AWS's LineIterator. At the end of the stream it looks again for a newline, so leftover bytes must have one."""
     buffer = b""
     for piece in pieces:
         buffer += piece

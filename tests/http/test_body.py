@@ -1,4 +1,4 @@
-"""The budget of request bodies in numbers: who is refused, and who is not kept out by whom."""
+"""The budget of request bodies in numbers: which bodies are refused, and which do not keep others out."""
 
 from __future__ import annotations
 

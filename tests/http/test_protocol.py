@@ -1,4 +1,4 @@
-"""The guarded protocol on a real port, fed with raw bytes: what a client must not get away with."""
+"""The guarded protocol on a real port, fed with raw bytes: the misbehaviour of clients that it must stop."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class HastyProtocol(GuardedProtocol):
 
 
 class App:
-    """Answers with what it heard; `/slow` first waits until the test lets it go on, `/stream` in its middle.
+    """Answers with the path and the size of the body. `/slow` waits before its answer until the test lets it go on.
 
-    `/flood` first sends more than a client and the kernel hold between them. `/unread` is answered 413 before its body
-    was asked for.
+    `/stream` waits in the middle of its answer. `/flood` first sends more than a client and the kernel hold between
+    them. `/unread` is answered 413 before its body is asked for.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
 
     def talk(self, *parts: bytes, quiet_s: float = 0.8) -> bytes:
-        """Send bytes, say no more, return everything that comes until the server closes or goes quiet."""
+        """Send bytes and nothing after them; return what comes until the server closes or goes quiet."""
         with self.connect() as connection:
             for part in parts:
                 try:
                     connection.sendall(part)
                 except OSError:
-                    break  # the server has had enough
+                    break  # the server has closed
             return hear(connection, quiet_s)
 
 
@@ -451,7 +451,7 @@ def test_a_crowd_of_slow_heads_is_gone_after_the_deadline(served: Served) -> Non
 
 @pytest.fixture
 def flooded(served: Served) -> Iterator[socket.socket]:
-    """A client with little room that asked for a lot."""
+    """A client with a small buffer that asked for a large answer."""
     served.app.flooded.clear()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -468,7 +468,7 @@ def test_a_client_that_stops_reading_is_cut_off(served: Served, flooded: socket.
 
 
 def test_a_client_that_reads_slowly_is_not_cut_off(flooded: socket.socket) -> None:
-    """What the server has buffered takes it twice as long to read as a client may read nothing."""
+    """It takes twice the stall timeout to read what the server has buffered."""
     heard, started = b"", time.monotonic()
     while time.monotonic() < started + 5 * HastyProtocol.stall_timeout_s:
         heard += flooded.recv(2500)  # 50 KB a second

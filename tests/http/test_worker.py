@@ -36,7 +36,7 @@ class Served:
             )
 
     def say(self, data: bytes) -> bytes:
-        """The whole answer."""
+        """Send `data` and return the whole answer."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S) as client:
             client.sendall(data)
             return b"".join(iter(lambda: client.recv(65536), b""))

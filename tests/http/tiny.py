@@ -1,4 +1,4 @@
-"""An application with its own worker and limits, and without anything else of lmi."""
+"""An application with its own worker and limits, which uses no other part of lmi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames come out whole however the bytes come in."""
+"""Frames come out whole for bytes in any pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing to a connection from another thread than the event loop's."""
+"""Writes to a connection from a thread that is not the event loop's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class End(asyncio.Protocol):
 
 
 def run(play: Callable[[End, socket.socket], Awaitable[None]]) -> None:
-    """Play with a writer on a real socket and the other end of it."""
+    """Run `play` with a writer on a real socket and the other end of that socket."""
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
@@ -58,7 +58,7 @@ def test_what_the_kernel_takes_is_there_though_the_loop_never_runs() -> None:
         thread = threading.Thread(target=end.writer.write, args=(b"at once",))
         thread.start()
         thread.join()
-        assert read(theirs, 7) == b"at once"  # this coroutine has not let the loop do anything
+        assert read(theirs, 7) == b"at once"  # this coroutine has not yielded to the loop
 
     run(play)
 

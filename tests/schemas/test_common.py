@@ -1,4 +1,4 @@
-"""A body that cannot be read is refused with what is wrong and where, and is never quoted."""
+"""An unreadable body is refused with the fault and its place, and is never quoted."""
 
 from __future__ import annotations
 
@@ -205,5 +205,5 @@ def test_what_a_reader_takes_is_what_its_json_schema_says(reader: Reader, value:
     except LmiError:
         is_taken = False
     is_said = jsonschema.Draft202012Validator(JSON_SCHEMAS[reader]).is_valid(value)
-    # JSON Schema counts 5.0 among the integers, we do not.
+    # JSON Schema counts 5.0 as an integer, lmi does not.
     assert is_taken == is_said or (is_said and "integer" in str(JSON_SCHEMAS[reader]) and "." in repr(value))

@@ -1,4 +1,4 @@
-"""Structures asked for by their fields, and schemas that lead elsewhere."""
+"""Structures that a request asks for by their fields, and schemas that refer elsewhere."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _fields(parsed: Parsed[lmi.LmiFormat]) -> dict[str, Any]:
     return {field.name: getattr(each, field.name) for each in (parsed.request, parsed.format) for field in fields(each)}
 
 
-# The documented defaults, the lists of all backends together; None where the page says None or random.
+# The documented defaults, from the lists of all backends. None means None or random on that page.
 DEFAULTS: list[tuple[str, Any]] = [
     ("do_sample", False),
     ("seed", None),

@@ -1,4 +1,4 @@
-"""TGI's schema: which request each parameter makes, what is refused by which name, and that nothing else comes out."""
+"""TGI's schema: the request that each parameter makes, and the name in each refusal. No other error comes out."""
 
 from __future__ import annotations
 

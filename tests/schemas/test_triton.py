@@ -1,4 +1,4 @@
-"""Triton's request: each name that its models read, wherever it stands, and what is refused in whose words."""
+"""Triton's request: each name that its models read, in each place of the body, and the words of each refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front end over real sockets, a scripted engine behind it: the error table, and every end of a request."""
+"""The front end over real sockets with a scripted engine: the error table, and every end of a request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lmi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def shape_1(body: bytes) -> tuple[str, int]:
-    """The message and the code of an error body of its own."""
+    """The message and the code of a body that is only an error."""
     fields = json.loads(body)
     assert list(fields) == ["error", "code"]
     return fields["error"], fields["code"]
@@ -257,16 +257,16 @@ def test_a_form_in_parts_is_415_at_every_json_api(lmi: Host, path: str) -> None:
 
 
 def test_an_announced_body_over_the_limit_is_413_before_it_is_asked_for(lmi: Host) -> None:
-    """No 100 was sent, and the connection closes though nothing of the body came."""
+    """No 100 is sent, and the connection closes although no part of the body came."""
     answer = say(lmi, b"Expect: 100-continue\r\n", num_bytes=100_000_000)
     assert answer.startswith(b"HTTP/1.1 413 ") and answer.count(b"HTTP/1.1") == 1
     assert b"connection: close" in answer.lower()
 
 
 def say(lmi: Host, fields: bytes, num_bytes: int | None = None) -> bytes:
-    """All that comes until the connection closes, for a request with these fields.
+    """Send a request with these header fields and return what comes until the connection closes.
 
-    `num_bytes`: what it announces of a body and does not send.
+    `num_bytes`: the size of a body that the request announces and does not send.
     """
     body = b'{"inputs": "say hi"}' if num_bytes is None else b""
     end = b"Connection: close\r\n" if num_bytes is None else b""
@@ -291,7 +291,7 @@ def test_an_error_in_a_stream_shows_in_the_metrics(lmi: Host) -> None:
 
 
 def open_stream(lmi: Host, prompt: str, **fields: object) -> socket.socket:
-    """A connection whose request has been sent; nothing of the answer is read."""
+    """A connection on which a request is sent and nothing of the answer is read."""
     fields = {"stream": True, "parameters": {"max_new_tokens": 150}, **fields}
     body = json.dumps({"inputs": prompt, **fields}).encode()
     raw = socket.create_connection(("127.0.0.1", lmi.port))
@@ -437,7 +437,7 @@ UNFINISHED = {"announced": b"Content-Length: 1000000", "chunked": b"Transfer-Enc
 
 
 def send_unfinished(lmi: Host, kind: str) -> socket.socket:
-    """A connection on which most of a megabyte was sent of a body that may have no more."""
+    """A connection on which 900 KB of a body of at most a megabyte are sent."""
     raw = socket.create_connection(("127.0.0.1", lmi.port), 20)
     data = bytes(900_000) if kind == "announced" else b"%x\r\n%b\r\n" % (900_000, bytes(900_000))
     raw.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % UNFINISHED[kind] + data)
@@ -473,7 +473,7 @@ def test_a_request_holds_its_body_until_it_has_ended(tmp_path: Path) -> None:
 
 
 def test_a_refused_prompt_is_freed_without_the_collector(lmi: Host) -> None:
-    """A cycle of an error and the frames that it went through would hold prompts of megabytes for minutes."""
+    """A cycle of an error and its frames would hold prompts of megabytes for minutes."""
     lmi.post({"inputs": "say hi"})
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The dynamic-batch schema over real sockets: lists, lines, and how an answer of several requests ends."""
+"""The dynamic-batch schema over real sockets: lists, lines, and the end of an answer to several requests."""
 
 from __future__ import annotations
 

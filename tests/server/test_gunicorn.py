@@ -1,4 +1,4 @@
-"""gunicorn's settings as gunicorn reads them, and who gets which slot. Live workers are in tests/system."""
+"""gunicorn's settings as gunicorn reads them, and the slot of each worker. tests/system tests live workers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings:
     record = block.frontends[1]
     record.pid, record.num_in_flight, record.num_prompt_tokens = 77, 5, 9
     settings.leave_slot(SimpleNamespace(), SimpleNamespace(slot=1, pid=76))
-    assert record.num_in_flight == 5  # another's by now
+    assert record.num_in_flight == 5  # it belongs to another worker now
     settings.leave_slot(SimpleNamespace(), SimpleNamespace(slot=1, pid=77))
     assert (record.pid, record.num_in_flight, record.num_prompt_tokens) == (0, 0, 9)
 

@@ -1,4 +1,4 @@
-"""One path for the bodies of several APIs: which API a body, a route and an Accept choose."""
+"""One path for the bodies of several APIs: the API that a body, a route and an Accept choose."""
 
 from __future__ import annotations
 

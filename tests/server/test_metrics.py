@@ -1,4 +1,4 @@
-"""What a scrape shows is the sum over every process that ever wrote."""
+"""A scrape shows the sum over every process that ever wrote."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CALL = 'say I look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_c
 
 @pytest.fixture(scope="module")
 def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """An engine that can guide, behind a template that is the last message."""
+    """An engine that can guide decoding, behind a template that writes the last message."""
     settings: dict[str, object] = {
         "chat_template": LAST_SAID,
         "tool_call_parser": "hermes",
@@ -36,14 +36,14 @@ def able(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """An engine that cannot, and a model without a template."""
+    """An engine that cannot guide decoding, and a model without a template."""
     with host(tmp_path_factory.mktemp("plain")) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 def unable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """An engine whose lacks the front end knows."""
+    """An engine that lacks some capabilities, as the front end knows."""
     lacks = msgspec.structs.replace(CAPABILITIES, min_p=False, max_top_log_probs=3)
     with host(tmp_path_factory.mktemp("unable"), capabilities=lacks) as served:
         yield served
@@ -60,7 +60,7 @@ def complete(server: Host, prompt: Any, **fields: Any) -> tuple[int, Any]:
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
-    """The objects of a stream that has come to its mark of the end."""
+    """The objects of a stream that ends with its end mark."""
     *records, rest = body.split(b"\n\n")
     assert rest == b"" and records.pop() == b"data: [DONE]"
     assert all(record.startswith(b"data: ") for record in records)
@@ -304,7 +304,7 @@ def test_a_refusal_names_the_same_field_whoever_refused(
 ) -> None:
     status, by_front_end = complete(unable, "say a", **asked)
     assert (status, by_front_end["error"]["param"]) == (400, param)
-    for order in ("refuse", "reject"):  # as the request comes to the engine, and in its first step
+    for order in ("refuse", "reject"):  # when the request comes to the engine, and in its first step
         status, by_engine = complete(able, f"{order} {field}", **asked)
         assert (status, by_engine["error"]["param"]) == (400, param)
         assert by_engine["error"]["message"].startswith(f"{param} must be ")

@@ -68,7 +68,7 @@ def examples(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], di
 
 
 def check_examples(server: Host) -> int:
-    """Each is answered as described; returns how many there are."""
+    """Check that each example is answered as described; return the number of examples."""
     jsonschema = pytest.importorskip("jsonschema")
     document = json.loads(server.send("GET", "/openapi.json")[1])
     given = list(examples(document))

@@ -19,14 +19,14 @@ COMPLETIONS = "/v1/completions"
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    """A request has at most four sequences."""
+    """A server whose requests have at most four sequences."""
     folder = tmp_path_factory.mktemp("four")
     with host(folder, server={"max_request_sequences": 4}, capabilities=MANY) as served:
         yield served
 
 
 def send(served: Host, path: str, fields: dict[str, object]) -> socket.socket:
-    """A connection on which a request was sent and nothing is read."""
+    """A connection on which a request is sent and nothing is read."""
     connection = socket.create_connection(("127.0.0.1", served.port), timeout=20)
     body = json.dumps(fields).encode()
     connection.sendall(b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body)

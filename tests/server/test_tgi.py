@@ -1,4 +1,4 @@
-"""TGI's routes over real sockets: whole answers, streams, TGI's statuses, and its two questions before."""
+"""TGI's routes over real sockets: whole answers, streams, TGI's statuses, `/info` and `/health`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's API over real sockets: both URLs, streams, errors before and in them, and what stands around the API."""
+"""Triton's API over real sockets: both URLs, streams, errors before and in them, and the routes around the API."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_statistics_count_what_ended_and_how(tmp_path: Path) -> None:
             "fail": {"count": 1},
             "cancel": {"count": 0},
         }
-        assert dict(served.block.frontends[0].num_requests.items())["200"] < 10  # a health check is none
+        assert dict(served.block.frontends[0].num_requests.items())["200"] < 10  # a health check does not count as one
 
 
 def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:

@@ -1,4 +1,4 @@
-"""A model's own formatters around real requests: what they are given, and what becomes of what they write."""
+"""Formatters of user code around real requests: what they get, and where the text that they write goes."""
 
 from __future__ import annotations
 
