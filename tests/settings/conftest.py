@@ -17,7 +17,7 @@ VLLM_ARGUMENTS = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that looks like a model's from outside."""
+    """A folder that looks like a model's folder."""
     model = tmp_path / "tiny"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if vLLM were not installed."""
+    """A machine on which vLLM is not installed."""
     monkeypatch.setitem(sys.modules, "vllm", None)
 
 

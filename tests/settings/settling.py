@@ -1,4 +1,4 @@
-"""How tests of settings resolve a text, and two machines to do it on."""
+"""Helpers for tests of settings: they resolve a text, on one of two machines."""
 
 from __future__ import annotations
 

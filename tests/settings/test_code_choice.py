@@ -1,4 +1,4 @@
-"""User code: which file and which functions of it are run."""
+"""User code: the file and the functions of it that are run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine, its replicas and devices, from what is given and what is installed."""
+"""The engine, its replicas and devices, chosen from the settings and the installed packages."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_an_engine_that_is_not_there_is_refused_with_those_that_are(folder: Path
 def test_an_engine_of_the_reference_that_is_not_here_is_refused_with_the_reason_and_the_way_out(
     folder: Path, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = folder / "site" / "tensorrt_llm"  # installed, and still no reason to say that it is not
+    library = folder / "site" / "tensorrt_llm"  # installed, so the refusal does not say that it is not
     library.mkdir(parents=True)
     (library / "__init__.py").touch()
     monkeypatch.syspath_prepend(library.parent)

@@ -1,7 +1,7 @@
-"""What users of djl-serving have in their settings: each class starts, or stops with a line that names the way out.
+"""Settings of users of djl-serving: each class starts, or stops with a line that names the remedy.
 
-The classes are those of several hundred public configurations; the rows are our own. Each is resolved on a machine
-with eight GPUs and vLLM, and on one with neither.
+The classes are those of several hundred public configurations; the rows are written for these tests. Each is resolved
+on a machine with eight GPUs and vLLM, and on one with neither.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SERVICE = "option.entryPoint=djl_python.lmi_vllm.vllm_async_service"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Settings, and what is expected of them on either machine: an engine, or a part of the refusal.
+    """Settings, and their expected result on either machine: an engine, or a part of the refusal.
 
     `warned`: a part of each warning, in order.
     """
@@ -44,7 +44,7 @@ class Case:
 USES_NOT = "lmi-dist does not use it"
 DEGREE = "more with option.rolling_batch=vllm"
 CASES = {
-    # They start and mean what they say.
+    # They start and have their usual meaning.
     "nothing": Case(),
     "engine and task of every notebook": Case(
         text="engine=MPI\noption.task=text-generation\noption.rolling_batch=auto\noption.dtype=fp16"
@@ -81,7 +81,7 @@ CASES = {
     "variables for the worker": Case(text="option.env=NCCL_DEBUG=INFO,VLLM_LOGGING_LEVEL=DEBUG"),
     "Neuron's keys beside others": Case(text="option.n_positions=4096\noption.batch_size=4"),
     "attention by pages": Case(text="option.paged_attention=true\noption.device_map=auto"),
-    # They are served under the name that they give.
+    # They are served under the given name.
     "the name of a start string": Case(environ={"SERVING_LOAD_MODELS": "test::MPI=/nowhere/model"}, name="test"),
     "a served name": Case(text="option.served_model_name=llama-3", name="llama-3"),
     "several served names": Case(text="option.served_model_name=org/llama llama", name="org/llama"),
@@ -92,7 +92,7 @@ CASES = {
     "tools of Mistral": Case(text="option.tool_call_parser=mistral", warned=("this form stays plain text",)),
     "tools of Kimi": Case(text="option.tool_call_parser=kimi_k2", warned=("this form stays plain text",)),
     "tools of Qwen's coder": Case(text="option.tool_call_parser=qwen3_coder", warned=("this form stays plain text",)),
-    # They start, and hear what is different.
+    # They start with a warning of what differs.
     "lmi-dist over GPUs": Case(
         text="option.rolling_batch=lmi-dist\noption.tensor_parallel_degree=4",
         warned=("lmi-dist runs on one device, so the engine is vllm",),
@@ -135,7 +135,7 @@ CASES = {
     "several models": Case(
         environ={"SERVING_LOAD_MODELS": "a=/nowhere/a,b=/nowhere/b"}, name="a", warned=("one model is served",)
     ),
-    # They stop, and hear what to write instead.
+    # They stop with what to write instead.
     "TensorRT-LLM": Case(
         text="engine=MPI\noption.rolling_batch=trtllm\noption.tensor_parallel_degree=4",
         refused="auto chooses lmi-dist or vllm (trtllm: there is no handler for TensorRT-LLM here yet)",

@@ -1,4 +1,4 @@
-"""Engines of other packages: how they announce themselves, and what settings ask of them."""
+"""Engines of other packages: how they announce themselves, and which of their records settings read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HANDLER = Handler(
 
 @pytest.fixture
 def announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package `fox_engine`, whose entry points stand in the file that this returns."""
+    """A package `fox_engine`; the fixture is the file of its entry points."""
     site = tmp_path / "site"
     (site / "fox-1.dist-info").mkdir(parents=True)
     (site / "fox-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fox\nVersion: 1\n")

@@ -1,4 +1,4 @@
-"""The model, its names, and what is said of models that are not served."""
+"""The model, its names, and the messages about models that are not served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders: which one is served, and the demo where there is none."""
+"""The folder that is served, or the demo where no folder has a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that have no row or no effect: what engines get, and what is reported."""
+"""Options without a row or an effect: those that engines get, and those that are reported."""
 
 from __future__ import annotations
 

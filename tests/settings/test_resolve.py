@@ -1,4 +1,4 @@
-"""From files, environment and flags to values: precedence, faults, defaults."""
+"""Files, environment and flags become values: precedence, faults, defaults."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "safe_port_range": "1-2",
         "log_level": "debug",
         "log_format": "json",
-        "max_body_memory": "1g",  # less than max_request_size is warned of
+        "max_body_memory": "1g",  # a value under max_request_size gives a warning
         "option.model_id": str(folder),
         "option.rolling_batch": "lmi-dist",
         "option.dtype": "bf16",
@@ -371,7 +371,7 @@ def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Pa
     ],
 )
 def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, value: str) -> None:
-    """And writing it changes nothing."""
+    """Writing the shown default as a setting changes nothing."""
     unsaid, said = settle(folder), settle(folder, f"{option}={value}\n")
     for resolved in (unsaid, said):
         assert next(setting.value for setting in resolved.settings if setting.option == option) == value

@@ -1,4 +1,4 @@
-"""What a file's text says about it, without running it."""
+"""Facts that are read from a file's text, without running it."""
 
 from __future__ import annotations
 
