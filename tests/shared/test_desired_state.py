@@ -1,4 +1,4 @@
-"""Files of what should be loaded: names, readers that never see half an entry, writers that die."""
+"""Files that say what should be loaded: names, readers that never see half an entry, writers that die."""
 
 from __future__ import annotations
 

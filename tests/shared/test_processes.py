@@ -1,4 +1,4 @@
-"""Children by hand: who dies with whom, with what code, under what name."""
+"""Children started by hand: which die with which, their exit codes and their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_python(code: str) -> str:
-    """In a process of its own: forking from the test process would take its threads along."""
+    """Run code in a separate process, since the test process has threads and must not fork."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=30)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Lines for readers that are slow, gone or asleep: whole or not at all, and whoever writes goes on."""
+"""Lines for readers that are slow, gone or asleep: a line is written whole or dropped, and its writer goes on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ for number in range(3):
 
 @pytest.fixture(params=["not blocking", "blocking"])
 def pipe(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
-    """A pipe that nobody reads. Blocking: as it is where it belongs to another user and cannot be opened again."""
+    """A pipe without a reader. It is blocking where it belongs to another user and cannot be opened again."""
     reader, writer = os.pipe()
     os.set_blocking(writer, request.param == "blocking")
     yield reader, writer
@@ -54,7 +54,7 @@ def pipe(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
 
 
 def write_until_full(sink: Sink, line: bytes) -> int:
-    """How many lines were written before one was dropped."""
+    """The number of lines that were written before one was dropped."""
     for number in range(10_000):
         if not sink.write(line):
             return number
@@ -97,7 +97,7 @@ def test_lines_of_every_length_stay_whole_beside_those_of_others(pipe: tuple[int
 
 
 def test_a_small_pipe_takes_a_long_line_when_its_reader_reads() -> None:
-    """A host that is short of memory for pipes gives each a page or two."""
+    """A host that is short of memory for pipes gives each pipe a page or two."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PAGE_BYTES)
     os.set_blocking(writer, False)
@@ -142,7 +142,7 @@ def test_a_socket_that_nobody_reads_holds_whole_lines_and_its_writer_goes_on() -
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_a_terminal_that_is_held_stops_nobody(blocks: bool) -> None:
-    """Ctrl-S."""
+    """Ctrl-S holds a terminal."""
     keyboard, terminal = pty.openpty()
     os.set_blocking(terminal, blocks)
     termios.tcflow(terminal, termios.TCOOFF)

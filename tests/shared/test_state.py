@@ -1,4 +1,4 @@
-"""The shared block is read by one process while another writes it."""
+"""One process reads the shared block while another writes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_block_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_the_block_has_its_room_on_the_disk_from_the_start(tmp_path: Path) -> None:
-    """Written to a full disk, a page of a sparse file would kill its writer with SIGBUS."""
+    """On a full disk, a write to a page of a sparse file would kill the writer with SIGBUS."""
     make_block(tmp_path)
     stat = os.stat(tmp_path / "state")
     assert stat.st_blocks * 512 >= stat.st_size > 0

@@ -1,4 +1,4 @@
-"""What the supervisor tells people."""
+"""The lines that the supervisor writes for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process as the supervisor sees it: what follows from its exit, and what a signal reaches."""
+"""A child process of the supervisor: the effect of its exit, and the processes that a signal reaches."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRe
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         child.pid = process.pid
-        for now in (9.0, 9.1, 11.0):  # it gets ready, it works, it hangs
+        for now in (9.0, 9.1, 11.0):  # it becomes ready, works, hangs
             child.look(now, NO_PAUSES)
         assert process.stdout.readline() == "stacks\n"
         assert (record.phase, record.reason) == (Phase.LOST, "sleeps")

@@ -1,4 +1,4 @@
-"""What children find in their environment: no secrets for who meets strangers, the right number of threads."""
+"""The environment of children: front ends get no secrets, and each engine gets the right number of threads."""
 
 from __future__ import annotations
 

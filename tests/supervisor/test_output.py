@@ -1,4 +1,4 @@
-"""What children print, as lines of our log."""
+"""The output of children, as lines of lmi's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a process may start again and when an engine counts as hung: times and rules, no processes."""
+"""When a process may start again and when an engine counts as hung. The tests use times and rules, no processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_too_many_deaths_in_the_window_are_the_end_and_old_ones_do_not_count() -
     table = RestartTable(max_deaths=3, window_s=600)
     assert table.delay_s(0, 0) is not None
     assert table.delay_s(0, 300) is not None
-    assert table.delay_s(0, 601) is not None  # the first is forgotten
+    assert table.delay_s(0, 601) is not None  # the first death no longer counts
     assert table.delay_s(0, 602) is None
     assert table.num_deaths == 3
 
@@ -95,7 +95,7 @@ def test_an_engine_that_is_ending_is_never_hung(record: EngineRecord, phase: Pha
 
 
 def paused(*turns: float) -> Pauses:
-    """A loop that turns at these times and should do so each second."""
+    """A loop that runs at these times and is expected to run each second."""
     pauses = Pauses(late_s=1.0)
     for now in turns:
         pauses.note(now)
