@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that models have, trained here on a few sentences."""
+"""Small tokenizers of the kinds that models use, trained here on a few sentences."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def byte_level_backend() -> tokenizers.Tokenizer:
 
 
 def sentencepiece_backend() -> tokenizers.Tokenizer:
-    """Llama 2's kind: ▁ for a space, byte tokens for what the vocabulary lacks, <s> before a prompt."""
+    """Llama 2's kind: ▁ for a space, byte tokens for characters that the vocabulary lacks, <s> before a prompt."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(SENTENCES[:3], trainers.BpeTrainer(vocab_size=120, show_progress=False))
@@ -72,7 +72,7 @@ def unigram_backend() -> tokenizers.Tokenizer:
 
 
 def poisoned_backend() -> tokenizers.Tokenizer:
-    """Its regular expression backtracks without end on a row of "a"."""
+    """A tokenizer whose regular expression backtracks without end on a row of "a"."""
     backend = byte_level_backend()
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
     return backend

@@ -24,7 +24,7 @@ def text_of(tokens: list[Token]) -> str:
 
 
 def read(text: AnswerText, ids: list[int], size: int, reason: FinishReason) -> list[Token]:
-    """The answer of an engine that sends `size` tokens at a time."""
+    """Read the answer of an engine that sends `size` tokens at a time."""
     tokens: list[Token] = []
     for start in range(0, len(ids), size):
         last = start + size >= len(ids)

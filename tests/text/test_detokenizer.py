@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lmi.text.detokenizer import Detokenizer
 from lmi.text.tokenizer import Tokenizer
 
-IDS = st.lists(st.integers(0, 345), max_size=30)  # some of them beyond the vocabulary
+IDS = st.lists(st.integers(0, 345), max_size=30)  # some are beyond the vocabulary
 SENTENCEPIECE_IDS = st.lists(st.integers(0, 379), max_size=30)
 PROMPT = "The quick"
 
@@ -19,7 +19,7 @@ def stream(tokenizer: Tokenizer, prompt: list[int], ids: list[int], **flags: boo
 
 
 def whole(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip_special_tokens: bool) -> str:
-    """What the library decodes in one go: prompt and answer, less the prompt."""
+    """The text that the library decodes at once from prompt and answer, without the prompt's text."""
     text = tokenizer.decode(prompt + ids, skip_special_tokens=skip_special_tokens)
     return text.removeprefix(tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
 
@@ -104,7 +104,7 @@ def test_special_tokens_show_when_asked_for(byte_level: Tokenizer) -> None:
 
 
 def test_spaces_between_special_tokens_follow_the_decoder_or_are_left_out() -> None:
-    """A backend without a decoder joins all tokens by spaces."""
+    """A backend without a decoder joins all tokens with spaces."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     backend.add_special_tokens(["<x>", "<y>"])
     tokenizer = Tokenizer(backend)

@@ -1,4 +1,4 @@
-"""Thought and said, apart, however the text comes."""
+"""Thoughts are separated from the answer, for a text in any pieces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmi.text.reasoning import Reasoning
 
-# name: prompt, answer, thought, said
+# name: prompt, answer, thought, rest of the answer
 ANSWERS = {
     "no thought": ("", "Hello <b>", "", "Hello <b>"),
     "a thought": ("", "<think>\nI see.\n</think>\n\nHello", "I see.", "Hello"),

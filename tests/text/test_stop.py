@@ -16,7 +16,7 @@ def read(stop: StopStrings, pieces: list[str]) -> str:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The rule spelled out: the first end of a stop string, and the longest one that ends there."""
+    """The rule in plain code: the first end of a stop string, and the longest one that ends there."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

@@ -1,4 +1,4 @@
-"""Calls in an answer's text, however it is cut."""
+"""Tool calls in an answer's text, for any pieces of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ANSWERS["escapes"] = (*ANSWERS["escapes"][:2], [ToolCall("f"), Arguments(r'{"a":
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """Neighbours of one kind as one; a call has its own beginning."""
+    """Join neighbours of one kind; each call has its own beginning."""
     whole: list[Part] = []
     for part in parts:
         last = whole[-1] if whole else None

@@ -1,4 +1,4 @@
-"""What every test of user code needs: an importable djl_python."""
+"""Every test of user code needs an importable djl_python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output formatters of every kind: how often they are called, with what, and what becomes of what they write."""
+"""Output formatters of every kind: how often and with what they are called, and what their text becomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = Path(__file__).parent / "files"
 def opened(
     loaded: UserCode, request_id: int = 0, prompt: str = "", request: object = None, **fields: Any
 ) -> UserAnswers:
-    """One answer that is streamed."""
+    """Open an answer that is streamed."""
     return loaded.answers(Open(request_id, [prompt], fields, True, False, False), request)
 
 

@@ -1,4 +1,4 @@
-"""Both ends of the user code socket, in one process: calls in order, windows, what is dropped or lost."""
+"""Both ends of the user code socket, in one process: calls in order, windows, dropped and lost calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lmi.user_code.server import CallConnection
 
 
 class CountingModel:
-    """Answers a number with so many pieces, and remembers how many it made."""
+    """Answers a number with that many pieces, and counts the pieces that it made."""
 
     def __init__(self) -> None:
         self.num_made = 0

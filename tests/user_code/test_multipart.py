@@ -1,4 +1,4 @@
-"""Bodies of forms: what is in their parts comes out as it went in, and what is no form says so."""
+"""Multipart bodies: the content of each part is unchanged, and a body that is not a form is refused."""
 
 from __future__ import annotations
 

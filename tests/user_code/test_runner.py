@@ -1,4 +1,4 @@
-"""Files written for djl-serving: what their functions get, and what is read from what they return."""
+"""Files written for djl-serving: the arguments of their functions, and what is read from their return values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An output formatter that is ready for an object of pydantic's kind and for a line of server-sent events."""
+"""An output formatter that handles an object like pydantic's and a line of server-sent events."""
 
 import json
 

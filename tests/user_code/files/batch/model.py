@@ -1,4 +1,4 @@
-"""A handler that goes through a batch of requests, as one for rolling batches does."""
+"""A handler that loops over a batch of requests, as handlers for rolling batches do."""
 
 from djl_python import Input, Output
 

@@ -1,4 +1,4 @@
-"""An input formatter that renames a field; an output formatter that looks where an engine's response has its text."""
+"""An input formatter that renames a field; an output formatter that looks for the text in an engine's response."""
 
 from djl_python import Input
 from djl_python.input_parser import input_formatter

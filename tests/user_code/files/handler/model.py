@@ -1,6 +1,6 @@
-"""A handler as the reference's pages describe one: it loads at the first, empty call and answers with an Output.
+"""A handler as the reference's pages describe it: it loads in the first, empty call and answers with an Output.
 
-Nothing here knows lmi. The request chooses what the handler does, so that tests can meet every end of it.
+This file does not import lmi. The request chooses what the handler does, so that tests can reach every end of it.
 """
 
 import asyncio

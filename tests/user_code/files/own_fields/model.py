@@ -1,4 +1,4 @@
-"""An input formatter whose object has fields of its own, and an output formatter that reads them and all the rest."""
+"""An input formatter whose object has its own fields, and an output formatter that reads these and all others."""
 
 import json
 import sys
