@@ -1,4 +1,4 @@
-"""A whole server as its clients meet it: a `Container` with everything that a test of requests asks of it.
+"""A whole server as its clients see it: a `Container` with the calls that tests of requests need.
 
     with serve(folder, "frontend_workers=2") as server:
         answer = server.post({"inputs": "The quick"})
@@ -69,7 +69,7 @@ class Server(Container):
             connection.close()
 
     def connect_raw(self, receive_bytes: int | None = None) -> socket.socket:
-        """A connection on which nothing was said; `receive_bytes`: room in the kernel for what is not read."""
+        """A connection on which nothing is sent. `receive_bytes`: room in the kernel for unread bytes."""
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -78,7 +78,7 @@ class Server(Container):
         return connection
 
     def connect(self, body: object, receive_bytes: int | None = None) -> socket.socket:
-        """A connection on which a request was sent and nothing was read."""
+        """A connection on which a request is sent and nothing is read."""
         connection = self.connect_raw(receive_bytes)
         data = json.dumps(body).encode()
         connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
@@ -94,7 +94,7 @@ class Server(Container):
         }
 
     def is_idle(self) -> bool:
-        """Whether no request is anywhere in the server and none holds a block of the cache."""
+        """Whether the server holds no request and no block of the cache."""
         metrics = self.metrics()
         return all(metrics[f"lmi_{name}"] == 0 for name in GAUGES)
 
@@ -107,7 +107,7 @@ class Server(Container):
 def launch(
     folder: Path, environ: Mapping[str, str] | None = None, command_prefix: Sequence[str] = ()
 ) -> Iterator[Server]:
-    """`lmi serve folder`, not waited for. `command_prefix`: words of a command that runs a command."""
+    """Start `lmi serve folder` and do not wait for it. `command_prefix`: the words of a command that runs a command."""
     with tempfile.TemporaryDirectory(prefix="lmi-served-") as name:
         runtime = Path(name) / "tmp"
         runtime.mkdir()
@@ -136,12 +136,12 @@ def serve(folder: Path, *settings: str, environ: Mapping[str, str] | None = None
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds now."""
+    """The memory of a process now, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """How many seconds a call took, and what it returned."""
+    """The duration of a call in seconds, and its result."""
     started_s = time.monotonic()
     result = call()
     return time.monotonic() - started_s, result

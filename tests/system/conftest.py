@@ -1,4 +1,4 @@
-"""Two servers that the tests of this folder share, since an engine takes seconds to import torch."""
+"""Two servers, shared by the tests of this folder, since an engine takes seconds to import torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tiny() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def tight() -> Iterator[Server]:
-    """The same checkpoint in the form of TGI, with a KV cache that holds one long request or some short ones."""
+    """The checkpoint of `tiny`, TGI's shape, and a KV cache that holds one long request or some short ones."""
     settings = ("option.dtype=fp32", "option.tgi_compat=true", f"option.max_kv_cache_tokens={TIGHT_TOKENS}")
     with serve(tiny_model("llama"), *settings, "frontend_workers=1") as server:
         yield server

@@ -1,6 +1,6 @@
 """`lmi serve` as a platform runs it: a process with a port, signals, logs and an exit code.
 
-Every process of it inherits a mark in its environment, so a test can find all of them and see that none is left.
+Each of its processes inherits a mark in its environment, so a test can find all of them and check that none is left.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.scripted import write_byte_tokenizer
 ENGINES = Path(__file__).parent / "engines"
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 30.0
-ENVIRON = dict(os.environ)  # as it was before vllm, in another test of this process, wrote into it
+ENVIRON = dict(os.environ)  # as before vllm, in another test of this process, wrote into it
 
 
 def write_model(folder: Path, **options: object) -> Path:
-    """A folder to serve: a tokenizer of bytes, a config.json and a serving.properties for the echo engine."""
+    """Write a folder to serve: a tokenizer of bytes, a config.json and a serving.properties for the echo engine."""
     write_byte_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"vocab_size": 257, "max_position_embeddings": 100_000}))
     settings = {"option.rolling_batch": "echo", "log_format": "json", **options}
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 15.0) -> float:
-    """Poll until true; returns how long it took."""
+    """Poll until `condition` is true; return the seconds that it took."""
     started_s = time.monotonic()
     while not condition():
         assert time.monotonic() - started_s < timeout_s, f"in {timeout_s} s it did not happen that {what}"
@@ -60,7 +60,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    is_whole: bool = True  # the connection ended as HTTP says, not in the middle
+    is_whole: bool = True  # the connection ended where HTTP ends it, not in the middle
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class Container:
         assert self.process.poll() is None, self.log.read_text()
         return self
 
-    # Talking to it.
+    # Requests to it.
 
     def request(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> Answer:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
@@ -127,7 +127,7 @@ class Container:
             connection.close()
 
     def ping(self) -> int:
-        """The status, 0 where nobody answers."""
+        """The status of /ping, or 0 if no server answers."""
         with suppress(OSError, HTTPException):
             return self.request("GET", "/ping", timeout_s=2.0).status
         return 0
@@ -142,15 +142,15 @@ class Container:
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"/metrics has no {name}")
 
-    # Looking at its processes.
+    # Its processes.
 
     def block(self) -> Block:
-        """What its processes say about themselves."""
+        """The shared memory with the records of its processes."""
         [folder] = Path(self.environ["TMPDIR"]).glob("lmi-*")
         return Runtime(folder, load((folder / "config.json").read_bytes())).attach()
 
     def pids(self, name: str = "") -> list[int]:
-        """Live processes of this container whose name begins so."""
+        """Live processes of this container whose name begins with `name`."""
         found = []
         for entry in Path("/proc").iterdir():
             with suppress(OSError):

@@ -1,6 +1,6 @@
 """The laws that every API keeps on a whole server: one prompt has one greedy answer, and a stream joins to the whole.
 
-An API is a row: how its clients ask for a number of tokens, and where they find the text.
+Each API is a row: its clients' request for a number of tokens, and the place of the text in its answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ELSEWHERE = {
 
 @dataclass(frozen=True)
 class ApiCase:
-    """`pieces`: the texts that one record of an answer brings, which join to the whole text."""
+    """`text`: the piece of text in one record of an answer. The pieces join to the whole text."""
 
     api: str
     path: str
@@ -41,7 +41,7 @@ class ApiCase:
         return "".join(map(self.text, self._records(answer)))
 
     def _records(self, answer: Answer) -> list[dict[str, Any]]:
-        """A stream's lines, or the one object, bare or as a list."""
+        """The records of a stream, or of a whole answer, which is one object or a list."""
         if not self.is_stream:
             whole = json.loads(answer.body)
             return whole if isinstance(whole, list) else [whole]
@@ -102,7 +102,7 @@ def test_every_api_has_a_row() -> None:
 def test_the_same_greedy_prompt_and_limit_give_the_same_text_at_every_api(
     tiny: Server, name: str, num_tokens: int
 ) -> None:
-    """In a stream, too: its pieces join to the text of an answer that comes at once."""
+    """The pieces of a stream join to the text of a whole answer."""
     for prompt in PROMPTS:
         expected = CASES["lmi"].answer(tiny, prompt, num_tokens)
         assert CASES[name].answer(tiny, prompt, num_tokens) == expected

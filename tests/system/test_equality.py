@@ -1,8 +1,8 @@
-"""An answer depends on its request alone: 64 clients at once get, to the bit, what each of them gets alone.
+"""An answer depends only on its request: 64 clients at once get, to the bit, the answers that each gets alone.
 
-The requests are mixed: whole or streamed, in each of the four forms, greedy or sampled with a seed, short prompts and
-prompts of several pieces, with stop strings or penalties, and some clients leave in the middle. With a cache too small
-for all of them sequences are preempted and recomputed: then the ids stay and log-probs move by rounding only.
+The requests are mixed: whole or streamed, in each of the four forms, greedy or sampled with a seed, with prompts of one
+or several chunks, with stop strings or penalties, and some clients leave in the middle. With a cache too small for all
+of them, sequences are preempted and recomputed: then the ids stay and log-probs change only by rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Said:
-    """An answer in a form that does not depend on its framing; log-probs as the text that stood in the JSON."""
+    """An answer without its framing. Log-probs are the text of the numbers in the JSON."""
 
     text: str
     ids: list[int]
@@ -40,7 +40,7 @@ class Said:
 
 
 def make_requests() -> list[Body]:
-    """One of each kind and length; the same list in every run."""
+    """Requests of each kind and length, the same list in every run."""
     draw = random.Random(7)
     return [make_request(draw, number) for number in range(NUM_CLIENTS)]
 
@@ -66,7 +66,7 @@ def make_request(draw: random.Random, number: int) -> Body:
 
 
 def records(response: bytes, output_format: str) -> list[Any]:
-    """The JSON objects of a body, numbers with a point as their text."""
+    """The JSON objects of a body. Numbers with a point stay as text."""
     head = b"data: " if output_format == "sse" else b""
     lines = [line for line in response.split(b"\n") if line] if output_format != "json" else [response]
     assert all(line.startswith(head) for line in lines)
@@ -74,7 +74,7 @@ def records(response: bytes, output_format: str) -> list[Any]:
 
 
 def said(response: bytes, output_format: str) -> Said:
-    """Reads either format: under tgi_compat a whole answer is a list and log-probs have another name."""
+    """Read an answer of either server. With tgi_compat a whole answer is a list and log-probs have another name."""
     found = records(response, output_format)
     last = found[-1][0] if isinstance(found[-1], list) else found[-1]
     assert "error" not in last, last
@@ -102,7 +102,7 @@ def ask(server: Server, body: Body) -> Said:
 
 
 def leave(server: Server, body: Body, num_records: int) -> None:
-    """A client that goes away: before anything has come, or in the middle of its stream."""
+    """A client that leaves, before its answer begins or in the middle of its stream."""
     parameters = {**body["parameters"], "max_new_tokens": 400, "ignore_eos_token": True, "stop_sequences": []}
     if num_records == 0:
         server.connect({**body, "parameters": parameters}).close()
@@ -113,7 +113,7 @@ def leave(server: Server, body: Body, num_records: int) -> None:
 
 
 def crowd(server: Server, requests: list[Body], leavers: frozenset[int] = frozenset()) -> list[Said | None]:
-    """Send all at the same moment; None for those who left."""
+    """Send all at the same moment; None for clients that left."""
     together = threading.Barrier(len(requests))
 
     def client(number: int) -> Said | None:
@@ -128,7 +128,7 @@ def crowd(server: Server, requests: list[Body], leavers: frozenset[int] = frozen
 
 
 def largest(server: Server, name: str, work: Callable[[], Any]) -> tuple[float, Any]:
-    """The largest value that a gauge had while `work` was done, and what that returned."""
+    """The largest value of a gauge while `work` ran, and the result of `work`."""
     seen, done = [0.0], threading.Event()
 
     def look() -> None:
@@ -151,7 +151,7 @@ LEAVERS = frozenset(range(5, NUM_CLIENTS, 7))
 
 @pytest.fixture(scope="module")
 def alone(tiny: Server) -> list[Said]:
-    """What each request is answered when nobody else is there."""
+    """The answer to each request when no other is running."""
     return [ask(tiny, body) for body in REQUESTS]
 
 
@@ -182,7 +182,7 @@ def test_the_form_of_tgi_says_the_same_to_the_bit(tight: Server, alone: list[Sai
 
 def test_a_preempted_request_says_the_same_words(tight: Server, alone: list[Said]) -> None:
     num_before = tight.metrics()["lmi_preemptions_total"]
-    for _ in range(5):  # on a busy machine they may come so slowly that there is room for all
+    for _ in range(5):  # on a busy machine they may arrive so slowly that all fit
         for number, answer in enumerate(crowd(tight, REQUESTS, LEAVERS)):
             if answer is not None:
                 assert_same_words(answer, alone[number])

@@ -1,4 +1,4 @@
-"""Clients that leave, stall, send too much or send nonsense, and a disk that is full: nobody else feels it."""
+"""Clients that leave, stall, send too much or send nonsense, and a full disk: no other client notices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.served import Server, launch, resident_bytes, timed
 from tests.system.container import wait_until, write_model
 
 MB = 1 << 20
-SLOW_S = 0.5  # for what must be refused at once, on a busy machine
-GENERATION_S = 5.0  # for up to a whole context of tokens there
+SLOW_S = 0.5  # for refusals that must come at once, on a busy machine
+GENERATION_S = 5.0  # for up to a whole context of tokens on such a machine
 PING_S = 0.25
 
 
@@ -31,7 +31,7 @@ def request(prompt: str = "The quick", **parameters: object) -> dict[str, Any]:
     return {"inputs": prompt, "parameters": {"max_new_tokens": 8, "details": True, **parameters}}
 
 
-# Bad input: after each of these the next request is answered, and nobody waits.
+# Bad input. After each of these the next request is answered, and no client waits.
 
 
 def body(prompt: str = "The quick", **parameters: object) -> bytes:
@@ -132,7 +132,7 @@ def test_a_body_over_the_limit_is_413_and_not_kept(tiny: Server, has_length: boo
     with tiny.connect_raw() as connection:
         size = b"Content-Length: 104857600" if has_length else b"Transfer-Encoding: chunked"
         connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % size)
-        with suppress(OSError):  # the server may close as soon as it has seen enough
+        with suppress(OSError):  # the server may close before it has read all
             for _ in range(100):
                 connection.sendall(b"a" * MB if has_length else b"%x\r\n%b\r\n" % (MB, b"a" * MB))
         head, _, answer = connection.recv(65536).partition(b"\r\n\r\n")
@@ -143,7 +143,7 @@ def test_a_body_over_the_limit_is_413_and_not_kept(tiny: Server, has_length: boo
 
 
 def test_neighbours_of_poisonous_requests_are_answered_as_ever(tiny: Server) -> None:
-    """Sixteen streams are open while every odd request of the corpus comes, and none of them changes by a token."""
+    """Sixteen streams are open while the whole corpus of odd requests comes, and none of them changes by a token."""
     bodies = [request(f"neighbour {n}", max_new_tokens=300, ignore_eos_token=True) for n in range(16)]
     expected = [tiny.post({**fields, "stream": True}).body for fields in bodies]
     small = [data for data, _, _ in CORPUS.values() if len(data) < MB]
@@ -155,7 +155,7 @@ def test_neighbours_of_poisonous_requests_are_answered_as_ever(tiny: Server) -> 
         assert [future.result().body for future in streams] == expected
 
 
-# Clients that go away.
+# Clients that leave.
 
 LONG = request("a " * 75, max_new_tokens=800, ignore_eos_token=True)
 """Takes 800 steps, and leaves no room in the small cache for a prompt of 860 tokens."""
@@ -171,7 +171,7 @@ def running(server: Server, num_running: int, num_waiting: int = 0) -> None:
 
 @contextmanager
 def one_cancelled(server: Server, max_steps: int) -> Iterator[None]:
-    """What happens inside ends one request and frees what it held, before the engine has made so many steps."""
+    """The body ends one request and frees what it held before the engine makes `max_steps` steps."""
     before = server.metrics()
     yield
     wait_until(server.is_idle, "its blocks are free", 5)
@@ -203,7 +203,7 @@ def test_a_client_that_closes_only_its_sending_half_counts_as_gone(tight: Server
 
 
 def test_a_client_that_leaves_the_queue_never_reaches_the_engine(tight: Server) -> None:
-    """The first takes its 800 steps; the second would take 100 more."""
+    """The first request takes its 800 steps; the second would take 100 more."""
     with one_cancelled(tight, max_steps=850):
         with tight.connect(LONG) as first:
             running(tight, 1)
@@ -264,14 +264,14 @@ UNFINISHED = {
 
 @pytest.mark.parametrize("kind", UNFINISHED)
 def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, kind: str) -> None:
-    """Twenty clients send 160 MB. Those who may not are told so, and the memory of all comes back when they leave."""
+    """Twenty clients send 160 MB. Those over the limit are refused, and all memory is freed when they leave."""
     [front_end] = echo.pids("lmi-front")
     before_bytes = resident_bytes(front_end)
     field, data = UNFINISHED[kind]
     clients = [echo.connect_raw() for _ in range(20)]
     try:
         for client in clients:
-            with suppress(OSError):  # it was refused and its answer lies there
+            with suppress(OSError):  # it was refused, and its answer is unread
                 client.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\n%b\r\n\r\n" % field + data)
         wait_until(lambda: len(select.select(clients, [], [], 0)[0]) >= 12, "most have an answer")
         took_s, answer = timed(lambda: echo.post(request("abc")))
@@ -288,7 +288,7 @@ def test_bodies_that_do_not_end_take_no_more_memory_than_they_may(echo: Server, 
 
 
 def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
-    """Sizes that teach the C library to keep such blocks, then one of many pieces, over the limit."""
+    """The first sizes make the C library keep such blocks. Then comes a body of many pieces, over the limit."""
     [front_end] = echo.pids("lmi-front")
     before_bytes = resident_bytes(front_end)
     for size in (25 * MB, 31 * MB):
@@ -301,7 +301,7 @@ def test_the_memory_of_large_bodies_comes_back(echo: Server) -> None:
     wait_until(lambda: resident_bytes(front_end) - before_bytes < 8 * MB, "the memory is back", 5)
 
 
-# Clients that ask for no path.
+# Clients whose request target is not a path.
 
 
 @pytest.mark.parametrize(("method", "status"), [("OPTIONS", 405), ("GET", 400)])
@@ -317,16 +317,16 @@ def test_a_request_of_the_server_as_a_whole_is_refused_and_logged_with_its_statu
     assert b" %d " % status in line and b"request target" in line
 
 
-# Clients that write our log.
+# Clients that write into the log.
 
 EVIL = "\r\n{}\x1b[31m\x00\x85\u2028\u202e2026-01-01T00:00:00.000Z INFO front end[1] forged: line"
 EVIL_HEADERS = ("X-Request-Id", "X-Amzn-SageMaker-Inference-Id", "X-Amzn-SageMaker-Custom-Attributes", "Content-Type")
 
 
 def evil_requests() -> list[bytes]:
-    """Raw requests with text in every place that may come to a log, as far as the parser lets it."""
+    """Raw requests with hostile text in every place that may reach the log, as far as the parser allows it."""
     quoted = quote(EVIL, safe="")
-    odd = re.sub("[\r\n\x00\x1b]", "", EVIL).encode()  # with those, the parser refuses the request
+    odd = re.sub("[\r\n\x00\x1b]", "", EVIL).encode()  # with these characters the parser refuses the request
     data = json.dumps(
         {"inputs": "a", EVIL: 1, "parameters": {EVIL: 1, "stop": EVIL, "output_formatter": EVIL}}
     ).encode()
@@ -358,7 +358,7 @@ def say(server: Server, data: bytes) -> bytes:
 
 
 def new_lines(server: Server, requests: list[bytes]) -> list[str]:
-    """What the log says about these requests."""
+    """Send the requests and return the lines of the log about them."""
     start = server.log.stat().st_size
     for data in requests:
         head = say(server, data).partition(b"\r\n\r\n")[0]
@@ -384,7 +384,7 @@ def test_no_client_can_forge_a_line_of_the_log_for_people(echo: Server) -> None:
     assert b"\x1b" not in echo.log.read_bytes(), "the name of the folder paints the banner"
 
 
-# No room.
+# A full disk.
 
 SMALL_DISK = [
     "unshare",

@@ -1,4 +1,4 @@
-"""The processes of a server, killed, stopped and told to end while they work."""
+"""The processes of a server, killed, stopped and ended by signals while they work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Background = Callable[..., "Future[Answer]"]
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Make]:
-    """Makes containers of a folder with the options given; at the end none of their processes is left."""
+    """A function that makes a container with the given options. At the end none of their processes may be left."""
     made: list[Container] = []
 
     def make(
@@ -115,7 +115,7 @@ def test_secrets_reach_the_engine_and_no_front_end(container: Make) -> None:
         assert b"canary" not in environ and b"TOKENIZERS_PARALLELISM" in environ
     engine = Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
     assert b"hf_canary" in engine and b"SETTING=canary_of_env\0" in engine
-    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/config.json")  # which front ends read
+    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/config.json")  # front ends read this file
     assert b"canary_of_env" not in settings.read_bytes()
 
 
@@ -173,7 +173,7 @@ def test_an_engine_that_freezes_while_it_loads_is_killed_with_its_stacks_in_the_
     server = container(option__rolling_batch="freezing", retry_threshold=1, model_loading_timeout=6.0).start()
     assert server.wait() == 1
     assert "did not finish loading" in server.last_words()["message"]
-    assert "in freezing" in server.log.read_text()  # faulthandler's frame
+    assert "in freezing" in server.log.read_text()  # the frame that faulthandler prints
     assert_nothing_left(server)
 
 
@@ -233,7 +233,7 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, 
     wait_until(lambda: sum(record.beat_s > 0 for record in frontends) == 2, "both front ends serve")
     records = [record for record in frontends if record.pid]
     streams = []
-    while not all(record.num_in_flight for record in records):  # the kernel chooses who gets a connection
+    while not all(record.num_in_flight for record in records):  # the kernel chooses which front end gets a connection
         streams.append(background(server.generate, 200))
         running(server, len(streams))
     (victim, num_lost), (other, num_kept) = [(record.pid, record.num_in_flight) for record in records]
@@ -321,7 +321,7 @@ def test_an_engine_that_hangs_in_a_step_leaves_its_stacks_in_the_log(container: 
 
 def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> None:
     server = container(frontend_workers=2).start_and_wait()
-    # gunicorn watches a worker from its first beat on.
+    # gunicorn watches a worker after its first beat.
     wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both beat")
     stopped = server.pids("lmi-front")[0]
     os.kill(stopped, signal.SIGSTOP)
@@ -347,7 +347,7 @@ def test_a_server_that_was_paused_goes_on_where_it_was(container: Make, backgrou
     judges = [server.pid("lmi-supervisor"), server.pid("lmi-gunicorn")]
     for pid in judges:
         os.kill(pid, signal.SIGCONT)
-    time.sleep(1.5)  # each has looked at the others, which still stand
+    time.sleep(1.5)  # each has looked at the others, which are still stopped
     for pid in set(pids) - set(judges):
         os.kill(pid, signal.SIGCONT)
     assert_whole(stream.result(), 200)
@@ -477,7 +477,7 @@ def test_an_engine_that_prints_megabytes_holds_up_neither_itself_nor_the_server(
     assert_nothing_left(server)
 
 
-# Nothing left to work with.
+# Exhausted resources.
 
 
 def test_a_full_disk_under_the_log_does_not_stop_the_server(container: Make) -> None:
@@ -548,7 +548,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(container
 
 
 def fill_log(server: Container) -> None:
-    """Make lines of 1 KB until one finds no room; a pipe holds 64 KB."""
+    """Make log lines of 1 KB until one is dropped; a pipe holds 64 KB."""
     num_dropped = server.metric("lmi_log_lines_dropped_total")
     for _ in range(200):
         assert server.request("GET", "/" + "x" * 1000, timeout_s=5.0).status == 404
@@ -556,7 +556,7 @@ def fill_log(server: Container) -> None:
 
 
 def read_log(reader: int) -> list[dict[str, Any]]:
-    """What the pipe holds: whole lines, each of them JSON."""
+    """The contents of the pipe: whole lines, each of them JSON."""
     data = b""
     with suppress(BlockingIOError):
         while piece := os.read(reader, 65536):
@@ -578,7 +578,7 @@ def test_clients_that_eat_all_descriptors_keep_neither_pings_nor_streams_away(
         connection.close()
 
 
-# What a process may not be.
+# The import path of children, and their order when memory runs out.
 
 
 def test_children_do_not_import_from_the_folder_they_are_started_in(container: Make) -> None:

@@ -1,4 +1,4 @@
-"""n and best_of of the LMI wire, on a whole server with the demo model."""
+"""n and best_of of the LMI API, on a whole server with the demo model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NUM_ROWS = 24
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Server]:
-    """Fewer rows than two of the widest requests need."""
+    """A server with fewer rows than two of the widest requests need."""
     folder = Path(lmi_dist.__file__).parent / "demo"
     with serve(folder, "frontend_workers=1", f"option.max_rolling_batch_size={NUM_ROWS}") as server:
         yield server
 
 
 def body(**parameters: object) -> dict[str, object]:
-    """Hot, so that sequences differ."""
+    """A request with a high temperature, so that sequences differ."""
     sampled = {"do_sample": True, "temperature": 2.0, "seed": 7}
     return {"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS, "details": True, **sampled, **parameters}}
 
@@ -41,7 +41,7 @@ def ask(server: Server, **parameters: object) -> dict[str, Any]:
 
 
 def sequences(answer: dict[str, Any]) -> list[tuple[str, float]]:
-    """Text and cumulative log-prob of each, the main one first."""
+    """Text and cumulative log-prob of each sequence, the main one first."""
     details = answer["details"]
     ranked = [{**details, "generated_text": answer["generated_text"]}, *details["best_of_sequences"]]
     for one in ranked:

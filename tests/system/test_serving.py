@@ -1,4 +1,4 @@
-"""What a client gets from a whole server with a real model, held against transformers on the same checkpoint."""
+"""Answers of a whole server with a real model, compared with transformers on the same checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.tiny_models import tiny_model
 NUM_TOKENS = 24
 FORMATS = ("json", "jsonlines", "sse")
 PROMPTS = ("The quick", "a", "She sells sea shells by the sea shore. " * 12, "Straße 狐\n\t")
-TIE = 1e-4  # two logits this near are one to the reference
+TIE = 1e-4  # two logits this close count as equal in the reference
 TOLERANCE = 1e-3  # of a log-prob
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy decoding by transformers. `tie_at`: the first position where it could not have told two tokens apart."""
+    """Greedy decoding by transformers. `tie_at`: the first position where two tokens were equally likely."""
 
     ids: list[int]
     log_probs: list[float]
@@ -80,7 +80,7 @@ def request(prompt: str, **parameters: object) -> dict[str, object]:
 
 
 def lines(answer: Answer) -> list[dict[str, Any]]:
-    """The records of a stream, of either framing."""
+    """The records of a stream, with either framing."""
     assert answer.status == 200 and answer.body.endswith(b"\n")
     return [json.loads(line.removeprefix(b"data: ")) for line in answer.body.split(b"\n") if line]
 
@@ -193,7 +193,7 @@ def test_a_client_that_reads_as_it_comes_sees_tokens_long_before_the_end(tiny: S
 
 
 def test_every_record_is_a_chunk_of_its_own(tiny: Server) -> None:
-    """Clients of a platform that passes body parts on lose what is glued together or cut."""
+    """A platform that passes on body parts would lose records that are joined or cut."""
     with tiny.connect(request("The quick", output_formatter="sse")) as connection:
         received = b""
         while not received.endswith(b"0\r\n\r\n"):
@@ -208,7 +208,7 @@ def test_every_record_is_a_chunk_of_its_own(tiny: Server) -> None:
 
 
 def cut(body: bytes) -> Iterator[bytes]:
-    """The chunks of a chunked body (RFC 9112, 7.1), without the last, which is empty."""
+    """The chunks of a chunked body (RFC 9112, 7.1), without the empty last one."""
     while body:
         size, _, body = body.partition(b"\r\n")
         if num_bytes := int(size, 16):
@@ -262,7 +262,7 @@ def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> 
 
 
 def workers(server: Server) -> list[str]:
-    """The process that answered, for each line of the access log."""
+    """The process that answered, in each line of the access log."""
     return [line["role"] for line in server.log_lines() if line.get("logger") == "lmi.access"]
 
 

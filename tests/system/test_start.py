@@ -1,4 +1,4 @@
-"""Servers that must not start, each with one line that names the file, and the ways to start one that does."""
+"""Servers that must not start, each with one line that names the file, and the ways to start a server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Refused:
-    """A start that failed: its exit code, its last line and all that it printed."""
+    """A failed start: its exit code, its last line and all its output."""
 
     code: int
     last: dict[str, Any]
@@ -45,7 +45,7 @@ class Refused:
 
 
 def write_safetensors(file: Path, header: object, num_bytes: int = 0, header_bytes: int | None = None) -> None:
-    """A file of the format of safetensors: the header's length in 8 bytes, the header, the tensors' bytes."""
+    """Write a file in the format of safetensors: the header's length in 8 bytes, the header, the tensors' bytes."""
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text) if header_bytes is None else header_bytes) + text + bytes(num_bytes))
 
@@ -55,7 +55,7 @@ def change_json(file: Path, **changes: object) -> None:
 
 
 class Bomb:
-    """Unpickled without care, it makes a file."""
+    """An object that makes a file when it is unpickled without care."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -64,7 +64,7 @@ class Bomb:
         return (Path.touch, (self.file,))
 
 
-# What makes each checkpoint unusable. A function changes a copy of a good one.
+# The faults of each unusable checkpoint. A function changes a copy of a good one.
 
 
 def vanish(folder: Path) -> None:
@@ -180,7 +180,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], int, str]] = {
 }
 
 
-# These differ in the reading of one file alone: they are loaded as a server's engine process loads them, but here.
+# These differ only in the reading of one file. They are loaded in this process as a server's engine process does it.
 IN_PROCESS = ("no decoder", "unknown architecture", "no weights", "lying", "huge header", "layer")
 WHOLE = tuple(name for name in BROKEN if name not in IN_PROCESS)
 
@@ -237,7 +237,7 @@ def assert_one_line(message: str, said: str, folder: Path) -> None:
 
 
 def start_on_terminal(folder: Path, **environ: str) -> tuple[int, str]:
-    """What a person sees, and the exit code."""
+    """Start a server on a terminal; return its exit code and its output."""
     keyboard, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "lmi", "serve", str(folder), "--host", "127.0.0.1", "--port", str(free_port())],
@@ -314,7 +314,7 @@ def test_sigterm_while_torch_is_imported_ends_the_server_at_once() -> None:
 
 @pytest.mark.parametrize("argv", [["serve"], ["djl-serving", "-s", "."]], ids=["serve", "djl-serving"])
 def test_the_environment_alone_configures_a_server(tmp_path: Path, argv: list[str]) -> None:
-    """As a platform starts an image: no flag says anything, and the file beats what the environment says as well."""
+    """A platform starts an image so, without flags. The file beats the environment."""
     server = Server(write_model(tmp_path / "model"), tmp_path / "log")
     (server.folder / "serving.properties").write_text("option.model_name=from-file\n")
     environ = {

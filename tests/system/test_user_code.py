@@ -1,4 +1,4 @@
-"""Code of a model's own, as a platform meets it: `lmi serve` on a folder with a model.py written for djl-serving."""
+"""User code as a platform runs it: `lmi serve` on a folder with a model.py written for djl-serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of a real vLLM server, by name at every API."""
+"""LoRA adapters on a server with the real vLLM, by name at every API."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SETTINGS = (
     "retry_threshold=20",
     "frontend_workers=1",
 )
-ENGINE, CORE, RANK = "lmi-engine-0", "VLLM::EngineCor", "VLLM::Worker_TP"  # as far as the kernel keeps names
+ENGINE, CORE, RANK = "lmi-engine-0", "VLLM::EngineCor", "VLLM::Worker_TP"  # the kernel keeps 15 characters of a name
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def apart() -> Iterator[Server]:
 
 
 def family(server: Server) -> dict[str, list[int]]:
-    """Pids of the engine process and of all that it started, by name."""
+    """The pids of the engine process and of all processes that it started, by name."""
     pids: dict[str, list[int]] = {}
     for pid in server.pids():
         with suppress(OSError):
@@ -62,7 +62,7 @@ def family(server: Server) -> dict[str, list[int]]:
 
 
 def segments(pids: Iterable[int]) -> set[str]:
-    """What these processes share in memory."""
+    """The files of shared memory that these processes map."""
     found: set[str] = set()
     for pid in pids:
         found.update(re.findall(r" (/dev/shm/\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
@@ -70,7 +70,7 @@ def segments(pids: Iterable[int]) -> set[str]:
 
 
 def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float) -> None:
-    """32 streams run, one process gets a signal: every client gets an end in time, and then all is as it was."""
+    """While 32 streams run, one process gets a signal. Every client's stream ends in time, and the server recovers."""
     before = family(server)
     pids = {pid for each in before.values() for pid in each}
     shared = segments(pids)
@@ -92,7 +92,7 @@ def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float) -
 
 @contextmanager
 def streaming(server: Server, num_streams: int) -> Iterator[list[socket.socket]]:
-    """Connections of so many streams that all run. Nobody reads yet: that would keep us from asking."""
+    """Connections of `num_streams` running streams. They are not read yet, so that the test can send other requests."""
     with ExitStack() as stack:
         streams = [stack.enter_context(server.connect(LONG)) for _ in range(num_streams)]
         wait_until(lambda: server.metrics()["lmi_requests_running"] == num_streams, "all run", 120)
@@ -132,7 +132,7 @@ def test_a_structure_that_another_process_cannot_compile_is_the_clients_fault(ap
 
 @pytest.mark.parametrize("one", ["inside", "apart"])
 def test_a_refused_grammar_leaves_no_raw_line_in_the_log(one: str, request: pytest.FixtureRequest) -> None:
-    """Its compiler is C++, here in the engine's process and there in one that vLLM spawns from it."""
+    """The compiler of grammars is C++. It runs in the engine's process (inside), or in one that vLLM spawns (apart)."""
     server: Server = request.getfixturevalue(one)
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 4, "guided_regex": r"a$b\b"}}
     assert server.post(body).status >= 400

@@ -1,4 +1,4 @@
-"""What the OpenAI API asks of an engine that can guide decoding: forced calls and structures, with the real vLLM."""
+"""The OpenAI API over an engine that can guide decoding, the real vLLM: forced calls and structures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = (
     "option.rolling_batch=vllm",
     "option.dtype=fp32",
     "option.max_kv_cache_tokens=8192",
-    # A random model likes to write spaces.
+    # A random model often writes spaces.
     'option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}',
     "frontend_workers=1",
 )

@@ -18,7 +18,7 @@ PROMPT = "The quick"
 SAMPLED = {"do_sample": True, "seed": 7}
 DETAILS = {"details": True}
 
-# The seed's lists: the parameters of every rolling batch, and the additional ones of vLLM, with their defaults.
+# LMI's lists: the parameters of every rolling batch, and the additional ones of vLLM, with their defaults.
 COMMON: dict[str, Any] = {
     "do_sample": False,
     "temperature": 1.0,
@@ -97,7 +97,7 @@ def test_a_documented_default_means_as_if_left_out(
         assert post(server, {**others, name: value}).body == post(server, others).body
 
 
-# Effects. Each says what a value changes, beside the same request without it.
+# Effects. Each checks what a value changes, compared with the same request without it.
 
 
 def samples(server: Server) -> None:
@@ -147,7 +147,7 @@ def repeats_the_prompt(server: Server) -> None:
 
 
 def stop_string(server: Server) -> str:
-    """Some characters that the greedy answer says in its midst, for the first time."""
+    """Two characters that occur for the first time in the middle of the greedy answer."""
     said = text(server)
     return next(said[at : at + 2] for at in range(len(said) // 3, len(said)) if said.index(said[at : at + 2]) == at)
 
@@ -193,7 +193,7 @@ LONG = {"do_sample": True, "temperature": 2, "max_new_tokens": 400, "details": T
 
 
 def seed_that_ends(server: Server) -> int:
-    """A model that learnt nothing says its end token at a high temperature, by chance."""
+    """A random model draws its end token by chance at a high temperature."""
     for seed in range(40):
         if ask(server, **LONG, seed=seed)["details"]["finish_reason"] == "eos_token":
             return seed
@@ -261,8 +261,8 @@ EFFECTS: dict[str, Callable[[Server], None]] = {
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "num_beams": {"num_beams": 2},
-    "typical_p": {"typical_p": 0.5, **SAMPLED},  # documented for lmi-dist alone
-    "temperature": {"temperature": 2.5, **SAMPLED},  # more than vLLM takes
+    "typical_p": {"typical_p": 0.5, **SAMPLED},  # documented only for lmi-dist
+    "temperature": {"temperature": 2.5, **SAMPLED},  # over vLLM's maximum
     "logprobs": {"logprobs": 21, **DETAILS},
     "prompt_logprobs": {"prompt_logprobs": 21, **DETAILS},
     "stop_token_ids": {"stop_token_ids": [320]},
@@ -284,7 +284,7 @@ def test_what_vllm_cannot_do_is_refused_by_name_and_the_next_one_works(server: S
     assert text(server, max_new_tokens=2)
 
 
-# Values of a wrong type or out of every range; some would end vLLM's engine, or let it hang.
+# Values of a wrong type or out of any range. Some would end vLLM's engine or make it hang.
 
 NO_BOOL: tuple[Any, ...] = ("yes", 1, 0.0, [])
 NO_NUMBER: tuple[Any, ...] = ("1", True, [1], {})

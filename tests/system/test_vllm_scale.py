@@ -1,4 +1,4 @@
-"""One model on several ranks, replicas and nodes, each for real: a node is a server of its own on this machine."""
+"""One model on several real ranks, replicas and nodes. Each node is a separate server on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node_settings(rank: int, port: int) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Server]]:
-    """Two servers that are one engine, of one rank on one core each; the first is ready when both are."""
+    """Two servers that form one engine, each with one rank on one core. The first is ready when both are."""
     port = free_port()
 
     def start(rank: int) -> Server:
@@ -46,7 +46,7 @@ def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
         with ExitStack() as streams:  # each replica has room for one
 
             def both_work() -> bool:
-                """Ask again while one waits: the front end may not have met the second replica when it chose."""
+                """Send another while one waits: the front end may not have known the second replica when it chose."""
                 metrics = replicas.metrics()
                 if metrics["lmi_requests_waiting"] or not metrics["lmi_requests_in_flight"]:
                     streams.enter_context(replicas.connect(LONG))

@@ -1,7 +1,7 @@
-"""A small foreign engine on `handlers/base/driven.py`: it queues and batches by itself and answers as echo does.
+"""A small foreign engine on `handlers/base/driven.py`. It queues and batches by itself and answers like echo.
 
-A sequence with an adapter says the adapter's shift added to each token; the shift is the adapter's configuration. A
-sequence fails while it holds `FAULT`, and a step raises while one holds `BREAK`.
+A sequence with an adapter adds the adapter's shift, which is its configuration, to the first token of the answer. A
+sequence that holds `FAULT` fails, and a step raises while one of its sequences holds `BREAK`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Work:
 
 
 class Engine:
-    """What a library brings."""
+    """The engine of a library."""
 
     def __init__(self) -> None:
         self._works: dict[str, Work] = {}
@@ -98,7 +98,7 @@ class Engine:
 
 
 class Executor(DrivenExecutor[Work]):
-    """What its handler adds."""
+    """The executor that the engine's handler adds."""
 
     title = "Foreign"
 
@@ -128,7 +128,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
 
 
 def write_adapter(folder: Path, shift: int) -> Path:
-    """An adapter of this engine."""
+    """Write an adapter of this engine."""
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps({"shift": shift}))
     return folder

@@ -1,4 +1,4 @@
-"""Engines that go wrong while they load, and one that has to be asked, announced like those of any other package."""
+"""Engines that fail while they load, and one that must be asked for Responses, announced by a package."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lacking(config: EngineConfig, model_path: str, progress: Progress) -> Execut
 
 
 def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
-    """Prints as C++ libraries do, from a descriptor and from C's stream, and where `abort` is set dies of it."""
+    """Print as C++ libraries do, to a descriptor and to C's stream. With the option `abort` the process then dies."""
     os.write(2, b"[12:00:00] /project/cpp/grammar.cc:83: Warning: \xff \x1b[2J\n")
     ctypes.CDLL(None).puts(b"a line from C")
     print("a line from Python")
@@ -64,7 +64,7 @@ def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Exec
 
 
 class Asked(echo.EchoExecutor):
-    """Hands out Responses to those who wait for them alone, as an engine of others may."""
+    """An engine that gives Responses only to callers that wait for them, as engines of other packages may."""
 
     def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
         return False
