@@ -1,6 +1,6 @@
-"""What all tests share: hypothesis without a clock, since CI's cores are shared, and what needs vLLM.
+"""What all tests share: hypothesis without deadlines, since CI's cores are shared, and skipped tests without vLLM.
 
-vLLM compiles each model for half a minute, so here it does only where a test takes the switch away again.
+vLLM compiles each model for half a minute, so compilation is off here unless a test removes the switch.
 """
 
 import os

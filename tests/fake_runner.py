@@ -1,7 +1,7 @@
 """A runner without weights: the logits of a position are a fixed function of the tokens up to it.
 
-It keeps the tokens of each slot as a real cache would keep keys and values, and refuses a plan that reads what was
-never written, so a scheduler that forgets to recompute is found out.
+It keeps the tokens of each slot as a real cache keeps keys and values. It refuses a plan that reads what was never
+written, and so finds a scheduler that forgets to recompute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FakeRunner:
     dtype, device, is_batch_invariant = "float32", "cpu", True
 
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
-        """`poison`: what stands in the logits after a token; such tokens come in prompts only, never as an answer."""
+        """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in an answer."""
         self.vocab_size, self.context_length = vocab_size, context_length
         self.slots: dict[int, list[int]] = {}
         self.plans: list[Plan] = []

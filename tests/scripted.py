@@ -1,17 +1,17 @@
-"""A real server with a scripted engine: real sockets on both sides, an engine that says what its prompt tells it to.
+"""A real server with a scripted engine: real sockets on both sides, and an engine that does what the prompt says.
 
 The tokenizer has one token for each byte, so prompts and answers are readable in tests. A prompt is a list of words:
 
     say TEXT        answer TEXT, then the end token
-    run TEXT        answer TEXT for ever
-    flood TEXT      answer TEXT for ever, 100 times in every step
+    run TEXT        answer TEXT without end
+    flood TEXT      answer TEXT without end, 100 times in every step
     fail TEXT       answer TEXT, then fail for this request's own reason
     oom TEXT        answer TEXT, then run out of memory
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
-    trip            raise what no engine should as the request comes
-    refuse FIELD    refuse the request as it comes, for that field of the contract
-    reject FIELD    refuse it so in the first step
+    trip            raise an error that no engine should, when the request comes
+    refuse FIELD    refuse the request when it comes, for that field of the contract
+    reject FIELD    refuse it for that field in the first step
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ STEP_S = 0.002
 
 
 def write_byte_tokenizer(folder: Path) -> None:
-    """A model folder with nothing but a tokenizer of 256 bytes and an end token."""
+    """Write a model folder with only a tokenizer of 256 bytes and an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     by_byte = {_byte(char): char for char in alphabet}
     backend = Tokenizer(models.BPE({by_byte[byte]: byte for byte in range(256)}, []))
@@ -80,7 +80,7 @@ def write_byte_tokenizer(folder: Path) -> None:
 
 
 def _byte(char: str) -> int:
-    """The byte that a character of GPT-2's alphabet stands for: printable Latin-1 is itself, the rest is shifted."""
+    """The byte of a character of GPT-2's alphabet: printable Latin-1 is itself, the rest is shifted."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     shifted = [byte for byte in range(256) if byte not in plain]
     return ord(char) if ord(char) in plain else shifted[ord(char) - 256]
@@ -100,7 +100,7 @@ class Turn:
 
 
 class ScriptedExecutor(Executor):
-    """One token for each request and step, by a thread, until its script says otherwise."""
+    """An engine whose thread makes one token for each request and step, unless the script says otherwise."""
 
     def __init__(self, capabilities: Capabilities = CAPABILITIES) -> None:
         self._info = EngineInfo(
@@ -238,7 +238,7 @@ class ScriptedExecutor(Executor):
 
 @dataclass
 class Host:
-    """The running server, as a test sees it."""
+    """The running server, for a test."""
 
     port: int
     executor: ScriptedExecutor
@@ -250,7 +250,7 @@ class Host:
     def post(
         self, body: object, path: str = "/invocations", headers: dict[str, str] | None = None
     ) -> tuple[HTTPResponse, bytes]:
-        """One request on a connection of its own; a dict is sent as JSON without any content type, as boto3 does."""
+        """Send one request on its own connection. A dict is sent as JSON without a content type, as by boto3."""
         return self.send("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
 
     def send(
@@ -283,7 +283,7 @@ def host(
     capabilities: Capabilities = CAPABILITIES,
     user_code: UserCodeConfig | None = None,
 ) -> Iterator[Host]:
-    """Serve a scripted engine on a free port of loopback, with user code in a thread if there is any."""
+    """Serve a scripted engine on a free port of loopback, with the user code, if any, in a thread."""
     write_byte_tokenizer(folder / "model")
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
@@ -352,7 +352,7 @@ async def _serve(
 async def _run_user_code(
     folder: Path, config: Config, code: UserCodeConfig, block: Block
 ) -> tuple[UserCodeWorkers, asyncio.Server]:
-    """What the process of user code does, on the loop; `djl_python` must be importable."""
+    """Do on the loop what the process of user code does. `djl_python` must be importable."""
     model = UserCode(code, folder=config.model.path, name=config.model.name)
     record = block.formatters[0]
     thread = CodeThread(record)
@@ -365,7 +365,7 @@ async def _run_user_code(
 async def _pump(
     executor: ScriptedExecutor, dispatcher: Dispatcher, block: Block, connections: list[FrontEndConnection]
 ) -> None:
-    """What the engine worker's thread does, on the loop."""
+    """Do on the loop what the engine worker's thread does."""
     while True:
         block.engines[0].beat_s = time.monotonic()
         responses = await asyncio.to_thread(executor.await_responses, None, 0.05)

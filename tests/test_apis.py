@@ -1,4 +1,4 @@
-"""Which status and which shape each error has at the LMI API."""
+"""The status and the shape of each error at the LMI API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEDIA_TYPES = {
     OutputFormat.JSONLINES: "application/jsonlines",
     OutputFormat.SSE: "text/event-stream",
 }
-# error, was it accepted, status, shape
+# error, whether the request was accepted, status, shape
 ROWS: list[tuple[LmiError, bool, int, int]] = [
     (MalformedRequest("the body is not JSON"), False, 424, 1),
     (InvalidParameter("parameters.top_p", "at most 1", 2), False, 424, 2),

@@ -1,4 +1,4 @@
-"""What an engine cannot do is refused by name; what it can do passes."""
+"""A parameter that an engine lacks is refused by name; one that it has passes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The real command, as a shell would start it."""
+    """Run the real command as a shell starts it."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("OPTION_", "SERVING_"))}
     return subprocess.run(
         [sys.executable, "-m", "lmi", *arguments],

@@ -1,4 +1,4 @@
-"""What the Dockerfile says, read without Docker; `scripts/build-image --test` builds and runs it."""
+"""The Dockerfile, read without Docker; `scripts/build-image --test` builds and runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def said(word: str) -> list[str]:
 
 
 def ancestry(stage: str) -> list[str]:
-    """The stage and those it stands on, down to the base image."""
+    """The stage and those that it is built on, down to the base image."""
     return [stage, *ancestry(STAGES[stage])] if stage in STAGES else [stage]
 
 

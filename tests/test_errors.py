@@ -1,4 +1,4 @@
-"""Errors that pass between processes, and the words of errors that are not ours."""
+"""Errors that pass between processes, and the words of errors of other libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lmi.errors import (
 
 
 def sent(error: LmiError) -> LmiError:
-    """What comes out of the other end of a socket."""
+    """The error that comes out of the other end of a socket."""
     return from_info(msgspec.msgpack.decode(msgspec.msgpack.encode(error.info), type=ErrorInfo))
 
 

