@@ -49,7 +49,7 @@ class Server(Container):
         wait_until(lambda: re.search('"event":"ready"|^  curl ', self.log.read_text(), re.MULTILINE), "it says so")
 
     def post(self, body: object, path: str = "/invocations", headers: Mapping[str, str] | None = None) -> Answer:
-        """Bytes as they are, anything else as JSON; without a content type unless `headers` has one."""
+        """Send bytes as they are and any other body as JSON, without a content type unless `headers` has one."""
         with self.open(body, path, headers) as response:
             received = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, received, response.read())

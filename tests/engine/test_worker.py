@@ -334,7 +334,7 @@ def test_the_socket_is_for_this_user_alone(worker: Worker) -> None:
     assert os.stat(worker.runtime.engine_socket(0)).st_mode & 0o777 == 0o600
 
 
-# The end.
+# The end of the process.
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker: Worker) -> None:

@@ -306,7 +306,7 @@ def test_a_short_rest_of_a_body_is_forgotten_and_the_connection_kept(served: Ser
         assert statuses(until(connection, b"/ 0")) == [200]
 
 
-# Time.
+# Timeouts.
 
 
 def test_a_connection_that_says_nothing_is_closed(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI API to requests: defaults, names, guides, tools, messages, and every refusal."""
+"""Bodies of the OpenAI API become requests: defaults, names, guides, tools, messages, and every refusal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_model_may_be_a_loaded_adapter() -> None:
         completion(model, model="gpt-4")
 
 
-# field, value, what the request has then
+# field, value, the fields of the request
 SAMPLING: list[tuple[str, Any, dict[str, Any]]] = [
     ("temperature", 0, {"temperature": 0.0}),
     ("temperature", 1, {}),
@@ -101,7 +101,7 @@ def test_greedy_decoding_forgets_what_it_cannot_use() -> None:
     assert parsed.request.sampling == SamplingConfig(temperature=0.0)
 
 
-# field, value, field of the request, value there
+# field, value, the request's field, its value
 FIELDS: list[tuple[str, Any, str, Any]] = [
     ("stop", "x", "stop_sequences", ("x",)),
     ("stop", "", "stop_sequences", ()),

@@ -33,10 +33,10 @@ class Case:
     environ: dict[str, str] = field(default_factory=dict)
     gpus: str = "vllm"
     cpu: str = "lmi-dist"
-    refused: str = ""  # on both
+    refused: str = ""  # on both machines
     refused_on_cpu: str = ""
     warned: tuple[str, ...] = ()
-    warned_on_cpu: tuple[str, ...] | None = None  # where it differs
+    warned_on_cpu: tuple[str, ...] | None = None  # where it differs from `warned`
     name: str = "tiny"
     is_dynamic: bool = False
 

@@ -253,7 +253,7 @@ def test_a_client_that_stops_reading_is_given_up_and_costs_no_memory(echo: Serve
             connection.close()
 
 
-# Clients that do not end what they send.
+# Clients that do not finish their requests.
 
 BODY_MEMORY = 64 * MB
 UNFINISHED = {

@@ -435,7 +435,7 @@ def test_sigterm_stops_a_stopped_engine_too(container: Make) -> None:
     assert_nothing_left(server)
 
 
-# What libraries print.
+# The output of libraries.
 
 
 def test_what_an_engine_and_its_libraries_print_are_lines_of_our_log(container: Make) -> None:

@@ -85,7 +85,7 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix(b"data: ")) for line in answer.body.split(b"\n") if line]
 
 
-# The words.
+# The text.
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["short", "one token", "long", "not ASCII"])

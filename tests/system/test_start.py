@@ -309,12 +309,12 @@ def test_sigterm_while_torch_is_imported_ends_the_server_at_once() -> None:
         wait_until(lambda: not server.pids(), "nothing is left", 1)
 
 
-# The ways to start one.
+# The ways to start a server.
 
 
 @pytest.mark.parametrize("argv", [["serve"], ["djl-serving", "-s", "."]], ids=["serve", "djl-serving"])
 def test_the_environment_alone_configures_a_server(tmp_path: Path, argv: list[str]) -> None:
-    """A platform starts an image so, without flags. The file beats the environment."""
+    """Start a server as a platform starts an image, without flags. The file beats the environment."""
     server = Server(write_model(tmp_path / "model"), tmp_path / "log")
     (server.folder / "serving.properties").write_text("option.model_name=from-file\n")
     environ = {

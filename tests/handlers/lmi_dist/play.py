@@ -26,7 +26,7 @@ def load_runner(
     max_length: int,
     progress: Progress = lambda stage, share: None,
 ) -> ModelRunner:
-    """The runner that the executor would make, with limits of the test's choice."""
+    """The runner that the executor would make, with the test's limits."""
     facts, config = read_facts(str(path)), config or EngineConfig()
     placement = choose_placement(config, facts.dtype)
     return ModelRunner(facts, placement, config, num_slots=num_slots, max_length=max_length, progress=progress)

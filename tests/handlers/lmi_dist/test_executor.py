@@ -41,7 +41,7 @@ def ask(*prompt: int, **fields: Any) -> Request:
 
 
 def mixed_requests(num: int, choice: random.Random, max_prompt: int = 200, max_tokens: int = 40) -> list[Request]:
-    """Greedy and sampled, streamed and not, short and long."""
+    """Random requests: greedy and sampled, streamed and not, short and long."""
     configs = [
         SamplingConfig(temperature=0),
         SamplingConfig(seed=3),

@@ -49,7 +49,7 @@ def shared() -> Iterator[Executor]:
 
 @pytest.fixture
 def engine(shared: Executor) -> Executor:
-    """vLLM with a cache that is too small for four long requests together."""
+    """vLLM with a cache that is too small for four long requests at once."""
     shared.await_responses(timeout_s=0)
     shared.get_latest_iteration_stats()
     return shared

@@ -128,7 +128,7 @@ def test_what_runs_with_an_adapter_that_is_removed_goes_on_to_its_end(adapted: E
     assert [one for piece in pieces for one in piece.result.output_token_ids[0]] == alone
 
 
-# What cannot be loaded.
+# Adapters that cannot be loaded.
 
 
 def without_config(path: Path) -> str:

@@ -168,7 +168,7 @@ def test_preempted_requests_end_with_the_tokens_they_have_alone_and_are_counted(
         assert got.output_token_ids[0][: len(sure)] == sure
 
 
-# Values that would end vLLM, or hang it.
+# Values that would end vLLM or make it hang.
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("input_token_ids", {"input_token_ids": (11, True)}),
