@@ -1,4 +1,4 @@
-"""Chooses the user code: a file in the model's folder, by its functions and by the options that name them."""
+"""Chooses the user code: a file in the model's folder, and the functions in it that the server calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY_KEY, HANDLER_KEY = "option.entryPoint", "option.handler"
 
 
 def choose_code(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> UserCodeConfig | None:
-    """The code and the functions in it that are used; None where there is none to run."""
+    """Return the file of user code and its functions that are used, or None if nothing in it runs."""
     path = _find_file(values, folder, cwd, problems)
     if path is None:
         _named_formatters(values, frozenset(), problems)
@@ -44,7 +44,7 @@ def choose_code(values: Values, folder: Path | None, cwd: Path, problems: Proble
 
 
 def _find_file(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> Path | None:
-    """The file that the entry point names, or a model.py."""
+    """Return the file that the entry point names, or a model.py; None if neither exists."""
     entry: str = values.given(ENTRY_KEY, "model.py")
     name = "model.py" if _is_built_in(entry) else entry
     if _is_built_in(entry):
@@ -61,12 +61,12 @@ def _is_built_in(entry: str) -> bool:
 
 
 def _is_own_file(values: Values) -> bool:
-    """Whether the entry point names a file, so that it must be there and hold something to run."""
+    """Return whether the entry point names a file, which then must exist and hold something to run."""
     return ENTRY_KEY in values and not _is_built_in(values.given(ENTRY_KEY))
 
 
 def _check_built_in(values: Values, name: str, problems: Problems) -> None:
-    """Entry points of the reference have no effect here, except those that do not generate text on CPUs or GPUs."""
+    """Refuse an entry point of the reference that makes images, and warn of one for Neuron. Others have no effect."""
     if "stable" in name:
         values.refuse(ENTRY_KEY, "an entry point that generates text, images are not made here", problems)
     elif "neuron" in name:
@@ -75,7 +75,10 @@ def _check_built_in(values: Values, name: str, problems: Problems) -> None:
 
 
 def _choose_handler(values: Values, path: Path, names: frozenset[str], problems: Problems) -> str | None:
-    """The function that is the model, if the file has it and no entry point of the reference answers in its place."""
+    """Return the function that is the model.
+
+    Returns None if the file does not have it, or if an entry point of the reference answers in its place.
+    """
     entry: str = values.given(ENTRY_KEY, "")
     is_hidden = _is_built_in(entry) and not user_code.TRIES_HANDLER.fullmatch(entry)
     handler: str = values.given(HANDLER_KEY, user_code.HANDLER)
@@ -87,7 +90,7 @@ def _choose_handler(values: Values, path: Path, names: frozenset[str], problems:
 
 
 def _named_formatters(values: Values, names: frozenset[str], problems: Problems) -> dict[str, str]:
-    """The functions that options name as formatters, each of which must be among `names`."""
+    """Return the functions that options name as formatters, by kind. Each must be among `names`."""
     named = {}
     for kind in user_code.MARKS:
         wanted = values.given(f"option.{kind}")

@@ -1,8 +1,8 @@
-"""The settings of a server, as every process of it sees them.
+"""The settings of a server, which all its processes share.
 
-Frozen dataclasses that the supervisor fills from command line, environment and serving.properties and hands to its
-children as one JSON file. Nobody else reads the environment. The default of an option is the default of its field; an
-engine may have another one, which its `Handler` says.
+The supervisor fills these frozen dataclasses from command line, environment and serving.properties, and hands them to
+its children as one JSON file. Only the supervisor reads options from the environment. The default of an option is the
+default of its field, unless the engine's `Handler` has a different one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The front end and the supervisor."""
+    """Settings of the front ends and the supervisor."""
 
     host: str = "0.0.0.0"
     port: int = 8080
@@ -35,11 +35,11 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The model as clients see it. `path` is a local folder by now."""
+    """The model as clients see it. `path` is a local folder."""
 
     path: str
     name: str
-    aliases: tuple[str, ...] = ()  # further names under which it answers
+    aliases: tuple[str, ...] = ()  # further names that requests may use
     adapters: tuple[str, ...] = ()  # names of its LoRA adapters; a front end fills in those that are loaded
     version: str = "1"
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
@@ -53,7 +53,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine replica. None means that the engine chooses."""
+    """Settings of the engine replicas. None means that the engine chooses."""
 
     handler: str = "auto"  # the name of a Handler, once it is resolved
     num_engines: int = 1
@@ -86,9 +86,9 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCodeConfig:
-    """A file of user code. With a `handler` it is the model; else it holds formatters around a model.
+    """A file of user code. A file with a `handler` is the model; another file holds formatters for a model.
 
-    A formatter that is None is the function with djl_python's mark, if the file has one.
+    If the file has a formatter whose field is None, the formatter is the function with djl_python's decorator.
     """
 
     path: str
@@ -97,7 +97,7 @@ class UserCodeConfig:
     input_formatter: str | None = None
     has_output_formatter: bool = False
     has_input_formatter: bool = False
-    properties: dict[str, str] = field(default_factory=dict)  # what the handler's first call is given
+    properties: dict[str, str] = field(default_factory=dict)  # the properties of the handler's first call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +109,12 @@ class Config:
 
     @property
     def is_user_code(self) -> bool:
-        """User code is the model, and each engine process runs it."""
+        """Whether user code is the model. It then runs in place of the engines."""
         return self.user_code is not None and self.user_code.handler is not None
 
     @property
     def num_formatters(self) -> int:
-        """Processes that run the formatters of user code."""
+        """The number of processes that run the formatters of user code."""
         return 0 if self.user_code is None or self.is_user_code else 1
 
 

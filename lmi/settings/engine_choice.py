@@ -1,4 +1,4 @@
-"""Chooses the engine, its replicas and their devices, by what the engines' records say."""
+"""Chooses the engine, its replicas and their devices from the engines' records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_de
 
 @dataclass(frozen=True, slots=True)
 class ChosenEngine:
-    """The engine that was chosen; where the choice was refused, the one that was asked for, as far as it is known."""
+    """The engine that was chosen. If the choice was refused, it is the one that the option named."""
 
     name: str
     handler: Handler
@@ -59,7 +59,7 @@ def choose_engine(
 
 
 def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]) -> tuple[str, str]:
-    """The name of one of `handlers` and the reason for it. Raises BadConfiguration with what is allowed."""
+    """Return the name of one of `handlers`, and the reason. Raises BadConfiguration, which lists the allowed words."""
     word, usable = asked.lower(), installed(handlers)
     if word in ("auto", NO_ROLLING_BATCH) and (chosen := _automatic(machine, handlers, usable)):
         return chosen
@@ -74,7 +74,7 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
 
 
 def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) -> Values:
-    """The engine's defaults of options. In a dynamic batch `batch_size` bounds the sequences."""
+    """Apply the engine's defaults of options. In dynamic batching `batch_size` bounds the running sequences."""
     if engine.handler is USER_CODE:
         return values
     for key, value in engine.handler.defaults.items():
@@ -86,7 +86,7 @@ def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) ->
 
 
 def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> Values:
-    """The number of ranks that `max` comes to."""
+    """Replace a tensor parallel degree of `max` by a number of ranks."""
     if values.given(TENSOR) != "max":
         return values
     most = 1 if engine.handler.is_one_device else max(1, len(gpus) // values.final(PIPELINE))
@@ -94,7 +94,7 @@ def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -
 
 
 def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...], problems: Problems) -> Replicas:
-    """As many replicas as fit, if the engine can run with its options."""
+    """Return as many replicas as fit, if the engine can run with its options."""
     refused = engine.handler.check(EngineConfig(device_ids=gpus, **values.fields("engine")))
     for key, allowed in refused.items():
         values.refuse(key, allowed, problems)
@@ -112,7 +112,7 @@ def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...],
 
 
 def choose_gpus(values: Values, machine: Machine, problems: Problems) -> tuple[str, ...]:
-    """The GPUs that may be used."""
+    """Return the GPUs that the engines may use."""
     device, wanted = values.final("option.device"), values.given("load_on_devices")
     if device == "cuda" and not machine.gpus:
         values.refuse("option.device", "auto or cpu, since no GPU is visible", problems)
@@ -129,7 +129,7 @@ def choose_gpus(values: Values, machine: Machine, problems: Problems) -> tuple[s
 def _automatic(
     machine: Machine, handlers: Mapping[str, Handler], usable: Mapping[str, Handler]
 ) -> tuple[str, str] | None:
-    """None where no engine is installed that auto could choose."""
+    """Return the engine that auto chooses and the reason, or None if no such engine is installed."""
     if machine.gpus and (on_gpus := _engine_of_several_devices(handlers)):
         return on_gpus, f"{on_gpus} is installed and a GPU is visible"
     elsewhere = next((name for name, handler in usable.items() if handler.auto is Auto.ELSEWHERE), None)
@@ -153,7 +153,7 @@ def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:
 
 
 def _degree_of_several(values: Values, machine: Machine) -> str:
-    """The parallel degree over 1 that was given, as it was written; or nothing."""
+    """Return the first option that gives a parallel degree over 1, as it was written, or ""."""
     num_gpus = 0 if values.given("option.device") == "cpu" else len(machine.gpus)
     for key in (TENSOR, PIPELINE):
         degree = values.given(key, 1)
@@ -163,7 +163,7 @@ def _degree_of_several(values: Values, machine: Machine) -> str:
 
 
 def _asynchronous(values: Values) -> str:
-    """The option that leaves batching to the engine beside `disable`, as LMI's asynchronous mode does; or nothing."""
+    """Return the option of LMI's asynchronous mode, which leaves batching to the engine despite `disable`, or ""."""
     entry = values.given("option.entryPoint", "")
     if entry.endswith("async_service"):
         return f"option.entryPoint={entry}"
@@ -171,7 +171,7 @@ def _asynchronous(values: Values) -> str:
 
 
 def _note_dynamic_batch(values: Values, engine: ChosenEngine, problems: Problems) -> None:
-    """Note options of dynamic batching that have no effect."""
+    """Note each option of dynamic batching that has no effect."""
     alone = "has an effect with option.rolling_batch=disable alone"
     reasons = {} if engine.has_dynamic_batch else {"batch_size": alone, "option.enable_streaming": alone}
     reasons["max_batch_delay"] = "unneeded, a request joins the running batch at once"

@@ -1,8 +1,8 @@
 """The record in which an engine describes itself, so that settings are resolved without importing the engine.
 
-Engines announce themselves in the entry-point group `lmi.handlers`. An entry point `module:HANDLER` names a record; its
-module must be cheap to import, since the supervisor imports it. Any other entry point names the function that loads
-the engine; the record is then the default one.
+Packages announce their engines in the entry-point group `lmi.handlers`. An entry point `module:HANDLER` names a record.
+Its module must be cheap to import, because the supervisor imports it. Any other entry point names the function that
+loads the engine, and the engine then has the default record.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ RECORD = "HANDLER"
 
 
 class Auto(Enum):
-    """Where `option.rolling_batch=auto` chooses an engine."""
+    """The machines on which `option.rolling_batch=auto` chooses an engine."""
 
     NEVER = "never"
-    ON_GPUS = "on GPUs"  # and where several devices are asked of an engine that runs on one
+    ON_GPUS = "on GPUs"  # also in place of an engine for one device, if the options ask for several devices
     ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """One engine. Names of options are those in serving.properties."""
+    """One engine. Options have the names that serving.properties uses."""
 
-    load: str  # "module:function", imported only in the engine's process
-    library: str = ""  # the package that must be installed beside it
+    load: str  # "module:function", which only the engine's process imports
+    library: str = ""  # the package that it needs
     auto: Auto = Auto.NEVER
     other_names: tuple[str, ...] = ()  # further words of option.rolling_batch that mean it
     is_one_device: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
     uses: frozenset[str] = frozenset()  # those of reference.OF_SOME_ENGINES that have an effect on it
     unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing
-    demo: Path | None = None  # folder of a small model that comes with it
+    demo: Path | None = None  # the folder of a small model that comes with it
     option_names: Callable[[], frozenset[str] | None] = lambda: None
-    """Names, without `option.`, of the options that it reads beside those of the table. None: it takes every option."""
+    """Returns the options that it reads beside those of the table, without `option.`. None: it takes every option."""
     check: Callable[[EngineConfig], Mapping[str, str]] = lambda config: {}
-    """Options whose values it cannot run with, and what is allowed of each."""
+    """Returns each option whose value it cannot run with, and the values that are allowed."""
     environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}
-    """Variables of its process, by configuration, environment so far, slot, and a folder for sockets or ''."""
+    """Returns variables for its process, from configuration, environment, slot, and a folder for sockets or ''."""
 
     @property
     def is_installed(self) -> bool:
@@ -58,11 +58,11 @@ class Handler:
         return None if names is None else frozenset(f"option.{name}" for name in names)
 
 
-USER_CODE = Handler(load="")  # in place of an engine where user code is the model
+USER_CODE = Handler(load="")  # the record of user code that is the model
 
 
 def announced() -> dict[str, Handler]:
-    """Every engine by its name, installed or not."""
+    """Return every announced engine by its name, also those whose library is not installed."""
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     return {name: _record(entry) for name, entry in sorted(entries.items())}
 
@@ -72,10 +72,10 @@ def installed(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
 
 
 def folder_of(library: str) -> Path | None:
-    """Where a top package lies, found without importing it; None where it is not installed."""
+    """Return the folder of a top-level package without importing it, or None if it is not installed."""
     try:
         spec = importlib.util.find_spec(library)
-    except ValueError:  # imported by hand, without a spec
+    except ValueError:  # the imported module has no spec
         return None
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 

@@ -1,6 +1,6 @@
-"""Kinds of values: how the text of an option becomes a value, and what is allowed.
+"""Kinds of values: each parses the text of an option and says which values are allowed.
 
-Knows no option. Forms of tool calls and of reasoning have the names that vLLM's parsers have.
+This module does not know the options. Forms of tool calls and of reasoning have the names of vLLM's parsers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a text becomes a value. `parse` raises ValueError for what `allowed` does not name."""
+    """One kind of value. `parse` turns a text into a value and raises ValueError for a text that is not allowed."""
 
     allowed: str
     parse: Callable[[str], Any]
@@ -38,7 +38,7 @@ def integer(low: int, high: int = 2**31 - 1) -> Kind:
 
 
 def choice(*words: str, **long_names: str) -> Kind:
-    """One of `words`, in any case; `long_names` are further names of them."""
+    """Return the kind of one of `words`, in any case. `long_names` maps further names to the words."""
     known = {word: word for word in words} | long_names
 
     def parse(text: str) -> str:
@@ -50,7 +50,10 @@ def choice(*words: str, **long_names: str) -> Kind:
 
 
 def form(*words: str, **other_names: str) -> Kind:
-    """One of `words`, in any case; `other_names` are further names of them. Any other name is a form not read here."""
+    """Return the kind of one of `words`, in any case, or of any other name, which is a form that is not read here.
+
+    `other_names` maps further names to the words.
+    """
     known = {word: word for word in words} | other_names
 
     def parse(text: str) -> str:
@@ -97,7 +100,7 @@ def _size(text: str) -> int:
 
 
 def _length(text: str) -> int | None:
-    """As vLLM reads lengths: small units are decimal, large ones binary. None: as long as the engine can."""
+    """Parse a length like vLLM: k and m are decimal, K and M binary. None means as long as the engine can."""
     if text.lower() in ("auto", "-1"):
         return None
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6}(?=[km]))?)([kmKM]?)", text)
@@ -136,7 +139,7 @@ def _models(text: str) -> tuple[NamedModel, ...]:
 
 
 def _variables(text: str) -> dict[str, str]:
-    """A comma inside a value stays: a new variable begins where a name and `=` follow."""
+    """Parse NAME=VALUE pairs. A comma ends a value only if a name and `=` follow, so a value may hold commas."""
     variables = {}
     for pair in re.split(r"[;,](?=\s*[A-Za-z_]\w*=)", text):
         name, equals, value = pair.strip().partition("=")
@@ -196,7 +199,7 @@ def _formatter(text: str) -> str:
 
 
 FORMATTER = Kind("json, jsonlines, sse, or a function in the model's own model.py", _formatter)
-# vLLM's names of the same forms. Source: the parsers of vLLM 0.32.
+# The further names are vLLM's names of the forms. Source: the parsers of vLLM 0.32.
 TOOL_CALL_FORMS, REASONING_FORMS = ("hermes", "json", "text"), ("think",)
 TOOL_CALL_FORM = form(
     *TOOL_CALL_FORMS,

@@ -1,6 +1,6 @@
-"""What there is to run on, and how many engines fit.
+"""The cores and GPUs of this machine, and the number of engines that fit.
 
-GPUs are found without importing an engine: importing torch takes seconds and belongs to the engine's process.
+This module finds GPUs without importing an engine, because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Machine:
 
 
 def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:
-    """As many replicas as fit, at least `low` and at most `high`. Raises BadConfiguration where they do not fit.
+    """Return how many replicas fit, at least `low` and at most `high`. Raises BadConfiguration if `low` do not fit.
 
-    Without GPUs one replica fits by default, since it uses all cores.
+    Without GPUs the default is one replica, because one uses all cores.
     """
     if low is not None and high is not None and low > high:
         raise BadConfiguration(f"minWorkers={low}, maxWorkers={high}: allowed is a minWorkers of at most maxWorkers")
@@ -43,7 +43,7 @@ def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None
 
 
 def num_ranks_here(num_ranks: int, nodes: str) -> int:
-    """How many of an engine's ranks run on this machine. `nodes`: option.nnodes as it was given, or nothing."""
+    """Return how many of an engine's ranks run on this machine. `nodes` is the text of option.nnodes, or ""."""
     return max(1, num_ranks // max(1, int(nodes) if nodes.isdecimal() else 1))
 
 
@@ -56,4 +56,4 @@ def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(str(number) for number in range(len(present)))
     names = [name.strip() for name in visible.split(",")]
     invalid = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-    return tuple(names[:invalid])  # as CUDA does: the first invalid name ends the list
+    return tuple(names[:invalid])  # CUDA too ends the list at the first invalid name

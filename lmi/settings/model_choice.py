@@ -1,4 +1,4 @@
-"""Which model is served, and under which names."""
+"""Chooses the model to serve and its names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ MODEL, NAME = "option.model_id", "option.model_name"
 def choose_model(
     values: Values, folder: Path | None, cwd: Path, is_user_code: bool, problems: Problems
 ) -> tuple[Values, Path]:
-    """Returns the values with the model and its names, and the model's folder as the options name it."""
+    """Return the values with the model and its names, and the model's folder as the options name it.
+
+    Raises ModelUnusable, which names the option or says that none was given.
+    """
     find = find_user_code_model if is_user_code else find_model
     try:
         path, name = find(values.given(MODEL), folder, cwd)
@@ -31,7 +34,7 @@ def choose_model(
 
 
 def _choose_names(values: Values, loaded: str, name: str) -> Values:
-    """Answers carry the first name, requests may use any of them. `name` counts where none was given."""
+    """Choose the names: answers carry the first, requests may use any. `name` is the first if no option gives one."""
     served = values.given("option.served_model_name", ())
     given = {**dict.fromkeys(served, "option.served_model_name"), **({loaded: "load_models"} if loaded else {})}
     first, reason = next(iter(given.items()), (name, "the model's last name"))
@@ -44,7 +47,7 @@ def _choose_names(values: Values, loaded: str, name: str) -> Values:
 
 
 def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, problems: Problems) -> str:
-    """The name that `load_models` gives to the model in `folder`. Warns of each model that it names in vain."""
+    """Return the name that `load_models` gives to the served model, or "". Warns of each model that is not served."""
     models: tuple[NamedModel, ...] = values.given("load_models", ())
     if not models:
         return ""
@@ -60,7 +63,7 @@ def _loaded_name(values: Values, served: Path, folder: Path | None, cwd: Path, p
 
 
 def _warn_of_other_models(values: Values, folder: Path | None, path: Path, problems: Problems) -> None:
-    """Warn where two models are named, since only one is served."""
+    """Warn if options name two models, because only one is served."""
     if (picked := values.picked.get(MODEL)) is None:
         return
     if folder is not None and folder.resolve() != path and (folder / "config.json").is_file():

@@ -1,6 +1,6 @@
-"""Folders: which one is served, where the model lies, where its code may lie. Folders are chosen as LMI's `serve` does.
+"""Finds the folder to serve, the model's folder and the folders of user code, by the rules of LMI's `serve`.
 
-Looks at names in folders, never into weights.
+This module reads the names of files and never opens weights.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ DEMO = "demo"
 
 
 def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_FOLDER) -> Path | None:
-    """The folder to serve: the one asked for, SageMaker's, or the current one. None: no folder, so the demo is served.
+    """Return the folder to serve: the one asked for, SageMaker's, or the current one. None means the demo.
 
-    A folder that holds nothing but one other folder means that other one, since archives are often packed so.
+    If the folder holds only one other folder, that one is served, because archives are often packed so. Raises
+    ModelUnusable if the folder that was asked for does not exist.
     """
     if asked is not None:
         folder = cwd / local_path(asked)
@@ -42,7 +43,7 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
 
 
 def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
-    """The model's local folder and its name in URLs. Raises ModelUnusable with the reason."""
+    """Return the model's local folder and its name in URLs. Raises ModelUnusable with the reason."""
     path = _model_path(model_id, folder, cwd)
     if not (path / "config.json").is_file():
         raise ModelUnusable(f"{path}: {_what_is_there(path)}; a model's folder has a config.json")
@@ -51,13 +52,16 @@ def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Pa
 
 
 def find_user_code_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Path, str]:
-    """Like `find_model` where user code is the model: it may have no other file, or load its files from anywhere."""
+    """Return what `find_model` returns, for user code that is the model.
+
+    The folder may hold only the code, because the code may load its files from anywhere.
+    """
     path = user_code_folders(model_id, folder, cwd)[0]
     return path, model_name(Path(model_id).name if model_id else path.name)
 
 
 def user_code_folders(model_id: str | None, folder: Path | None, cwd: Path) -> list[Path]:
-    """Where user code may lie: beside the model, beside serving.properties."""
+    """Return the folders that may hold user code: the model's, then that of serving.properties."""
     try:
         path = _model_path(model_id, folder, cwd)
     except ModelUnusable:
@@ -66,12 +70,12 @@ def user_code_folders(model_id: str | None, folder: Path | None, cwd: Path) -> l
 
 
 def model_name(text: str) -> str:
-    """`text` with each character replaced that has a meaning in a URL's path or in a log line."""
+    """Return `text` with each character replaced that has a meaning in a URL's path or in a log line."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip("._-")[:128] or "model"
 
 
 def demo_folder() -> Path:
-    """The model that is served where none is named."""
+    """Return the folder of the model that is served if none is named. Raises ModelUnusable if no engine brings one."""
     demos = [handler.demo for handler in announced().values() if handler.demo is not None]
     if not demos:
         raise ModelUnusable("no engine is installed that brings a demo model")

@@ -1,11 +1,11 @@
-"""Models as `load_models` names them: the reference's `-m` and SERVING_LOAD_MODELS.
+"""Parses `load_models`, which is `-m` and SERVING_LOAD_MODELS of the reference.
 
-    test::MPI=/opt/ml/model       NAME:VERSION:ENGINE:DEVICE=URL, of which only the URL must be there
-    [test]=file:/opt/ml/model     the same in brackets
-    file:///opt/ml/model          a URL or a path; several models have commas or blanks between
-    ALL, NONE                     nothing is named
+    test::MPI=/opt/ml/model       NAME:VERSION:ENGINE:DEVICE=URL, of which only the URL is required
+    [test]=file:/opt/ml/model     the name may have brackets
+    file:///opt/ml/model          a URL or a path; commas or blanks separate several models
+    ALL, NONE                     these name no model
 
-Source: the start-up arguments of djl-serving. Looks at no folder.
+Source: the start-up arguments of djl-serving. This module does not look at folders.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """One entry. `name` and `engine` may be empty; version and device have no meaning here."""
+    """One model of `load_models`. `name` and `engine` may be empty; version and device have no meaning here."""
 
     url: str
     name: str = ""
@@ -28,18 +28,18 @@ class NamedModel:
 
 
 def parse(text: str) -> tuple[NamedModel, ...]:
-    """Raises ValueError for an entry of another form."""
+    """Return the models that `text` names. Raises ValueError for an entry of another form."""
     return () if text.upper() in ("ALL", "NONE") else tuple(map(_entry, re.split(r"[,\s]+", text.strip())))
 
 
 def local_path(url: str) -> str:
-    """The path of a `file:` URL; any other text unchanged."""
+    """Return the path of a `file:` URL, or any other text unchanged."""
     return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
 def _entry(text: str) -> NamedModel:
     head, equals, url = text.partition("=")
-    if not equals or "/" in head:  # only a place
+    if not equals or "/" in head:  # a URL or a path without a name
         head, url = "", text
     if not url:
         raise ValueError

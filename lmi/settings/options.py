@@ -1,9 +1,9 @@
-"""The one table of options: names, aliases, environment variables, kinds, help.
+"""The table of options: names, aliases, environment variables, kinds, help.
 
-Each row is one option, under the key it has in serving.properties. Command-line flags, `lmi config`, the environment's
-names and the messages about bad values all come from here. It knows nothing of files or precedence. The default of an
-option is the default of the field that its row fills, in `config.py`. Names: research of LMI's serving.properties and
-of TGI's environment.
+Each row is one option, under its key in serving.properties. Command-line flags, `lmi config`, environment names and
+the messages about bad values come from this table. It does not know files or precedence. The default of an option is
+the default of the field in `config.py` that its row fills. Source of the names: LMI's serving.properties and TGI's
+environment variables.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from lmi.settings.reference import ENGINE_KEYS, WITHOUT_EFFECT
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row. `field` is the field of Config that it fills, such as "server.port"; "" where it fills none directly."""
+    """One row. `field` is the field of Config that it fills, such as "server.port", or "" if it fills none directly."""
 
     key: str
     field: str
     kind: Kind
     help: str
-    aliases: tuple[str, ...] = ()  # further keys of the same meaning
-    env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…, the first one given counts
+    aliases: tuple[str, ...] = ()  # further keys with the same meaning
+    env: tuple[str, ...] = ()  # environment names beside OPTION_… and SERVING_…; the first one given counts
     platform: tuple[str, ...] = ()  # SAGEMAKER_… names, which beat the file; the first one given counts
     has_flag: bool = True
     more_flags: tuple[str, ...] = ()
-    is_for_engine: bool = False  # every engine finds its text among EngineConfig.options
+    is_for_engine: bool = False  # EngineConfig.options holds its text for every engine
 
     @property
     def flag(self) -> str:
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Every flag: one for the key, one for each alias, and more."""
+        """All flags of the option: one for the key, one for each alias, and `more_flags`."""
         return tuple(dict.fromkeys([*map(_flag, (self.key, *self.aliases)), *self.more_flags]))
 
 
@@ -325,12 +325,15 @@ _BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for ke
 
 
 def find(key: str) -> Option | None:
-    """The row of a key or alias of serving.properties."""
+    """Return the row of a key or alias of serving.properties, or None if it has no row."""
     return _BY_KEY.get(key)
 
 
 def key_of_env(name: str) -> str:
-    """The key that OPTION_X_Y or SERVING_X_Y means: MIN_WORKERS is minWorkers, other names become lower case."""
+    """Return the key that OPTION_X_Y or SERVING_X_Y means.
+
+    SERVING_MIN_WORKERS means minWorkers. The name of a key without a row becomes lower case, if it is all upper case.
+    """
     prefix, _, rest = name.partition("_")
     known = _BY_ENV_NAME.get(rest.replace("_", "").lower())
     if known is not None:

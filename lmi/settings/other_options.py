@@ -1,4 +1,4 @@
-"""Options for the engine beside the fields of a Config, and reports on those that it does not use."""
+"""Collects the engine's options that are not fields of a Config, and reports those that the engine does not use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmi.settings.values import Values, default
 
 
 def other_options(values: Values, engine: ChosenEngine, problems: Problems) -> dict[str, str]:
-    """The options for the engine, without `option.`. Reports every key that it does not use."""
+    """Return the options for the engine, by name without `option.`. Reports every key that the engine does not use."""
     known = engine.handler.option_keys()
     options = _rows_for_engine(values, known or frozenset())
     for key, picked in values.picked.items():
@@ -30,7 +30,7 @@ def other_options(values: Values, engine: ChosenEngine, problems: Problems) -> d
 def warn_of_some_engines(
     values: Values, engine: ChosenEngine, handlers: Mapping[str, Handler], problems: Problems
 ) -> None:
-    """Warn of options of the table that have no effect on this engine."""
+    """Warn of each option of the table that has no effect on this engine."""
     for key, instead in OF_SOME_ENGINES.items():
         if values.given(key, default(key)) == default(key) or key in engine.handler.uses:
             continue
@@ -39,7 +39,7 @@ def warn_of_some_engines(
 
 
 def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
-    """Rows of the table that engines read themselves, and a length of auto where the engine has that option too."""
+    """Return the options of the table that engines read themselves, and each length of auto that this engine knows."""
     options = {}
     for key, picked in values.picked.items():
         row = find(key)
@@ -53,7 +53,7 @@ def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:
 def _report(
     given: Given, values: Values, engine: ChosenEngine, known: frozenset[str] | None, problems: Problems
 ) -> None:
-    """Report a key without a row, unless the engine uses it. User code gets every option, so that none is unknown."""
+    """Report a key without a row, unless the engine uses it. User code gets every option, so none is unknown."""
     is_option = given.key.startswith("option.")
     if engine.handler is USER_CODE and is_option:
         return
@@ -85,5 +85,5 @@ def _warn_of_unknown(given: Given, known: frozenset[str] | None, problems: Probl
         return
     unknown = f"{given.place}: unknown option{closest(given.key, known or ())}"
     problems.warnings.append(unknown)
-    if closest(given.key):  # else an engine may know it whose name is a fault
+    if closest(given.key):  # another key may belong to an engine whose name is a fault
         problems.unknown.append(unknown)

@@ -1,8 +1,8 @@
-"""The text of a serving.properties file, key by key, with the line of each.
+"""Reads a serving.properties file into its keys, their values and their lines.
 
-Syntax is that of java.util.Properties (continuations, escapes, `=`, `:` or blank between key and value), read by the
-javaproperties library. This module adds line numbers, warnings of repeated keys, and errors that name file and line,
-and it skips the byte order mark that an editor left. It does not know what a key means.
+The javaproperties library reads the syntax of java.util.Properties (continuations, escapes, `=`, `:` or blank between
+key and value). This module adds line numbers, warnings of repeated keys, and errors that name file and line. It skips
+a byte order mark. It does not know what a key means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import javaproperties
 
 from lmi.errors import BadConfiguration, shorten
 
-MAX_BYTES = 1 << 20  # a configuration, not a data file
+MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Properties:
 
 
 def read(path: Path) -> Properties:
-    """Raises BadConfiguration when the file cannot be read as properties."""
+    """Read a file. Raises BadConfiguration if it cannot be read as properties."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -55,7 +55,10 @@ def read(path: Path) -> Properties:
 
 
 def parse(text: str, name: str = "serving.properties") -> Properties:
-    """Parse the text of a file. The last of several values of a key counts, with a warning."""
+    """Parse the text of a file. If a key has several values, the last one counts and a warning says so.
+
+    Raises BadConfiguration for an escape that is not valid.
+    """
     properties = Properties(name)
     line = 1
     elements = javaproperties.parse(text.removeprefix("\ufeff"))
@@ -84,5 +87,5 @@ def _add(properties: Properties, key: str, entry: PropertiesLine) -> None:
 
 
 def _num_lines(source: str) -> int:
-    """Line ends in `source`: CR LF is one, a lone CR or LF is one."""
+    """Return the number of line ends in `source`. CR LF is one line end, and so is a single CR or LF."""
     return source.count("\n") + source.count("\r") - source.count("\r\n")

@@ -1,6 +1,7 @@
-"""Names that LMI, TGI and other servers have for options, and that have no row in the table here.
+"""Names of options of LMI, TGI and other servers that have no row in the table of options.
 
-The engine gets some of them, some have no effect, some have values in another form, some exist only elsewhere.
+Some of these options go to the engine, some have no effect, some have values in another form, and some exist only in
+other servers.
 """
 
 from __future__ import annotations
@@ -9,23 +10,23 @@ from collections.abc import Callable
 
 from lmi.settings.kinds import WORDS
 
-# Environment names of options that have no row here, and names whose values are written in another way.
+# The key of each option without a row, by its environment name. TRANSLATED converts values of another form.
 OTHER_ENV = {
     "HF_REVISION": "option.revision",
     "MAX_INPUT_LENGTH": "max_input_length",
     "MAX_INPUT_TOKENS": "max_input_length",
     "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
     "ENABLE_CUDA_GRAPHS": "option.enforce_eager",
-    "LWS_GROUP_SIZE": "option.nnodes",  # these three are given to each pod of a Kubernetes LeaderWorkerSet
+    "LWS_GROUP_SIZE": "option.nnodes",  # a Kubernetes LeaderWorkerSet gives these three to each pod
     "LWS_WORKER_INDEX": "option.node_rank",
     "LWS_LEADER_ADDRESS": "option.master_addr",
 }
 TRANSLATED: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": lambda text: str(not WORDS.get(text.lower(), True)).lower(),
-    "SAGEMAKER_MAX_PAYLOAD_IN_MB": lambda text: "" if text == "0" else f"{text}m",  # 0: bodies without end
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": lambda text: "" if text == "0" else f"{text}m",  # 0: no limit
 }
 
-# Keys of the reference that have no effect here, where processes, memory and batches are arranged differently.
+# Keys of the reference that have no effect here, because processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
     "max_idle_time max_input_length log_request_metric metrics_aggregation "
     "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features fail_fast "
@@ -36,7 +37,7 @@ WITHOUT_EFFECT = frozenset(
     "option.log_request_metric option.bedrock_compat".split()
 )
 
-# The reason, where it is not plain.
+# Reasons that are not obvious.
 REASONS = {
     "max_input_length": "a prompt may fill all but one token of the context, which option.max_model_len sets",
     "option.batch_size": "option.max_rolling_batch_size bounds the sequences that run at once",
@@ -47,7 +48,7 @@ REASONS = {
     "option.fail_fast": "a start that fails always ends the server",
 }
 
-# Keys and flags of other servers for what is missing here. They are never taken for a slip of the pen.
+# Keys and flags of other servers for features that are missing here. They are never taken for a misspelt option.
 ELSEWHERE = {
     "api_key": "this server has no keys yet",
     "ssl_certfile": "this server speaks plain HTTP",
@@ -60,8 +61,8 @@ GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-genera
 # Options of the table that only some engines use, and what happens on the others.
 OF_SOME_ENGINES = {"option.trust_remote_code": "code that comes with a model is never run"}
 
-# Options that LMI documents for one of its engines. They are never unknown; an engine whose option names are not known
-# gets them all.
+# Options that LMI documents for one of its engines. They are never unknown. An engine that does not list its options
+# gets all of them.
 ENGINE_KEYS = frozenset(
     "option.revision option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
     "option.max_loras option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
@@ -76,7 +77,7 @@ ENGINE_KEYS = frozenset(
 )
 
 NEURON = "Neuron devices are not served here"
-# Engines that option.rolling_batch names in the reference, and that have no handler here.
+# Engines that option.rolling_batch can name in the reference and that have no handler here.
 ENGINES_ELSEWHERE = {
     "trtllm": "there is no handler for TensorRT-LLM here yet",
     "deepspeed": "DeepSpeed is not served here",
@@ -88,5 +89,5 @@ ENGINES_ELSEWHERE = {
 
 
 def elsewhere(key: str) -> str:
-    """What a key or flag of other servers means here, or nothing."""
+    """Return a hint on a key or flag of other servers, or ""."""
     return ELSEWHERE.get(key.removeprefix("option.").lstrip("-").replace("-", "_").lower(), "")

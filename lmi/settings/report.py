@@ -9,7 +9,7 @@ from lmi.settings.config import Config
 from lmi.settings.options import OPTIONS
 from lmi.settings.values import Values
 
-# The text of an unset option, where no field of a Config has a value for it.
+# The text of an unset option for which a Config has no value.
 UNSET = {"load_on_devices": "*", "predict_timeout": "none", "option.request_stats_max_iterations": "0"}
 
 
@@ -34,13 +34,13 @@ class Resolved:
 
 
 def settings(values: Values) -> tuple[Setting, ...]:
-    """Every option of the table in its order, then the others that were given."""
+    """Return a setting for every option of the table in its order, then for the others that were given."""
     known = [option.key for option in OPTIONS]
     return tuple(setting(values, key) for key in [*known, *sorted(set(values.picked) - set(known))])
 
 
 def shadows(rows: tuple[Setting, ...]) -> list[str]:
-    """One sentence for each value that was given and does not count."""
+    """Return one sentence for each value that was given and does not count."""
     return [f"{row.option}: {row.value} ({row.source}) counts, not {other}" for row in rows for other in row.shadowed]
 
 
@@ -56,7 +56,7 @@ def setting(values: Values, key: str) -> Setting:
 
 
 def _text(value: Any) -> str:
-    """A value as serving.properties would have it."""
+    """Return a value in the form that serving.properties has."""
     if value is None or value in ("", {}):
         return ""
     if isinstance(value, bool):

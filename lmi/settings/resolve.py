@@ -39,7 +39,7 @@ from lmi.settings.values import Values
 def resolve_folder(
     asked: str | None, environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path | None = None
 ) -> Resolved:
-    """What `lmi serve ASKED` would run with. Raises BadConfiguration or ModelUnusable."""
+    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or ModelUnusable."""
     cwd = cwd or Path.cwd()
     folder = find_folder(asked or _named_folder(environ, flags, cwd), cwd)
     file = folder / "serving.properties" if folder else None
@@ -56,9 +56,9 @@ def resolve(
     cwd: Path = Path(),
     machine: Machine | None = None,
 ) -> Resolved:
-    """Settle every option. Raises BadConfiguration with one line for each fault, then ModelUnusable.
+    """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
-    `flags` are texts by key of the command line. `folder` None: there is no folder, the demo is served.
+    `flags` holds the texts of the command line by key. If `folder` is None, the demo is served.
     """
     machine, handlers = machine or Machine.here(environ), announced()
     problems = Problems(warnings=list(properties.warnings))
@@ -85,11 +85,14 @@ def resolve(
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
-    """The folder that `load_models` names, if it does. It may be missing where another option names the model."""
+    """Return the folder that `load_models` names, or None.
+
+    Returns None too if the folder does not exist and option.model_id names the model.
+    """
     givens = sorted(collect(Properties(), environ, flags), key=lambda given: given.rank)
     texts = [given.text for given in givens if given.key == "load_models"]
     models: tuple[NamedModel, ...] = ()
-    with suppress(ValueError):  # its own row reports a bad one
+    with suppress(ValueError):  # the row of load_models reports a bad text
         models = MODELS.parse(texts[0]) if texts else ()
     is_named = any(given.key == "option.model_id" for given in givens)
     if not models or (is_named and not (cwd / local_path(models[0].url)).is_dir()):
@@ -98,7 +101,10 @@ def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Pat
 
 
 def _expand(givens: list[Given], machine: Machine) -> list[Given]:
-    """Add the options that others imply. gpu.minWorkers is minWorkers where a GPU is visible, else it is dropped."""
+    """Add the options that others imply.
+
+    gpu.minWorkers means minWorkers if a GPU is visible, and cpu.minWorkers if none is. The other of the two is dropped.
+    """
     expanded = []
     for given in givens:
         prefix, _, rest = given.key.partition(".")
@@ -110,9 +116,9 @@ def _expand(givens: list[Given], machine: Machine) -> list[Given]:
 
 
 def _meant(given: Given) -> list[Given]:
-    """The options that one implies: an address implies host and port, a model's start string an engine."""
+    """Return the options that `given` implies: an address implies host and port, and load_models may name an engine."""
     texts: dict[str, str] = {}
-    with suppress(ValueError, IndexError):  # its own row reports a bad one; there may be no model
+    with suppress(ValueError, IndexError):  # the option's row reports a bad text; there may be no model
         if given.key == "inference_address":
             host, port = ADDRESS.parse(given.text)
             texts = {"host": host, "port": str(port)}
@@ -122,7 +128,7 @@ def _meant(given: Given) -> list[Given]:
 
 
 def _choose_forms(values: Values, problems: Problems) -> Values:
-    """Tool calls and reasoning of a form that is not read here stay in the text."""
+    """Leave tool calls and reasoning in the text, with a warning, if their form is not read here."""
     for key, known, instead in (
         ("option.tool_call_parser", TOOL_CALL_FORMS, "text"),
         ("option.reasoning_parser", REASONING_FORMS, None),
@@ -172,15 +178,15 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
 
 
 def _option_sources(values: Values) -> dict[str, str]:
-    """Where each option.* was given."""
+    """Return the source of each option.* that was given, by name without `option.`."""
     options = [(key, picked) for key, picked in values.picked.items() if key.startswith("option.")]
     return {key.removeprefix("option."): picked.given.source for key, picked in options}
 
 
 def _with_properties(code: UserCodeConfig, config: Config, values: Values, *, is_apart: bool) -> UserCodeConfig:
-    """The code with the properties of its handler's first call: every option but secrets, and the model's folder.
+    """Add the properties of the handler's first call: every option but secrets, and the model's folder.
 
-    `is_apart`: option.model_id names a local folder.
+    `is_apart` says that option.model_id names a local folder.
     """
     path, engine = config.model.path, config.engine
     given = [picked.given for picked in values.picked.values() if picked.given.key.startswith("option.")]

@@ -1,8 +1,8 @@
-"""Collects the values that were given and picks the one that counts.
+"""Collects the values that were given for each option and picks the one that counts.
 
-Order: command line, SageMaker's platform variables, serving.properties, OPTION_… and SERVING_…, the other environment
-names, defaults. This module collects what was given under one key for each option, parses the winner, and remembers
-what it shadowed. It does not know what an option does.
+The order is: command line, SageMaker's platform variables, serving.properties, OPTION_… and SERVING_…, the other
+environment names, defaults. This module groups the values by the option's key, parses the one that counts, and keeps
+those that it shadows. It does not know what an option does.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
 from lmi.settings.reference import OTHER_ENV, TRANSLATED
 
-NEARLY_SAME = 0.86  # of difflib: rolling_back is meant as rolling_batch, max_new_tokens is not as max_num_tokens
+NEARLY_SAME = (
+    0.86  # a ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
+)
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
 SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value that someone gave. Of two, the lower `rank` counts; the same rank twice must agree."""
+    """One value that was given for an option. The one with the lowest `rank` counts; equal ranks must agree."""
 
-    key: str  # of its row in the table of options, or as written where it has no row
+    key: str  # the key of its row in the table of options, or as written if it has no row
     written: str  # the key or name as it was written
     text: str
     source: str  # file:line, the name of a variable, a flag
@@ -53,7 +55,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """The value that counts for one key, and the givens that do not."""
+    """The value that counts for one key, and the given values that do not count."""
 
     value: Any
     given: Given
@@ -66,7 +68,7 @@ class Problems:
 
     faults: list[str] = field(default_factory=list)  # each one stops the start
     warnings: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)  # those of the warnings that are about unknown keys
+    unknown: list[str] = field(default_factory=list)  # the warnings about unknown keys, which `warnings` holds too
     notes: list[str] = field(default_factory=list)
     unusable: ModelUnusable | None = None  # reported after every fault of an option
 
@@ -78,7 +80,7 @@ class Problems:
 
 
 def collect(properties: Properties, environ: Mapping[str, str], flags: Mapping[str, str]) -> list[Given]:
-    """Everything that was given, in no order. `flags` are texts by key, as the command line names them."""
+    """Return all values that were given, in no order. `flags` holds the texts of the command line by key."""
     givens = [_given(key, text, _flag_source(key), (COMMAND_LINE, 0)) for key, text in flags.items()]
     for key, entry in properties.entries.items():
         givens.append(_given(key, entry.value, properties.source(key), (FILE, 0)))
@@ -87,7 +89,7 @@ def collect(properties: Properties, environ: Mapping[str, str], flags: Mapping[s
 
 
 def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
-    """The value that counts for each key that was given; a bad one is a fault and is left out."""
+    """Return the value that counts for each key that was given. A bad value is a fault and is left out."""
     by_key: dict[str, list[Given]] = {}
     for given in sorted(givens, key=lambda given: given.rank):
         by_key.setdefault(given.key, []).append(given)
@@ -105,15 +107,15 @@ def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
 
 
 def fault(given: Given, allowed: str) -> str:
-    """The line about a bad value: key, value, source, what is allowed."""
+    """Return the line about a bad value: key, value, source, allowed values."""
     shown = "***" if given.shown == "***" else shorten(given.text)
     return f"{given.written}={shown} ({given.source}): allowed is {allowed}"
 
 
 def closest(key: str, further: Iterable[str] = ()) -> str:
-    """A hint at the known key that `key` may be a slip of, or nothing. Case and `option.` do not matter.
+    """Return a hint at a known key that is spelt nearly like `key`, or "". Case and `option.` do not matter.
 
-    `further`: keys that only one engine knows.
+    `further` holds keys that only one engine knows.
     """
     known = {name.removeprefix("option.").lower(): name for name in [*known_keys(), *further]}
     matches = difflib.get_close_matches(key.removeprefix("option.").lower(), known, 1, NEARLY_SAME)
@@ -149,11 +151,11 @@ def _translated(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _parse(given: Given, problems: Problems) -> tuple[Any] | None:
-    """The value in a tuple, since None is a value too; None for a fault."""
+    """Return the value in a tuple, because None is a value too. Returns None for a fault."""
     option = find(given.key)
     kind = option.kind if option else TEXT
     try:
-        (given.key + given.text).encode()  # half of a surrogate pair and stray bytes of a variable are not text
+        (given.key + given.text).encode()  # raises for a lone surrogate, which also stands for a byte that is not UTF-8
         return (kind.parse(given.text),)
     except ValueError:
         problems.faults.append(fault(given, kind.allowed))

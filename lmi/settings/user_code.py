@@ -1,6 +1,6 @@
-"""What a file of Python code holds, read from its text and never run: functions and the marks of formatters.
+"""Reads from the text of a Python file which functions and which marks of formatters it holds, without running it.
 
-The front end and the supervisor decide by it what to start; the code itself runs in a process of its own.
+Settings choose the user code by it. The code runs only in its own process.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from pathlib import Path
 from lmi.errors import ModelUnusable
 
 HANDLER = "handle"
-BUILT_IN = "djl_python."  # entry points of the reference itself
-TRIES_HANDLER = re.compile(r"djl_python\.lmi_.*|.*async_service")  # those of them that run a model.py's handler first
+BUILT_IN = "djl_python."  # the prefix of the reference's entry points
+TRIES_HANDLER = re.compile(
+    r"djl_python\.lmi_.*|.*async_service"
+)  # entry points that call the handler of a model.py first
 MARKS = ("output_formatter", "input_formatter")  # decorators of djl_python
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Names that the file binds at its top level, and which decorators of djl_python it uses there."""
+    """The names that a file binds at its top level, and the decorators of djl_python that it uses there."""
 
     names: frozenset[str]
     marks: frozenset[str]
 
 
 def outline(path: Path) -> Outline:
-    """Raises ModelUnusable for a file that is not Python."""
+    """Read a file. Raises ModelUnusable if it cannot be read or is not Python."""
     try:
         body = ast.parse(path.read_bytes(), str(path)).body
     except SyntaxError as error:
@@ -51,6 +53,6 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 
 def _last_name(decorator: ast.expr) -> str:
-    """`output_formatter` of `@output_formatter`, `@output_formatter()` and `@module.output_formatter`."""
+    """Return `output_formatter` for `@output_formatter`, `@output_formatter()` and `@module.output_formatter`."""
     node = decorator.func if isinstance(decorator, ast.Call) else decorator
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

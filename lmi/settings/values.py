@@ -1,4 +1,4 @@
-"""The values of options on their way into a Config: given, else chosen, else the default of the field."""
+"""The values of options from which a Config is made: given, else chosen, else the default of the field."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "e
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Values by key: the key of a row in the table of options, or as written where it has no row."""
+    """Values by key. The key is that of the row in the table of options, or as written if the option has no row."""
 
     picked: Mapping[str, Picked]
     chosen: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # value, why
 
     def __contains__(self, key: str) -> bool:
-        """Whether it was given."""
+        """Return whether the option was given."""
         return key in self.picked
 
     def given(self, key: str, otherwise: Any = None) -> Any:
         return self.picked[key].value if key in self.picked else otherwise
 
     def how_given(self, key: str) -> Given:
-        """The text that counts, and its source. Only for an option that was given."""
+        """Return the text that counts, and its source. Raises KeyError if the option was not given."""
         return self.picked[key].given
 
     def final(self, key: str) -> Any:
@@ -41,11 +41,11 @@ class Values:
         return self if key in self.picked else self._with(key, value, reason)
 
     def settle(self, key: str, value: Any, reason: str) -> Values:
-        """Replace a given word, such as auto or max, by the value that it means here."""
+        """Replace a given word, such as auto or max, by the value that it means on this machine."""
         return self if self.given(key) == value else self._with(key, value, reason)
 
     def fields(self, part: str) -> dict[str, Any]:
-        """The fields of `server`, `model` or `engine` whose values were given or chosen."""
+        """Return the fields of `server`, `model` or `engine` whose values were given or chosen."""
         rows = [row for row in OPTIONS if row.field.startswith(f"{part}.")]
         known = [row for row in rows if row.key in self.picked or row.key in self.chosen]
         return {row.field.removeprefix(f"{part}."): self.final(row.key) for row in known}
