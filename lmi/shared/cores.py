@@ -1,8 +1,8 @@
-"""Which cores the processes of a server run on.
+"""Divides the cores among the processes of a server and binds a process to its cores.
 
-A small model's engine leaves the last core to the front end. Unless each keeps to its cores, a front end that wakes up
-interrupts the engine in the middle of a step, and an engine that moves to another core finds that core's caches cold.
-`scripts/bench vllm` measures what keeping to them gains.
+A small model's engine leaves the last core to the front end. Unless each process is bound to its cores, a front end
+that wakes up interrupts the engine in the middle of a step, and an engine that moves to another core finds cold caches.
+`scripts/bench vllm` measures the gain.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ CLAIM = "\0lmi.cores"  # an abstract socket: the kernel frees the name when its 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The cores of each engine, by slot, and those of all other processes."""
+    """The cores of each engine, by slot, and the cores of all other processes."""
 
     engines: tuple[tuple[int, ...], ...]
     others: tuple[int, ...]
 
     @classmethod
     def divide(cls, cores: Sequence[int], num_engines: int, num_threads: int, num_others: int) -> Cores | None:
-        """None where `num_engines` of `num_threads` each do not leave a core for each of `num_others` processes."""
+        """Divide the cores: `num_threads` for each engine, the others for `num_others` processes.
+
+        Returns None unless the engines leave one core for each other process, and at least one.
+        """
         first = len(cores) - num_engines * num_threads
         if first < max(1, num_others):
             return None
@@ -37,14 +40,14 @@ class Cores:
 
 
 def usable() -> list[int]:
-    """The cores of this process, or none where a quota bounds its time on them: then other containers use them too."""
+    """Return the cores of this process, or none if a quota bounds its time: other containers then use them too."""
     cores = sorted(os.sched_getaffinity(0))
     return cores if processes.num_usable_cores() == len(cores) else []
 
 
 @contextmanager
 def claimed(cores: Cores | None) -> Iterator[Cores | None]:
-    """The same cores while no other server of this machine keeps to any, else None.
+    """Yield `cores`, or None while another server of this machine holds the claim.
 
     Two servers that choose the same core for their engines would each be half as fast.
     """
@@ -57,7 +60,7 @@ def claimed(cores: Cores | None) -> Iterator[Cores | None]:
 
 
 def variable(cores: Sequence[int]) -> dict[str, str]:
-    """The variable that a child reads in `keep`."""
+    """Return the environment variable that `keep` reads in a child."""
     return {VARIABLE: ",".join(map(str, cores))}
 
 

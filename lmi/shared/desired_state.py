@@ -1,9 +1,9 @@
-"""What should be loaded, as files that any process of the server may write and read.
+"""The models and adapters that should be loaded, as files that every process of the server may write and read.
 
 A `Folder` holds one kind of entry, one JSON file each. A file is written whole and renamed into place, so a reader sees
-an old entry or a new one, never half of one. Names come from clients: they are keys, and a file is named by a hash of
-its key. An entry is PENDING while the process that wrote it works on it; a PENDING entry of a dead process counts for
-nothing and its name is free.
+an old entry or a new one, never half of one. Names come from clients, so a file is named by a hash of its entry's name.
+An entry is PENDING while the process that wrote it works on it. A PENDING entry of a dead process does not count, and
+its name is free.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Folder(Generic[T]):
     def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
-        self._reported: set[tuple[str, int, int]] = set()  # unreadable files that were logged
+        self._reported: set[tuple[str, int, int]] = set()  # versions of unreadable files that were logged
 
     def add(self, entry: T) -> bool:
-        """Write an entry whose name is free. False where another has it. Raises InvalidParameter for a bad name."""
+        """Write an entry. Returns False if another entry has its name. Raises InvalidParameter for a bad name."""
         check_name(entry.name)
         with self._lock():
             other = self.read(entry.name)
@@ -73,7 +73,7 @@ class Folder(Generic[T]):
             self._write(entry)
 
     def remove(self, name: str) -> bool:
-        """False where there was none."""
+        """Remove an entry. Returns False if no entry has this name."""
         with self._lock(), suppress(FileNotFoundError):
             self._file(name).unlink()
             return True
@@ -83,13 +83,13 @@ class Folder(Generic[T]):
         return self._read(self._file(name))
 
     def entries(self) -> list[T]:
-        """All readable entries by name; each unreadable file is logged once and left out."""
+        """Return all readable entries, sorted by name. An unreadable file is logged once and left out."""
         found = (self._read(Path(self._path, file)) for file, _, _ in self.version())
         counted = [entry for entry in found if entry is not None and not is_abandoned(entry)]
         return sorted(counted, key=lambda entry: entry.name)
 
     def version(self) -> Version:
-        """Differs after every change."""
+        """Return a value that differs after every change of the folder."""
         with suppress(FileNotFoundError), os.scandir(self._path) as files:
             stats = [(file.name, file.stat()) for file in files if file.name.endswith(".json")]
             return frozenset((name, stat.st_ino, stat.st_mtime_ns) for name, stat in stats)
@@ -121,7 +121,7 @@ class Folder(Generic[T]):
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Held by one process at a time; the kernel frees it when that process ends."""
+        """Hold the folder's lock, which one process has at a time. The kernel frees it when that process ends."""
         self._path.mkdir(parents=True, exist_ok=True)
         with open(self._path / "lock", "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -129,7 +129,7 @@ class Folder(Generic[T]):
 
 
 def key(name: str) -> str:
-    """The part of a path that stands for a name from outside."""
+    """Return the part of a path that identifies a name from outside."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -139,7 +139,7 @@ def check_name(name: str) -> None:
 
 
 def is_abandoned(entry: Entry) -> bool:
-    """Its writer died before it was done."""
+    """Return whether the entry's writer died before it was done."""
     if entry.state is State.READY:
         return False
     return not Path(f"/proc/{entry.writer}").exists()

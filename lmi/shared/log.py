@@ -1,10 +1,10 @@
-"""How every process of lmi logs: one event is one line, whatever its text contains.
+"""The log of every process of lmi: one event is one line, with any text in it.
 
-A terminal gets text, anything else JSON lines. Line ends, escape sequences and invisible characters are escaped, so
-that no client can forge a line or control the terminal; a line is never longer than 16 KB. Fields: ts, level, logger,
-pid, role, message, then what the caller passed in `extra` (request_id ...), and error with the traceback. No process
-waits for the reader of the log: a line that finds no room is dropped and counted, and the next line says how many were.
-This module knows nothing of requests; the access log is written elsewhere.
+A terminal gets text, any other output gets JSON lines. Line ends, escape sequences and invisible characters are
+escaped, so that no client can forge a line or control the terminal. A line is never longer than 16 KB. Its fields are
+ts, level, logger, pid, role, message, then the caller's `extra` (request_id ...), and error with the traceback. No
+process waits for the reader of the log: a line that finds no room is dropped and counted, and the next line has the
+count. This module does not know requests and does not write the access log.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import orjson
 
 from lmi.shared.sink import STDERR, Sink
 
-MAX_LINE = 16 << 10  # bytes, the line end counted in
+MAX_LINE = 16 << 10  # bytes, with the line end
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-# Loggers of libraries that write in forms of their own unless we take their handlers.
+# Loggers of libraries that write in other forms unless `setup` removes their handlers.
 FOREIGN = ("gunicorn", "gunicorn.error", "gunicorn.access", "uvicorn", "uvicorn.error", "uvicorn.access")
 RECORD_FIELDS = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"])
 
 
 class Settings(NamedTuple):
-    """How a process logs."""
+    """The log settings of a process."""
 
     role: str
     level: str
     format: str
-    path: str  # of its log, for processes that it starts
+    path: str  # of its log, for the processes that it starts
 
 
 class _Unrecorded:
@@ -48,17 +48,17 @@ _tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
 
 
 def settings() -> Settings | None:
-    """How this process logs, for a child that shall log in the same way; None before `setup`."""
+    """Return the log settings of this process, which its children use too. Returns None before `setup`."""
     return _settings
 
 
 def fd() -> int:
-    """Where this process logs: standard error, unless the supervisor reads that."""
+    """Return the descriptor that this process logs to. It is standard error, unless the supervisor reads that."""
     return _fd
 
 
 def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR) -> None:
-    """Send every logger of this process to `fd` in one form. `role` names the process; calling again is harmless."""
+    """Send every logger of this process to `fd` in one form. `role` names the process. A second call is harmless."""
     global _settings, _fd
     _settings, _fd = Settings(role, level, format, f"/proc/{os.getpid()}/fd/{fd}"), fd
     handler = LineHandler(fd)
@@ -75,7 +75,7 @@ def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR
 
 
 def is_text(format: str) -> bool:
-    """Whether a log of this format is text for people."""
+    """Return whether a log of this format is text for people."""
     return format == "text" or (format == "auto" and os.isatty(_fd))
 
 
@@ -88,18 +88,18 @@ def count_dropped_in(record: object, field: str = "num_log_lines_dropped") -> No
 
 
 def add_dropped(num_lines: int) -> None:
-    """Count lines that this process did not log."""
+    """Count lines that this process dropped."""
     record, field = _tally
     setattr(record, field, getattr(record, field) + num_lines)
 
 
 def escape(text: str) -> str:
-    """`text` with everything escaped that a line of a log may not contain."""
+    """Return `text` with each character escaped that a line of a log must not contain."""
     return text if text.isascii() and text.isprintable() else UNSAFE.sub(_escaped, text)
 
 
 class LineHandler(logging.Handler):
-    """Writes each line at once, so that the lines of several processes do not mix, and waits for no reader."""
+    """Writes each line at once, so that the lines of several processes do not mix. It does not wait for a reader."""
 
     def __init__(self, fd: int = STDERR) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def _note(num_dropped: int) -> logging.LogRecord:
 
 
 class LineFormatter(logging.Formatter):
-    """Turns an event into its fields and keeps the line under its limit."""
+    """Turns an event into its fields and keeps the line within MAX_LINE."""
 
     def __init__(self, role: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""When this process itself did not run, so that it judges others fairly."""
+"""Notes when this process did not run, so that it does not count that time against other processes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 
 
 class Pauses:
-    """When this process did not run: it was stopped, its container was paused, the machine slept.
+    """The times when this process did not run: it was stopped, its container was paused, or the machine slept.
 
     Processes of one machine pause together, so that time must not count against any of them. Call `note` in each turn
-    of a loop; a turn that begins more than `late_s` after the one before ends a pause.
+    of a loop. A turn that begins more than `late_s` after the one before ends a pause.
     """
 
     def __init__(self, late_s: float) -> None:
@@ -19,7 +19,7 @@ class Pauses:
         self._pauses: deque[tuple[float, float]] = deque(maxlen=1000)
 
     def note(self, now: float) -> float:
-        """Returns the seconds of the pause that ends here, 0 where there was none."""
+        """Note a turn. Returns the seconds of the pause that it ends, or 0 if it ends none."""
         last_s, self._turn_s = self._turn_s, now
         if last_s is None or now - last_s <= self._late_s:
             return 0.0
@@ -27,7 +27,7 @@ class Pauses:
         return now - last_s
 
     def ran_s(self, since_s: float, now: float) -> float:
-        """The seconds from `since_s` to `now` without those in which this process did not run."""
+        """Return the seconds from `since_s` to `now` without the pauses between them."""
         pauses = ((max(start, since_s), min(end, now)) for start, end in self._pauses)
         return now - since_s - sum(max(0.0, end - start) for start, end in pauses)
 

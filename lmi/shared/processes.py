@@ -1,6 +1,6 @@
-"""Linux calls on our processes: who dies with whom, which is killed first when memory runs out, names, signals.
+"""Linux calls on processes: start and end, signals, names, cores, and which the kernel kills if memory runs out.
 
-Linux only. Knows nothing of engines or front ends. Sources: prctl(2), waitpid(2), proc(5).
+This module runs only on Linux and does not know engines or front ends. Sources: prctl(2), waitpid(2), proc(5).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
     """Let the kernel send `signum` to this process when its parent dies.
 
-    The kernel means the thread of the parent that forked, so a parent must fork from its main thread. If the parent
-    died before this call, the signal is raised at once.
+    For the kernel the parent is the thread that forked, so a parent must fork from its main thread. If the parent died
+    before this call, the signal is raised at once.
     """
     _prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
@@ -36,34 +36,34 @@ def die_with_parent(parent_pid: int, signum: signal.Signals) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, as PID 1 is of all."""
+    """Become the parent of descendants whose parent dies, like PID 1."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_title(title: str) -> None:
-    """The name that top and ps show; the kernel keeps 15 characters."""
+    """Set the name that top and ps show. The kernel keeps 15 characters."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(title[:15])
 
 
 def title(pid: int) -> str:
-    """The name that top and ps show of a process, or nothing for one that has ended."""
+    """Return the name that top and ps show of a process, or "" if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     return ""
 
 
 def set_oom_score(score: int) -> None:
-    """How soon the kernel kills this process when memory runs out, from -1000 (never) to 1000 (first).
+    """Set how soon the kernel kills this process when memory runs out, from -1000 (never) to 1000 (first).
 
-    Lowering it needs a privilege.
+    A lower score than before needs a privilege. Without it nothing changes.
     """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 class Signals:
-    """Signals as bytes in a pipe, so that one call waits for them, for deaths and for the clock."""
+    """Receives signals as bytes in a pipe, so that one call waits for signals, deaths of children and the clock."""
 
     HANDLED = (
         signal.SIGTERM,
@@ -82,7 +82,7 @@ class Signals:
             signal.signal(signum, lambda signum, frame: None)
 
     def wait(self, timeout_s: float, readers: Sequence[int] = ()) -> list[signal.Signals]:
-        """Returns the signals that came; returns early, too, when there is something to read from one of `readers`."""
+        """Return the signals that came, at once when one comes or when one of `readers` can be read."""
         select.select([self._reader, *readers], [], [], timeout_s)
         with suppress(BlockingIOError):
             return [signal.Signals(number) for number in os.read(self._reader, 4096)]
@@ -101,18 +101,18 @@ def spawn(
 ) -> int:
     """Start a program as leader of a new process group and return its pid.
 
-    `output_fd` becomes its standard output and error; then `log_fd` returns, in the program, the standard error of this
-    process. Written by hand rather than with `subprocess`, whose waiting would race with a supervisor that reaps every
-    child. Call it from a process without threads.
+    `output_fd` becomes its standard output and error. `log_fd` then returns, in the program, the standard error of this
+    process. It does not use `subprocess`, which would race with a supervisor that reaps every child. Call it from a
+    process without threads.
     """
     parent_pid = os.getpid()
     pid = os.fork()
     if pid:
-        with suppress(OSError):  # the child does it too; whoever is first wins
+        with suppress(OSError):  # the child does it too, and may be first
             os.setpgid(pid, pid)
         return pid
     try:
-        signal.set_wakeup_fd(-1)  # the pipe is the parent's
+        signal.set_wakeup_fd(-1)  # the pipe belongs to the parent
         os.setpgid(0, 0)
         for signum in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_DFL)
@@ -132,7 +132,7 @@ def spawn(
 
 
 def _redirect_output(fd: int) -> int:
-    """Put `fd` in place of standard output and error. Returns a descriptor of what standard error was."""
+    """Put `fd` in place of standard output and error. Returns a descriptor of the former standard error."""
     log_fd = os.dup(STDERR)
     os.set_inheritable(log_fd, True)
     os.dup2(fd, STDOUT)
@@ -141,18 +141,18 @@ def _redirect_output(fd: int) -> int:
 
 
 def log_fd() -> int:
-    """The descriptor that this process logs to. Call it once, as it starts: programs that it starts do not have it."""
+    """Return the descriptor that this process logs to. Call it once at the start, because it removes the variable."""
     return int(os.environ.pop(LOG_FD_NAME, STDERR))
 
 
 def print_lines_at_once() -> None:
-    """Let C code that prints to a pipe write each line as it ends. By default lines wait until there are 4 KB."""
+    """Let C code that prints to a pipe write each line when it ends. By default lines wait until they fill 4 KB."""
     stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
     _libc.setvbuf(stdout, None, IOLBF, ctypes.c_size_t(0))
 
 
 def reap() -> list[tuple[int, int]]:
-    """Pid and exit code of each child that has ended, adopted ones too; a negative code is a signal's number."""
+    """Return pid and exit code of each ended child, also of adopted ones. A negative code is a signal's number."""
     ended = []
     with suppress(ChildProcessError):
         while True:
@@ -164,7 +164,7 @@ def reap() -> list[tuple[int, int]]:
 
 
 def send(pid: int, signum: signal.Signals, *, to_group: bool = False) -> None:
-    """Signal a process or its whole group. Does nothing if it has ended."""
+    """Send a signal to a process or its whole group. Does nothing if it has ended."""
     with suppress(ProcessLookupError):
         (os.killpg if to_group else os.kill)(pid, signum)
 
@@ -180,7 +180,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children() -> list[int]:
-    """The pids of this process's children, adopted ones too."""
+    """Return the pids of this process's children, also of adopted ones."""
     me, pids = str(os.getpid()), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -192,7 +192,7 @@ def children() -> list[int]:
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended, for a line of the log."""
+    """Return how a process ended, for a line of the log."""
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name
@@ -201,7 +201,7 @@ def describe_exit(code: int) -> str:
 
 
 def num_usable_cores() -> int:
-    """The number of cores that this process may keep busy: its CPU mask, and its container's share of time."""
+    """Return the number of cores that this process may keep busy, by its CPU mask and its container's quota."""
     cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -210,14 +210,14 @@ def num_usable_cores() -> int:
 
 
 def bind_threads(cores: Sequence[int]) -> None:
-    """Let every thread of this process run on these cores only. Threads that start later inherit that."""
+    """Let every thread of this process run only on these cores. Threads that start later inherit them."""
     for task in os.listdir("/proc/self/task"):
         with suppress(OSError):  # the thread has ended, or a core is gone
             os.sched_setaffinity(int(task), cores)
 
 
 def memory_bytes() -> int:
-    """The memory of this machine, or the limit of this container (control group version 2)."""
+    """Return the memory of this machine or, if it is less, the limit of this container (control group version 2)."""
     num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no such file, or "max"
         num_bytes = min(num_bytes, int(Path("/sys/fs/cgroup/memory.max").read_text()))

@@ -1,4 +1,4 @@
-"""The report of a loaded engine: written once by its process, read by the supervisor for the banner."""
+"""The report of a loaded engine, which its process writes once and the supervisor reads for the banner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor shows people about a loaded engine."""
+    """The facts about a loaded engine that the supervisor shows to people."""
 
     engine: str
     device: str = ""

@@ -1,10 +1,10 @@
-"""Standard output and error that never make a writer wait for the reader.
+"""Standard output and error that do not block a writer whose reader is slow.
 
-A pipe or terminal that is not read is full after some 64 KB, and an ordinary write to it then waits for ever. So the
-supervisor opens the files behind its standard output and error a second time, not blocking, and its children inherit
-these. It does not set the flag on the descriptors that it was given, because every process that shares them would see
-it. A line is written whole or not at all. Sources: pipe(7), open(2), send(2), and Linux's fs/pipe.c for what fits in a
-pipe.
+A pipe or terminal that is not read is full after some 64 KB, and an ordinary write to it then blocks. So the supervisor
+opens the files behind its standard output and error a second time, not blocking, and its children inherit these
+descriptors. It does not set O_NONBLOCK on the descriptors that it was given, because every process that shares them
+would see the flag. A line is written whole or not at all. Sources: pipe(7), open(2), send(2), and Linux's fs/pipe.c for
+the room in a pipe.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 STDOUT, STDERR = 1, 2
 PAUSE_S = 0.001
-MAX_WAIT_S = 0.25  # of one process for a reader that is late, at once
-WAIT_SHARE = 0.05  # and of its time in the long run
+MAX_WAIT_S = 0.25  # the longest that a writer waits at a time for a late reader
+WAIT_SHARE = 0.05  # the share of its time that it may wait in the long run
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-SPARE_PAGES = 2  # of a pipe, for what other processes write at the same moment
-BUFFER_BYTES = 64 << 10  # of a stream: a line of ours is one write
-TERMINAL_BYTES = 256  # that a terminal surely takes when poll says that it can be written to
+SPARE_PAGES = 2  # of a pipe, for other processes that write at the same moment
+BUFFER_BYTES = 64 << 10  # of a stream, so that a line is one write
+TERMINAL_BYTES = 256  # a terminal surely takes so many when poll says that it can be written to
 
 
 def open_missing() -> None:
@@ -44,15 +44,15 @@ def open_missing() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open returns the lowest free number: `fd`
 
 
 def never_wait() -> None:
     """Make standard output and error of this process, and of its children, descriptors that do not block.
 
     A regular file never blocks, but each write must go to its end, because a process that opens the file again has a
-    different offset. A socket cannot be opened a second time, nor can the file of another user: those stay as they are,
-    and only a Sink writes to them without waiting.
+    different offset. A socket or the file of another user cannot be opened a second time. Those stay as they are, and
+    only a Sink writes to them without waiting.
     """
     for fd in (STDOUT, STDERR):
         with suppress(OSError):
@@ -67,9 +67,9 @@ def never_wait() -> None:
 
 
 def open_again(path: str) -> int:
-    """A descriptor of the file that another process has open, by its path in /proc, for a log that waits for no reader.
+    """Open, not blocking, a file that another process has open, by its path in /proc. Returns the descriptor.
 
-    Standard error where the file cannot be opened a second time: it is a socket, or belongs to another user.
+    Returns standard error if the file cannot be opened, because it is a socket or belongs to another user.
     """
     try:
         access = os.O_RDWR if stat.S_ISCHR(os.stat(path).st_mode) else os.O_WRONLY
@@ -79,7 +79,7 @@ def open_again(path: str) -> int:
 
 
 def guard_streams() -> None:
-    """Let Python code print without exceptions: what cannot be written is dropped."""
+    """Let Python code print without exceptions. Text that cannot be written is dropped."""
     sys.stdout, sys.stderr = stream(STDOUT), stream(STDERR)
 
 
@@ -89,7 +89,7 @@ def stream(fd: int) -> TextIO:
 
 
 class Sink:
-    """Writes lines to a file descriptor. Not for several threads at once."""
+    """Writes lines to a file descriptor. Only one thread at a time may use it."""
 
     def __init__(self, fd: int, max_wait_s: float = MAX_WAIT_S) -> None:
         mode = os.fstat(fd).st_mode
@@ -99,21 +99,21 @@ class Sink:
         self._is_terminal = os.isatty(fd)
         self._is_socket = stat.S_ISSOCK(mode)
         self._patience = Patience(max_wait_s)
-        self._is_stuck = False  # the last line was lost: there is no waiting until one is written
-        self._rest = b""  # of a line that was begun
+        self._is_stuck = False  # the last line was lost, so `write` does not wait until a line is written
+        self._rest = b""  # the rest of a line that was begun
 
     def write(self, line: bytes) -> bool:
-        """Write a line. Returns False if none of it was written: its reader has no room, or the disk is full."""
+        """Write a line. Returns False if none of it was written, because the reader is late or the disk is full."""
         self._rest = self._push(self._rest)
         left = line if self._rest else self._push(line)
         is_written = len(left) < len(line)
         if is_written:
-            self._rest = left  # goes first next time
+            self._rest = left  # the next call writes it first
         self._is_stuck = not is_written
         return is_written
 
     def _push(self, data: bytes) -> bytes:
-        """Write as much as is taken in time; returns what is left."""
+        """Write as much as the reader takes in time. Returns the rest."""
         with suppress(OSError):  # a full disk, a reader that is gone
             while data:
                 if num_bytes := self._offer(data):
@@ -123,7 +123,7 @@ class Sink:
         return data
 
     def _offer(self, data: bytes) -> int:
-        """Write without waiting. Returns how many bytes were written."""
+        """Write without waiting. Returns the number of bytes that were written."""
         try:
             if self._is_socket:
                 return send(self.fd, data)
@@ -136,26 +136,26 @@ class Sink:
             return 0
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether the pipe takes so many bytes in one write."""
+        """Return whether the pipe takes so many bytes in one write."""
         if num_bytes <= select.PIPE_BUF and not self._blocks:
             return True  # the kernel takes them whole or not at all
         num_pages, num_unread = pipe_pages(self.fd), pipe_unread_bytes(self.fd)
         if not num_unread:
             return num_bytes <= num_pages * PAGE_BYTES or not self._blocks
-        # Any two neighbouring pages hold more than one page of bytes together, but for the first and the last.
+        # Any two neighbouring pages together hold more than one page of bytes, except the first and the last.
         num_used = 2 * num_unread // PAGE_BYTES + 2
         return num_bytes // PAGE_BYTES + 1 + SPARE_PAGES <= num_pages - num_used
 
 
 class Patience:
-    """How long a writer may wait for its reader: `max_s` at once and, in the long run, a small share of its time."""
+    """The time that a writer may wait: `max_s` at once, and in the long run a small share of its time."""
 
     def __init__(self, max_s: float) -> None:
         self._max_s = self._left_s = max_s
         self._looked_s = time.monotonic()
 
     def wait(self) -> bool:
-        """Wait a moment. False, without waiting, when the time is used up."""
+        """Wait a moment. Returns False, without waiting, if the time is used up."""
         now = time.monotonic()
         self._left_s = min(self._max_s, self._left_s + WAIT_SHARE * (now - self._looked_s))
         self._looked_s = now
@@ -167,7 +167,7 @@ class Patience:
 
 
 def send(fd: int, data: bytes) -> int:
-    """Raises BlockingIOError where the socket has no room, whether it blocks or not."""
+    """Send to a socket. Raises BlockingIOError if it has no room, also if the socket is a blocking one."""
     end = socket.socket(fileno=fd)
     try:
         return end.send(data, socket.MSG_DONTWAIT)
@@ -182,7 +182,7 @@ def can_be_written(fd: int) -> bool:
 
 
 def pipe_pages(fd: int) -> int:
-    """How many pages a pipe holds; a write that does not fit in the last one begins another."""
+    """Return how many pages a pipe holds. A write that does not fit in the last page begins another."""
     return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // PAGE_BYTES
 
 
@@ -192,7 +192,7 @@ def pipe_unread_bytes(fd: int) -> int:
 
 
 class _File(io.FileIO):
-    """Standard output or error as Python's streams write to it: what finds no room is dropped."""
+    """The file under Python's standard output or error. It drops data for which the reader has no room."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, "w", closefd=False)

@@ -1,10 +1,10 @@
-"""The shared-memory block: what every process says about itself and anyone may read without asking.
+"""The shared-memory block: each process writes its record, and every process reads the records without asking.
 
-The supervisor makes one file of fixed layout and every process maps it. A record has one writer: the supervisor its
-own, an engine worker or a front-end worker that of its slot (the supervisor writes for an engine that is dead).
-Values are 8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death
-of their writer, because the next process of the slot counts on; gauges are zeroed when a slot is claimed. `/ping`,
-`/metrics` and admission read this and nothing else.
+The supervisor makes one file of fixed layout and every process maps it. A record has one writer: the supervisor writes
+its record, and a worker that of its slot. The supervisor writes too in the record of an engine that died or hangs.
+Values are 8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death of
+their writer, because the next process of the slot continues to count. Gauges are zeroed when a process claims the slot.
+`/ping`, `/metrics` and admission read only this block.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Generic, TypeVar, overload
 
 WORD = 8  # bytes
-SILENT_S = 5.0  # an engine that gave no sign of life for so long does not count as ready
+SILENT_S = 5.0  # an engine without a sign of life for so long does not count as ready
 T = TypeVar("T")
 
 
 class Field(Generic[T]):
-    """A named place in a record; `num_words` long."""
+    """A named place in a record, `num_words` long."""
 
     num_words = 1
 
@@ -70,7 +70,7 @@ class Float(Field[float]):
 
 
 class TextField(Field[str]):
-    """UTF-8, cut to the place there is. For people: a reader may see it half written."""
+    """UTF-8 text, cut to its place. It is for people, because a reader may see it half written."""
 
     def __init__(self, num_bytes: int, *, is_gauge: bool = False) -> None:
         super().__init__(is_gauge=is_gauge)
@@ -87,7 +87,7 @@ class TextField(Field[str]):
 
 
 class Counters(Field["CounterView"]):
-    """One total for each of a fixed list of labels; a label that is not on the list counts as the last."""
+    """One total for each label of a fixed list. A label that is not on the list counts as the last."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class CounterView:
 
 
 class Histogram(Field["HistogramView"]):
-    """Counts of observations by upper bound, then the rest above all bounds, then the sum."""
+    """Counts of observations by upper bound, then the count above all bounds, then the sum of the values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Histogram(Field["HistogramView"]):
 
 
 class HistogramView:
-    """A histogram of one record. Keep the view where you observe often: making one costs more than observing."""
+    """A histogram of one record. Keep the view for frequent use: making it costs more than an observation."""
 
     def __init__(self, histogram: Histogram, record: Record) -> None:
         self.bounds = histogram.bounds
@@ -139,7 +139,7 @@ class HistogramView:
 
     @property
     def counts(self) -> list[int]:
-        """Not cumulative; one more than there are bounds."""
+        """The count of each bound, not cumulative, and then the count above all bounds."""
         return self._ints[self._start : self._sum_at].tolist()
 
     @property
@@ -148,7 +148,7 @@ class HistogramView:
 
 
 class Record:
-    """A row of fields with one writer. Subclasses declare fields; their order is the layout."""
+    """A row of fields with one writer. Subclasses declare the fields, whose order is the layout."""
 
     pid: Int | int
     fields: dict[str, Field[object]] = {}
@@ -165,19 +165,19 @@ class Record:
         self.block, self.base = block, base
 
     def claim(self) -> None:
-        """A new process takes the slot: gauges and its predecessor's words go, totals stay."""
+        """Take the slot for this process. Clears the gauges and keeps the totals."""
         self.release()
         self.pid = os.getpid()
 
     def release(self) -> None:
-        """The process of the slot is gone: its gauges go, totals stay. Called by whoever reaped it."""
+        """Free the slot of a process that has ended. Clears the gauges and keeps the totals."""
         for place in self.fields.values():
             if place.is_gauge:
                 place.clear(self)
 
 
 class Phase(enum.IntEnum):
-    """Where a process stands; FAILED is final."""
+    """The phase that a process is in. FAILED is final."""
 
     STARTING = 0
     LOADING = 1
@@ -197,7 +197,10 @@ class SupervisorRecord(Record):
 
 
 class EngineRecord(Record):
-    """One engine slot. `num_starts`, `reason`, `lost_s` are the supervisor's, and `phase` when the worker is dead."""
+    """One slot of an engine or of user code.
+
+    The supervisor writes `num_starts` and `lost_s` and, for a worker that died or hangs, `phase` and `reason`.
+    """
 
     pid = Int(is_gauge=True)
     phase = Int()
@@ -219,7 +222,7 @@ class EngineRecord(Record):
 
     @property
     def is_alive(self) -> bool:
-        """It can take requests, and said so a moment ago."""
+        """Whether the process is ready and gave a sign of life a moment ago."""
         return self.phase == Phase.READY and time.monotonic() - self.beat_s < SILENT_S
 
 
@@ -234,9 +237,9 @@ class FrontEndRecord(Record):
     loop_lag_s = Float(is_gauge=True)
     num_open_connections = Int(is_gauge=True)
     num_starts = Int()
-    num_in_flight = Int(is_gauge=True)  # requests between admission and their end
-    num_sequences = Int(is_gauge=True)  # that those ask for, which are their places in the queue
-    num_body_bytes = Int(is_gauge=True)  # of requests that have come whole or in part and have not ended
+    num_in_flight = Int(is_gauge=True)  # requests from admission to their end
+    num_sequences = Int(is_gauge=True)  # sequences of those requests, which are their places in the queue
+    num_body_bytes = Int(is_gauge=True)  # bodies received, whole or in part, of requests that have not ended
     num_requests = Counters(STATUS_CODES)  # inference requests by status
     num_finished = Counters(FINISH_REASONS)
     num_prompt_tokens = Int()
@@ -248,7 +251,7 @@ class FrontEndRecord(Record):
 
 
 class Block:
-    """The mapped file and its records."""
+    """The mapped file with its records."""
 
     def __init__(self, memory: mmap.mmap, num_engines: int, num_frontends: int, num_formatters: int = 0) -> None:
         self.memory = memory
@@ -265,16 +268,16 @@ class Block:
 
     @property
     def num_log_lines_dropped(self) -> int:
-        """By all processes that have a record, and by gunicorn's master."""
+        """The lines that all processes with a record and gunicorn's master dropped."""
         total = self.supervisor.num_log_lines_dropped + self.supervisor.num_log_lines_dropped_by_master
         total += sum(engine.num_log_lines_dropped for engine in (*self.engines, *self.formatters))
         return total + sum(frontend.num_log_lines_dropped for frontend in self.frontends)
 
     @classmethod
     def create(cls, path: Path, num_engines: int, num_frontends: int, num_formatters: int = 0) -> Block:
-        """Make the file, all zero, readable by this user alone.
+        """Make the file, all zero, which only this user can read. Raises OSError if the disk is full.
 
-        Its room on the disk is taken now: a write to a mapped page that finds the disk full would kill the writer.
+        The file takes its room on the disk now. A later write to a mapped page on a full disk would kill the writer.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
