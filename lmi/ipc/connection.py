@@ -1,7 +1,7 @@
-"""One end of a socket between two of our processes, and the ends of one process together.
+"""One end of a socket between two processes of a server, and the connections of one process.
 
-`Connection` decodes frames and closes when a frame is not a valid message. `Connections` keeps one connection open to
-each of several processes, as long as its record says that the process is ready.
+`Connection` decodes frames and closes when a frame is not a valid message. `Connections` connects to each of several
+processes when its record says that it is ready, and again after the connection was lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Connection(asyncio.Protocol):
     """One end of one socket, from its first byte to its last."""
 
-    other_end: str  # what is there, for the log
+    other_end: str  # the process there, for the log
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def take(self, payload: bytes) -> None:
-        """Handle the payload of one frame. An invalid message raises MsgspecError, which closes the connection."""
+        """Handle the payload of one frame. Raises MsgspecError for an invalid message, which closes the connection."""
         raise NotImplementedError
 
     def write(self, data: bytes) -> None:
@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, not the base class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class has the methods but not the base
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
 
 
 class PeerRecord(Protocol):
-    """What a process that others connect to says of itself in shared memory."""
+    """The record of a process that others connect to."""
 
     @property
     def phase(self) -> int: ...
@@ -79,7 +79,10 @@ C = TypeVar("C", bound=Connection)
 
 
 class Connections(Generic[C]):
-    """`open`: the connections there are, by slot. Slot i listens at `sockets[i]` and has its phase in `records[i]`."""
+    """Connections to several processes. Slot i listens at `sockets[i]` and has its phase in `records[i]`.
+
+    `open` holds the open connections by slot.
+    """
 
     def __init__(self, make: Callable[[], C], sockets: Sequence[str], records: Sequence[PeerRecord]) -> None:
         self.open: dict[int, C] = {}
@@ -102,13 +105,13 @@ class Connections(Generic[C]):
         return [connection for connection in self.open.values() if not connection.closed.done()]
 
     async def wait_for(self, is_there: Callable[[], object]) -> None:
-        """Wait a moment, because a process that has just become ready may not be connected yet."""
+        """Wait a moment for a process that has just become ready and is not connected yet."""
         deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
         while not is_there() and time.monotonic() < deadline_s and self._is_any_ready():
             await asyncio.sleep(RECONNECT_S)
 
     def describe(self) -> str:
-        """The states of the processes, for a message that none of them can be reached."""
+        """Return the states of the processes, for the message that no process can be reached."""
         return ", ".join(
             "not connected yet" if record.phase == Phase.READY else Phase(record.phase).name.lower()
             for record in self.records
@@ -118,7 +121,7 @@ class Connections(Generic[C]):
         return any(record.phase == Phase.READY for record in self.records)
 
     async def _keep_connected(self, slot: int) -> None:
-        """Connect whenever the process of this slot is ready, and again after it was lost."""
+        """Connect when the process of this slot is ready, and again after the connection was lost."""
         loop = asyncio.get_running_loop()
         while True:
             if self.records[slot].phase == Phase.READY:

@@ -1,7 +1,7 @@
-"""Frames on a socket between two of our processes.
+"""Frames on a socket between two processes of a server.
 
 A frame is a 4-byte little-endian length and that many bytes. This module never touches a socket: it takes the bytes
-that came and gives the frames that are whole.
+that arrived and returns the frames that are whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_FRAME_BYTES = 64 << 20
 
 
 class FrameTooLarge(ValueError):
-    """The other end announced a frame over the limit; the connection cannot be trusted any more."""
+    """A frame is over the limit. If the other end announced it, the connection cannot be used any more."""
 
 
 def frame(payload: bytes) -> bytes:
@@ -30,7 +30,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that `data` completes. Raises FrameTooLarge as soon as a length says so."""
+        """Yield the payloads of the frames that `data` completes. Raises FrameTooLarge for a length over the limit."""
         self._buffer += data
         at = 0
         while len(self._buffer) - at >= HEAD_BYTES:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Accepted(Connection):
-    """The end that another process connected to. It closes at once where that is a process of another user."""
+    """The accepting end of a connection. It closes at once unless the other process belongs to this user or root."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -25,12 +25,12 @@ class Accepted(Connection):
 
 
 async def listen(accept: Callable[[], Accepted], path: str) -> asyncio.Server:
-    """Accept connections at `path`, each with what `accept` makes for it."""
+    """Accept connections at `path`. `accept` makes the protocol of each."""
     return await asyncio.get_running_loop().create_unix_server(accept, sock=bind(path))
 
 
 def bind(path: str) -> socket.socket:
-    """A socket at `path` that only this user can open. It replaces the one that a dead process left there."""
+    """Return a socket bound to `path` that only this user can open. It replaces a dead process's socket there."""
     if os.path.exists(path):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -43,7 +43,7 @@ def bind(path: str) -> socket.socket:
 
 
 def _peer_uid(peer: socket.socket) -> int:
-    """Source of the layout (pid, uid, gid): unix(7), SO_PEERCRED."""
+    """Return the user id of the other end. Source of the layout (pid, uid, gid): unix(7), SO_PEERCRED."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid: int = struct.unpack("3i", credentials)[1]
     return uid
