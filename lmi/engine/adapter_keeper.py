@@ -1,7 +1,8 @@
-"""An engine's adapters: changed by messages of front ends, and kept as the runtime folder says.
+"""Keeps an engine's adapters as messages of front ends and the runtime folder say.
 
-A front end that loads an adapter tells every engine and then writes it down; the folder is for an engine that started
-later or was not reached. Adapters that the engine found beside its model are not in the folder and stay.
+A front end that loads an adapter sends it to every engine and then marks its entry in the folder READY. An engine that
+starts later or was not reached loads it from the folder. Adapters that the engine found beside its model are not in the
+folder and stay.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class AdapterKeeper:
-    """Used on one event loop; the executor's calls, which may read large files, run on another thread."""
+    """Changes the adapters of one executor. Use it on one event loop.
+
+    The executor's calls may read large files, so they run on another thread.
+    """
 
     def __init__(self, executor: Executor, folder: Folder[Adapter] | None, has_changed: Callable[[], None]) -> None:
         self._executor = executor
@@ -26,10 +30,10 @@ class AdapterKeeper:
         self._has_changed = has_changed
         self._lock = asyncio.Lock()  # one change at a time
         self._version: Version = frozenset()
-        self._loaded: dict[str, tuple[str, bool]] = {}  # path and whether pinned, of adapters loaded from here
+        self._loaded: dict[str, tuple[str, bool]] = {}  # path and is_pinned by name, of adapters loaded here
 
     async def change(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Raises what the executor raises."""
+        """Load or unload an adapter. Raises the errors of the executor."""
         async with self._lock:
             if isinstance(message, LoadAdapter):
                 await self._load(message.name, message.path, message.is_pinned)
@@ -37,10 +41,10 @@ class AdapterKeeper:
                 await self._unload(message.name)
 
     async def reconcile(self) -> None:
-        """Load what the folder has and unload what it no longer has.
+        """Load the adapters that the folder has and unload those that it no longer has.
 
-        A PENDING entry is left to the front end that works on it. A failure is logged, and tried again when the folder
-        changes.
+        A PENDING entry is left to the front end that works on it. A change that fails is logged and tried again when
+        the folder changes.
         """
         if self._folder is None or self._lock.locked() or (version := self._folder.version()) == self._version:
             return
@@ -53,7 +57,10 @@ class AdapterKeeper:
                     await self._report_failure(entry.name, self._load(entry.name, entry.path, entry.is_pinned))
 
     async def _load(self, name: str, path: str, pinned: bool) -> None:
-        """Front ends agree on names in the folder, so another adapter of this name is a dead front end's."""
+        """Load an adapter in place of one with its name, if there is one.
+
+        Front ends agree on names in the folder, so an older adapter of this name belongs to a dead front end.
+        """
         if self._loaded.get(name) == (path, pinned):
             return
         if name in self._loaded:

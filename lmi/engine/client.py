@@ -1,8 +1,8 @@
-"""The front end's end of the engine sockets.
+"""The front end's side of the engine sockets.
 
 `Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens and puts
-each Response into the stream of its request. Nothing here retries a request: when an engine is lost, its requests end
-with `EngineLost`. A stream that is closed before its end cancels its request.
+each Response into the stream of its request. It does not retry a request: when an engine is lost, its requests end with
+`EngineLost`. A stream that is closed before its end cancels its request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from lmi.shared.state import EngineRecord
 
 
 class ResponseStream:
-    """The Responses of one request, in order: `await arrival()`, then `take()`. Close it whatever happens."""
+    """The Responses of one request, in order: `await arrival()`, then `take()`. Always close it."""
 
     def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
@@ -53,21 +53,21 @@ class ResponseStream:
         self._is_over = False  # no further Response will come
 
     def arrival(self) -> asyncio.Future[None]:
-        """A future that is done when `take` has something. It is not a coroutine, which would cost more per token."""
+        """Return a future that is done when `take` has a Result or an error. A coroutine would cost more per token."""
         self._waiter = waiter = self._connection.loop.create_future()
         if self._inbox:
             waiter.set_result(None)
         return waiter
 
     def take(self) -> Result:
-        """The next Result, which has arrived. Raises the LmiError that ended the request, if one did."""
+        """Return the next Result, which must have arrived. Raises the LmiError that ended the request, if one did."""
         item = self._inbox.popleft()
         if isinstance(item, LmiError):
             raise item
         return item
 
     def close(self) -> None:
-        """Forget the request, and cancel it in the engine unless it has ended there."""
+        """Forget the request, and cancel it in the engine unless it has ended."""
         if not self._is_over:
             self._is_over = True
             self._connection.cancel(self._id)
@@ -92,11 +92,11 @@ class EngineConnection(Connection):
         self.num_outstanding_tokens = 0
         self._ids = count()
         self._streams: dict[int, ResponseStream] = {}
-        self._calls: dict[int, asyncio.Future[None]] = {}  # LoadAdapter and UnloadAdapter without an answer
+        self._calls: dict[int, asyncio.Future[None]] = {}  # unanswered LoadAdapter and UnloadAdapter messages
 
     def submit(self, request: Request) -> ResponseStream:
         request_id = next(self._ids)
-        submit = frame(encode(Submit(request_id, request)))  # may be too large, so nothing is kept before it
+        submit = frame(encode(Submit(request_id, request)))  # first, because a frame that is too large raises
         stream = self._streams[request_id] = ResponseStream(
             self, request_id, len(request.input_token_ids) + request.max_tokens
         )
@@ -109,7 +109,7 @@ class EngineConnection(Connection):
             self.write(frame(encode(Cancel(request_id))))
 
     async def load_adapter(self, name: str, path: str, pinned: bool) -> None:
-        """Raises the engine's reason, or EngineLost."""
+        """Load an adapter on this engine. Raises the engine's reason, or EngineLost."""
         await self._call(LoadAdapter(next(self._ids), name, path, pinned))
 
     async def unload_adapter(self, name: str) -> None:
@@ -118,7 +118,7 @@ class EngineConnection(Connection):
     async def _call(self, message: LoadAdapter | UnloadAdapter) -> None:
         if self.closed.done():
             raise EngineLost("the engine was lost before it changed its adapters")
-        call = frame(encode(message))  # may be too large, so nothing is kept before it
+        call = frame(encode(message))  # first, because a frame that is too large raises
         done = self._calls[message.request_id] = self.loop.create_future()
         self.write(call)
         try:
@@ -154,7 +154,7 @@ class EngineConnection(Connection):
 
     def _deliver(self, response: Response) -> None:
         stream = self._streams.get(response.request_id)
-        if stream is None:  # cancelled a moment ago
+        if stream is None:  # the request was cancelled a moment ago
             return
         if response.is_final:
             self._forget(response.request_id)
@@ -180,18 +180,18 @@ class Engines(Connections[EngineConnection]):
         self._adapters: tuple[str, ...] = ()
 
     def submit(self, request: Request) -> ResponseStream:
-        """Send a request to the least loaded engine. Raises Unavailable when there is none."""
+        """Send a request to the least loaded engine. Raises Unavailable if no engine is ready."""
         return self._least_loaded().submit(request)
 
     async def ready(self) -> EngineInfo:
-        """Facts about the model, which are equal for all replicas. Raises Unavailable when no engine is ready."""
+        """Return facts about the model, which are equal for all replicas. Raises Unavailable if no engine is ready."""
         await self.wait_for(self._ready)
         info = self._least_loaded().info
         assert info is not None
         return info
 
     async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Load a LoRA adapter on every engine, or on none. Raises the reason of the first that cannot."""
+        """Load a LoRA adapter on every engine, or on none. Raises the reason of the first engine that cannot."""
         engines = self._connected()
         outcomes = await _all(engine.load_adapter(name, path, pinned) for engine in engines)
         errors = [error for error in outcomes if error is not None]
@@ -201,7 +201,7 @@ class Engines(Connections[EngineConnection]):
             raise errors[0]
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter wherever it is. Raises UnknownAdapter where no engine has it."""
+        """Unload an adapter from every engine that has it. Raises UnknownAdapter if no engine has it."""
         outcomes = await _all(engine.unload_adapter(name) for engine in self._connected())
         errors = [error for error in outcomes if error is not None]
         if len(errors) == len(outcomes):
@@ -209,20 +209,20 @@ class Engines(Connections[EngineConnection]):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names that requests may use; while no engine is connected, those of before."""
+        """The adapters that requests may use. While no engine is connected, they are the last ones known."""
         if (ready := self._ready()) and ready[0].info is not None:
             self._adapters = ready[0].info.adapters
         return self._adapters
 
     def _connected(self) -> list[EngineConnection]:
-        """Every engine that serves, also silent ones. Raises Unavailable when there is none."""
+        """Return every engine that serves, also silent ones. Raises Unavailable if none serves."""
         connected = [connection for connection in self.open.values() if connection.info is not None]
         if not connected:
             raise Unavailable("no engine is ready: " + self.describe())
         return connected
 
     def _ready(self) -> list[EngineConnection]:
-        """Connected engines, without those whose last heartbeat is old unless there are no others."""
+        """Return the connected engines with a recent heartbeat, or all connected ones if none has one."""
         ready = {slot: connection for slot, connection in self.open.items() if connection.info is not None}
         alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
         return alive or list(ready.values())
@@ -235,7 +235,7 @@ class Engines(Connections[EngineConnection]):
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
-    """The error of each call, in order; None for one that succeeded."""
+    """Await the calls together. Returns the error of each in order, or None for one that succeeded."""
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -248,7 +248,7 @@ LABELS = {
 
 
 def failure(error: ResponseError | None) -> LmiError:
-    """The error that ended a request after the engine had accepted it."""
+    """Return the error that ended a request after the engine had accepted it."""
     if error is None:
         return GenerationFailed("the engine sent neither a result nor an error")
     return from_info(ErrorInfo(LABELS[error.kind], error.message, error.field))

@@ -1,11 +1,11 @@
 """The messages between a front end and an engine.
 
-A front end sends Submit, Cancel, LoadAdapter and UnloadAdapter. An engine sends Ready, first of all and again when its
-adapters have changed; Refused for a request that it does not accept, or for adapters that it cannot change, and Done
-for those that it has changed; and after each step Responses, which holds those to all requests of that front end. The
-front end chooses the ids of its requests, unique on its connection; `Response.request_id` on the socket is such an id.
-An engine that starts again has new connections, so nothing of its predecessor can arrive. Messages are encoded as
-msgpack of typed structs; anything else closes the connection.
+A front end sends Submit, Cancel, LoadAdapter and UnloadAdapter. An engine sends Ready first, and again when its
+adapters have changed. It sends Refused for a request that it does not accept or an adapter that it cannot change, and
+Done for an adapter that it has changed. After each step it sends Responses, with all those of one front end. The front
+end chooses the ids of its requests, unique on its connection; `Response.request_id` on the socket is such an id. An
+engine that starts again has new connections, so no message of its predecessor can arrive. Messages are encoded as
+msgpack of typed structs. Any other frame closes the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
-    """Answered by Done or Refused, as UnloadAdapter is. Request ids are shared with Submit."""
+    """The engine answers Done or Refused, as to UnloadAdapter. Its request ids and those of Submit are one series."""
 
     request_id: int
     name: str
@@ -50,14 +50,14 @@ class Responses(msgspec.Struct, frozen=True, tag="responses", array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """The executor did not accept a request, or did not change its adapters."""
+    """The executor did not accept a request or did not change an adapter."""
 
     request_id: int
     error: ErrorInfo
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
-    """The adapters were changed as LoadAdapter or UnloadAdapter asked."""
+    """The executor has changed the adapter as LoadAdapter or UnloadAdapter asked."""
 
     request_id: int
 
@@ -75,7 +75,7 @@ def encode(message: ToEngine | ToFrontEnd) -> bytes:
 
 
 def decode_to_engine(frame: bytes | memoryview) -> ToEngine:
-    """Raises msgspec.DecodeError or ValidationError for anything that is not such a message."""
+    """Decode a message. Raises msgspec.DecodeError or ValidationError for any other bytes."""
     return _to_engine.decode(frame)
 
 

@@ -1,7 +1,7 @@
-"""The adapters of the running server, as a front end changes them: on all engines or on none, and for later ones too.
+"""Changes the adapters of the running server from a front end.
 
-An adapter is loaded on every engine that runs and written to the runtime folder, from which an engine that starts again
-loads it (`adapter_keeper.py`).
+It loads an adapter on every running engine, or on none, and writes it to the runtime folder, from which an engine that
+starts later loads it (`adapter_keeper.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from lmi.shared.desired_state import Adapter, Folder, State
 
 
 class AdapterRegistry:
-    """One for each front end; they agree through the folder."""
+    """The adapters of the server, as one front end changes them. The front ends agree through the folder."""
 
     def __init__(self, engines: Engines, folder: Folder[Adapter]) -> None:
         self._engines = engines
         self._folder = folder
 
     async def load(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Returns when every engine has it. Raises the LmiError of an engine that cannot load it; then none has it."""
+        """Load an adapter on every engine. If one cannot load it, none has it, and this raises that engine's LmiError.
+
+        Raises InvalidParameter if the name is registered.
+        """
         entry = Adapter(name=name, path=path, is_pinned=pinned, state=State.PENDING)
         if not self._folder.add(entry):
             raise InvalidParameter("name", "the name of an adapter that is not registered", name)
@@ -35,13 +38,13 @@ class AdapterRegistry:
         self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
 
     async def unload(self, name: str) -> None:
-        """Requests that run with it finish. Raises UnknownAdapter."""
+        """Unload an adapter from every engine. Requests that run with it finish. Raises UnknownAdapter."""
         entry = self._folder.read(name)
-        if entry is not None:  # so that an engine that starts now does not load it
+        if entry is not None:  # an engine that starts now must not load it
             self._folder.replace(msgspec.structs.replace(entry, state=State.PENDING, writer=os.getpid()))
         try:
             await self._engines.unload_adapter(name)
-        except Unavailable:  # an engine that comes back follows the folder
+        except Unavailable:  # an engine that starts again follows the folder
             if entry is None:
                 raise
         finally:

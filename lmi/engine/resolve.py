@@ -1,4 +1,4 @@
-"""Finds the function that loads an engine by the handler's name. The engine's module is first imported here."""
+"""Finds the function that loads an engine by the handler's name. It is the first to import the engine's module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Loader(Protocol):
 
 
 def resolve(handler: str) -> Loader:
-    """Raises BadConfiguration for a name that no package announces and for a handler whose library is missing."""
+    """Return the function that loads the engine of `handler`.
+
+    Raises BadConfiguration for a name that no package announces and for a handler whose library is missing.
+    """
     found = announced()
     if handler not in found:
         raise BadConfiguration(f"option.rolling_batch: no engine is called {handler!r}, there are {sorted(found)}")

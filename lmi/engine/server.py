@@ -1,9 +1,9 @@
-"""The engine's end of the engine sockets: requests of all front ends on one executor.
+"""The engine's side of the engine sockets, which runs the requests of all front ends on one executor.
 
-A `Dispatcher` gives each request of a connection to the executor, and sends each batch of Responses back in one frame
-for each connection. A front end that breaks the protocol or stops reading loses its connection and nothing else. A
-connection that closes cancels its requests. Requests come on the event loop of the worker; the thread that makes the
-Responses calls `deliver`.
+A `Dispatcher` passes each request of a connection to the executor, and sends each batch of Responses back in one frame
+for each connection. If a front end breaks the protocol or stops reading, only its connection closes. A connection that
+closes cancels its requests. Requests arrive on the event loop of the worker. The thread that makes the Responses calls
+`deliver`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from lmi.ipc.writer import ThreadSafeWriter
 from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.state import EngineRecord
 
-MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves this much unread is gone
+MAX_UNSENT_BYTES = 64 << 20  # a front end that leaves more unread loses its connection
 
 log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Knows which connection each request belongs to, and keeps the engine's record."""
+    """Remembers the connection of each request, and writes the engine's record."""
 
     def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
         self.ready = Ready(executor.info)
@@ -54,13 +54,13 @@ class Dispatcher:
         self._executor = executor
         self._record = record
         self._lock = threading.Lock()  # guards `_owners`, each connection's ids and the record
-        self._owners: dict[int, tuple[FrontEndConnection, int]] = {}  # the executor's id -> connection and the id there
+        self._owners: dict[int, tuple[FrontEndConnection, int]] = {}  # the executor's id -> connection and its id
         record.max_num_sequences = executor.info.max_num_sequences
         record.step_s = time.monotonic()
 
     @property
     def num_requests(self) -> int:
-        """Requests whose last Response has not been delivered."""
+        """The number of requests whose last Response has not been delivered."""
         with self._lock:
             return len(self._owners)
 
@@ -70,7 +70,7 @@ class Dispatcher:
                 raise Unavailable("this engine is shutting down")
             with self._lock:  # the first Response may come before enqueue_request returns
                 self._note_owner(self._executor.enqueue_request(message.request), connection, message.request_id)
-        except Exception as error:  # a fault of the engine itself too hurts only this request
+        except Exception as error:  # an error of the engine too ends only this request
             if not isinstance(error, LmiError | ValueError | RuntimeError):
                 log.exception("the engine did not take a request")
             connection.send(Refused(message.request_id, _refusal(error).info))
@@ -91,14 +91,14 @@ class Dispatcher:
             connection.send(Done(message.request_id))
 
     def _announce(self) -> None:
-        """Tell every front end the engine's facts again, before the one that changed them hears that it is done."""
+        """Send Ready to every front end again, before the one that changed an adapter gets Done."""
         self.ready = Ready(self._executor.info)
         for connection in self.connections:
             connection.send(self.ready)
 
     def _note_owner(self, engine_id: int, connection: FrontEndConnection, request_id: int) -> None:
         if not self._owners:
-            self._record.step_s = time.monotonic()  # an idle engine does not hang
+            self._record.step_s = time.monotonic()  # the idle time before does not count as a hang
         self._owners[engine_id] = connection, request_id
         connection.engine_ids[request_id] = engine_id
         self._count()
@@ -133,7 +133,7 @@ class Dispatcher:
             self._observe(has_output=False)
 
     def _observe(self, *, has_output: bool) -> None:
-        """Responses counts as a step even where the executor counts none."""
+        """Update the record. A batch of Responses counts as a step even if the executor reports none."""
         steps = self._executor.get_latest_iteration_stats()
         if steps:
             self._note(steps)
@@ -151,7 +151,10 @@ class Dispatcher:
         record.max_num_blocks = last.kv_cache_stats.max_num_blocks
 
     def _count(self, num_active: int | None = None) -> None:
-        """Running and waiting requests together are all that have not ended, even where the executor differs."""
+        """Write the running and waiting requests, which together are all that have not ended.
+
+        `num_active` is the executor's count of running requests; None keeps the last count.
+        """
         active = self._record.num_running if num_active is None else num_active
         self._record.num_running = min(active, len(self._owners))
         self._record.num_waiting = len(self._owners) - self._record.num_running
@@ -220,7 +223,7 @@ class FrontEndConnection(Accepted):
 
 
 def _refusal(error: Exception) -> LmiError:
-    """An executor may raise plain exceptions too: ValueError for a wrong request, others for its own faults."""
+    """Return the error for the client. A ValueError of the executor is a wrong request, any other error its fault."""
     if isinstance(error, LmiError):
         return error
     return InvalidRequest(str(error)) if isinstance(error, ValueError) else Unavailable(str(error))

@@ -1,9 +1,9 @@
 """The engine process: one model replica behind one unix socket.
 
-`python -m lmi.engine.worker --slot N` loads the model of the runtime folder with the configured handler, says in its
-record how far it is, then serves front ends until it is told to stop. The main thread reads sockets; one more thread
-waits for the executor. Whether this process hangs is judged by the supervisor, from the record alone. Exit codes are
-those of `lmi.errors`; a model that cannot be used is one line in the log, an unexpected fault has a traceback.
+`python -m lmi.engine.worker --slot N` loads the configured model with the configured handler, writes the progress into
+its record, then serves front ends until SIGTERM. The main thread reads sockets. A second thread waits for the executor,
+if the executor needs one. The supervisor judges only from the record whether this process hangs. Exit codes are those
+of `lmi.errors`. A model that cannot be used is one line in the log, an unexpected fault has a traceback.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from lmi.shared.sink import guard_streams, stream
 from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
-AWAIT_S = 0.5  # how long the pump waits before it looks whether it should stop
-LOG_S = 1.0  # at least between two lines about the progress of a load
-FINISH_S = 2.0  # for requests that are still open when the worker is told to stop
+AWAIT_S = 0.5  # how long the pump waits before it checks whether it should stop
+LOG_S = 1.0  # the least time between two lines about the progress of a load
+FINISH_S = 2.0  # for requests that are still open at SIGTERM
 
 log = logging.getLogger("lmi.engine.worker")  # this module is __main__ where it runs
 
 
 class Loading:
-    """How far a load is: in the record for every process, and for people as a bar on a terminal or lines in the log."""
+    """Reports the progress of a load: in the record, and to people as a bar on a terminal or as lines in the log."""
 
     def __init__(self, record: EngineRecord, *, has_bar: bool) -> None:
         self.stages_s: dict[str, float] = {}
@@ -100,7 +100,7 @@ class Loading:
 
 
 class Worker:
-    """An executor and the dispatcher in front of it, with a thread between them where the executor needs one."""
+    """An executor and its dispatcher, with a thread between them if the executor needs one."""
 
     def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
         self.dispatcher = Dispatcher(executor, record, adapters)
@@ -113,7 +113,7 @@ class Worker:
         self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
     async def serve(self, socket_path: str) -> None:
-        """Serve until SIGTERM or until the executor fails; then `failure` says how."""
+        """Serve until SIGTERM or until the executor fails. `failure` then holds the error."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
         await self.dispatcher.adapters.reconcile()
@@ -128,7 +128,7 @@ class Worker:
         server.close()
         await self._finish()
         self._loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the executor's own end short
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the executor's shutdown
 
     async def _finish(self) -> None:
         deadline_s = time.monotonic() + FINISH_S
@@ -145,14 +145,14 @@ class Worker:
         self._loop.call_later(BEAT_S, self._beat)
 
     def _pump(self) -> None:
-        """In its own thread: wait for responses and deliver each batch."""
+        """Wait for responses and deliver each batch. Runs in its own thread."""
         try:
             while not self.dispatcher.is_closing or self.dispatcher.num_requests:
                 responses = cast(list[Response], self._executor.await_responses(timeout_s=AWAIT_S))
                 if responses:
                     self.dispatcher.deliver(responses)
         except BaseException as error:
-            with suppress(RuntimeError):  # the loop is closed: we are stopping anyway
+            with suppress(RuntimeError):  # the loop is closed, so the worker stops already
                 self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
@@ -161,7 +161,7 @@ class Worker:
 
 
 def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
-    """Load the configured engine. Raises StartError for what an operator can mend."""
+    """Load the configured engine. Raises StartError for a fault that an operator can mend."""
     engine = runtime.config.engine
     is_alone = engine.num_engines == 1
     with Loading(
@@ -196,7 +196,7 @@ async def serve(
 
 
 def run(slot: int) -> int:
-    """Load, serve, stop; returns the exit code."""
+    """Load the engine and serve until SIGTERM. Returns the exit code."""
     runtime = Runtime.from_environ()
     record = runtime.attach().engines[slot]
     record.claim()
@@ -209,13 +209,13 @@ def run(slot: int) -> int:
         executor, report = load(runtime, record)
         with executor:
             write_report(runtime.engine_report(slot), report)
-            keep_to_cores()  # only now, because compilers of a model may use them all
+            keep_to_cores()  # only now, because compilers of a model may use all cores
             failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot), runtime.adapters()))
             if failure is not None:
                 raise failure
     except StartError as error:
         record.reason = str(error)
-        # On a terminal people read it once, as the supervisor's last words.
+        # On a terminal people read it only once, in the supervisor's last message.
         if not lmi.shared.log.is_text(runtime.config.server.log_format):
             log.error("this engine cannot start: %s", error)
         return error.exit_code
@@ -235,7 +235,7 @@ def main() -> None:
     code = run(parser.parse_args().slot)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of a library must not hold up the end
+    os._exit(code)  # threads of a library must not delay the end
 
 
 if __name__ == "__main__":
