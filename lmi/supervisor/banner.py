@@ -1,7 +1,7 @@
-"""Messages of the supervisor to people: the server is ready, or why it ends.
+"""Messages of the supervisor to people: that the server is ready, or why it ends.
 
-They are text where the log is text, and one JSON object where it is JSON. The object of a server that failed is its
-last line, because platforms often keep only that.
+A message is text if the log is text, and one JSON object if the log is JSON. The object of a server that failed is its
+last line, because platforms often keep only that line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
 MISSING_LIBRARY = re.compile(
     r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
 )
-CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # the line, and the cursor that is hidden beside a bar
+CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def say_failed(failure: Failure, log_format: str = "json") -> None:
 
 
 def hint(failure: Failure) -> str:
-    """What to do about a failure, as far as its message shows."""
+    """Return what an operator can do about a failure, as far as its message shows."""
     message = failure.message
     if found := MISSING_LIBRARY.search(message):
         library = next(filter(None, found.groups()))
@@ -107,7 +107,7 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
 
 
 def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str:
-    """The first thing a new user reads: what runs, where, and a command that gets an answer."""
+    """Return the text that a new user reads first: what runs, where, and a command that gets an answer."""
     host = "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""

@@ -1,7 +1,7 @@
 """One child process of the supervisor, from its start to its end and its next start.
 
-A `ChildKind` says how the processes of one kind differ from the others; `kinds.py` holds the rows. A `Child` is a place
-for one process of a kind: the supervisor lets each look at its process in turn, and passes it the exit.
+A `ChildKind` says how the processes of one kind differ from the others. `kinds.py` makes the kinds. A `Child` is a
+place for one process of a kind. The supervisor calls `look` of each child in turn, and `exited` when its process ends.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ from lmi.supervisor.banner import Failure
 from lmi.supervisor.output import ChildOutput
 from lmi.supervisor.restarts import RestartTable
 
-STACKS_S = 0.5  # for a hung process to write its stacks before it is killed
+STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
 
 log = logging.getLogger(__name__)
 
 Hang = Callable[[EngineRecord, float, float, Pauses], str | None]
-"""Says why a process counts as hung, or None, from its record, the time of its start, the time now and the pauses."""
+"""Returns why a process counts as hung, or None, from its record, its start, the time now and the pauses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildKind:
     """How the processes of one kind are started, judged, restarted and stopped."""
 
-    title: str  # for people; {slot} stands for the number
+    title: str  # for people; {slot} becomes the number
     argv: Callable[[int], Sequence[str]]  # by slot
     environ: Callable[[int], Mapping[str, str]]  # by slot
     inherited_fds: tuple[int, ...] = ()
-    folder: str | None = None  # where it starts; None: where the supervisor is
-    output_logger: str | None = None  # for what it prints; None: it prints to where the supervisor does
+    folder: str | None = None  # its working directory; None: the supervisor's
+    output_logger: str | None = None  # the logger of its output; None: it prints where the supervisor prints
     oom_score: int = 0
     hang: Hang | None = None
     restarts: Callable[[], RestartTable]
     fatal: Callable[[int, str], StartError | None]
-    """The error that an exit code means if another start cannot mend it, by the code and the reason of the exit."""
-    lost_label: str  # of a failure after too many deaths
+    """Returns the error that an exit means if another start cannot mend it, from the exit's code and reason."""
+    lost_label: str  # the cause of a failure after too many deaths
     lost_notice_s: float = 0.0  # how long `/ping` reports that failure before the server ends
     serves_clients: bool = False
-    """Its processes hold the connections of clients: they stop before the others in a drain and after them in an end at
-    once, and those that outlive their parent finish what they have."""
+    """Its processes hold the connections of clients. In a drain they stop before the others, in an immediate end after
+    them. Those that outlive their parent finish their requests."""
 
 
 class Child:
-    """A place for one process of a kind, and the process in it, if there is one."""
+    """A place for one process of a kind, and its process while it runs."""
 
     def __init__(self, kind: ChildKind, slot: int = 0, record: EngineRecord | None = None) -> None:
         self.kind = kind
         self.name = kind.title.format(slot=slot)
         self.record = record  # None: its processes keep records of a different kind
         self.pid: int | None = None
-        self.output: ChildOutput | None = None  # of this process, or of the last one
+        self.output: ChildOutput | None = None  # of the running process, or of the last one
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
         self._spawned_s = 0.0
-        self._was_ready = False  # this process was, at some time
+        self._was_ready = False  # whether this process was ever ready
         self._hung = ""  # why it counts as hung
-        self._kill_s: float | None = None  # when to kill a hung one
+        self._kill_s: float | None = None  # when to kill a hung process
 
     def look(self, now: float, pauses: Pauses) -> None:
-        """Do what is due: start a process, notice that it is ready or that it hangs, kill it."""
+        """Start the process when its time has come, notice that it is ready or hangs, and kill a hung one."""
         if self.pid is None:
             if now >= self._start_s:
                 self.start(now)
@@ -104,17 +104,20 @@ class Child:
         return ChildOutput(self.kind.output_logger, role=self.name) if self.kind.output_logger else None
 
     def send(self, signum: signal.Signals) -> None:
-        """Signal the process, with SIGKILL its whole group. Does nothing where there is none."""
+        """Send a signal to the process, or SIGKILL to its whole group. Does nothing if no process runs."""
         if self.pid is not None:
             processes.send(self.pid, signum, to_group=signum == signal.SIGKILL)
 
     def read_last(self) -> None:
-        """Log the last words of the process."""
+        """Log the last output of the process."""
         if self.output is not None:
             self.output.read_last()
 
     def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
-        """Note the end of the process. Plans the next start unless the server ends; returns why there can be none."""
+        """Note the end of the process and plan its next start, unless the server ends.
+
+        Returns the failure if another start cannot help.
+        """
         why, stage = self._reason(code), self._stage()
         self._clear(why, now)
         if is_ending:
@@ -142,19 +145,19 @@ class Child:
             self.send(signal.SIGUSR2)
 
     def _reason(self, code: int) -> str:
-        """Why the process ended, on one line."""
+        """Return why the process ended, on one line."""
         record = self.record
         said = record.reason if record is not None and code > 0 and record.pid == self.pid else ""
         return self._hung or said or processes.describe_exit(code)
 
     def _stage(self) -> str:
-        """How far the process was."""
+        """Return the stage that the process had reached."""
         if self.record is None:
             return self.kind.title
         return self.record.stage or Phase(self.record.phase).name.lower()
 
     def _clear(self, why: str, now: float) -> None:
-        """Remove what the process left: its group, its last words, the gauges of its record."""
+        """Clean up after the process: kill its group, log its last output, clear the gauges of its record."""
         if not self.kind.serves_clients:
             self.send(signal.SIGKILL)
         self.read_last()

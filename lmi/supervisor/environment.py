@@ -1,4 +1,4 @@
-"""The environment of each child process. Nothing here reads or changes the environment of the supervisor."""
+"""Makes the environment of each child process. This module does not change the environment of the supervisor."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIF
 
 
 def of_child(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that would change how gunicorn starts.
+    """Return the environment without variables that would change how gunicorn starts.
 
-    gunicorn uses setproctitle where an engine's library has installed it. SPT_NOENV keeps it from overwriting what
-    /proc says of a process.
+    gunicorn uses setproctitle if an engine's library has installed it. SPT_NOENV keeps setproctitle from overwriting
+    the environment that /proc shows.
     """
     return {name: value for name, value in environ.items() if not NOT_FOR_CHILDREN.match(name)} | {"SPT_NOENV": "1"}
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that reads requests or runs code of others."""
+    """Return the environment for a process that reads requests or runs code of others."""
     return {name: value for name, value in environ.items() if not SECRET.search(name.upper())}
 
 
 def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:
-    """The variables of the engine in this slot, beside those that it inherits. Libraries read them once, at import.
+    """Return the variables of the engine in this slot, beside those that it inherits. Libraries read them at import.
 
-    `folder` is for sockets; the supervisor removes it when the server ends.
+    `folder` is for sockets. The supervisor removes it when the server ends.
     """
     given = config.engine.environ
     environ = {**environ, **given}
@@ -44,9 +44,9 @@ def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str
 
 
 def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
-    """The environment of a process that runs user code: no secrets but those of option.env.
+    """Return the environment of a process that runs user code. It has no secrets except those of option.env.
 
-    Where user code is the model, each process sees only its GPUs.
+    If user code is the model, each process sees only its GPUs.
     """
     inherited = without_secrets(environ) | config.engine.environ
     if not config.is_user_code:
@@ -57,9 +57,9 @@ def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[
 
 
 def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """How many threads an engine's kernels use, and how long these spin.
+    """Return the variables that set how many threads an engine's kernels use, and how long these spin.
 
-    Threads that spin while they wait take the cores that a front end needs, so they spin shortly. The numbers were
+    Threads that spin while they wait take the cores that a front end needs, so they spin only briefly. The numbers were
     measured on two cores beside one busy process.
     """
     threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
@@ -69,10 +69,10 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def divided_cores(config: Config, environ: Mapping[str, str]) -> Cores | None:
-    """The cores of each process, where engines leave some to the front ends. None: all processes share all cores.
+    """Return the cores of each process, or None if all processes share all cores.
 
-    The ranks of an engine with several are bound by its library, and an operator who sets OMP_NUM_THREADS arranges
-    the threads.
+    An engine with several ranks is not bound, because its library binds the ranks. No engine is bound if the operator
+    arranges the threads with OMP_NUM_THREADS.
     """
     engine = config.engine
     is_arranged = "OMP_NUM_THREADS" in environ and engine.num_threads is None
@@ -83,7 +83,10 @@ def divided_cores(config: Config, environ: Mapping[str, str]) -> Cores | None:
 
 
 def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
-    """All cores, but one less for a small model: waiting for one more thread costs it more than the core brings."""
+    """Return option.num_threads, or each rank's share of the cores, less one core in all for a small model.
+
+    A small model loses more time waiting for one more thread than the thread saves.
+    """
     if engine.num_threads is not None:
         return engine.num_threads
     cores = processes.num_usable_cores()

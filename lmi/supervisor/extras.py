@@ -1,4 +1,4 @@
-"""Which extra of this package installs a library, as the metadata of the installed package says."""
+"""Finds the extra of this package that installs a library, in the metadata of the installed package."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>[\w-]+)[
 
 
 def extra_with(library: str) -> str | None:
-    """None for a library that no extra for users installs."""
+    """Return the extra that installs `library`, or None if no extra for users does."""
     try:
         found = [REQUIREMENT.match(line) for line in requires("lmi") or ()]
-    except PackageNotFoundError:  # run from its sources
+    except PackageNotFoundError:  # lmi runs from its sources
         return None
     extras = {match["name"].replace("-", "_"): match["extra"] for match in found if match and match["extra"] != "dev"}
     return extras.get(library)

@@ -1,6 +1,6 @@
-"""The kinds of the supervisor's children: what starts each, and what its exit codes mean.
+"""The kinds of the supervisor's children: how each starts, and what its exit codes mean.
 
-A new kind of process is a function here that returns its row, and a line in `children`.
+A new kind of process is a function that returns its `ChildKind`, and a line in `children`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
 ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0
 ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnusable, SecurityRefused)}
-# gunicorn's exit codes: a worker cannot boot, or cannot load the app.
+# Exit codes of gunicorn: 3 if a worker cannot boot, 4 if it cannot load the app.
 FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
 
 
 def children(
     runtime: Runtime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
 ) -> list[Child]:
-    """All that one server runs. `cores`: those that engines and front ends keep to."""
+    """Return the children of one server. `cores` are the cores that engines and front ends are bound to."""
     code = user_code(runtime)
     model = code if runtime.config.is_user_code else engine(runtime, cores)
     return [
@@ -74,7 +74,7 @@ def user_code(runtime: Runtime) -> ChildKind:
 def _worker(
     config: Config, title: str, module: str, output_logger: str, environ: Callable[[int], Mapping[str, str]], hang: Hang
 ) -> ChildKind:
-    """A process of ours that front ends talk to over a socket."""
+    """Return the kind of a process that front ends talk to over a socket."""
     return ChildKind(
         title=title,
         argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot)],
@@ -92,7 +92,10 @@ def _worker(
 def front_end(
     runtime: Runtime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
 ) -> ChildKind:
-    """The gunicorn master, which starts and restarts its workers. They finish what they have when it dies."""
+    """Return the kind of the gunicorn master, which starts and restarts its workers.
+
+    If it dies, its workers finish their requests.
+    """
     fd = listener.fileno()
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
     return ChildKind(
@@ -100,7 +103,7 @@ def front_end(
         argv=lambda slot: command,
         environ=lambda slot: environment.without_secrets(_environ(runtime)) | (variable(cores.others) if cores else {}),
         inherited_fds=(fd,),
-        folder=str(runtime.path),  # gunicorn imports from where it is started; a model folder is not trusted
+        folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,
         restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0, first_delay_s=0.05),
         fatal=partial(_front_end_error, runtime, block),
@@ -110,13 +113,13 @@ def front_end(
 
 
 def _environ(runtime: Runtime) -> dict[str, str]:
-    """What every child gets."""
+    """Return the environment that every child gets."""
     own = {ENVIRONMENT_NAME: str(runtime.path), SUPERVISOR_PID: str(os.getpid())}
     return environment.of_child(os.environ) | own
 
 
 def _front_end_error(runtime: Runtime, block: Block, code: int, why: str) -> StartError | None:
-    """Why a front end cannot start, until the server is ready. Later it waits and tries again by itself."""
+    """Return why a front end cannot start while the server loads, or None if another start may succeed."""
     if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
         return None
     try:

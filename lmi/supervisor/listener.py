@@ -1,6 +1,6 @@
-"""The listening socket. The supervisor binds it once, before anything costly, and passes it to every front end.
+"""The listening socket. The supervisor binds it once, before any costly step, and passes it to every front end.
 
-If the port is taken, the error names the process that holds it, as far as /proc shows. Source: proc(5), /proc/net/tcp.
+If the port is taken, the error names the process that holds it, if /proc shows it. Source: proc(5), /proc/net/tcp.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from lmi.errors import PortUnavailable
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 128 << 10
-"""How much the kernel keeps for a client that does not read. The default is megabytes, which are minutes of tokens:
-the server would notice only after them that the client has stopped."""
+"""The bytes that the kernel keeps for a client that does not read. The default is megabytes, which are minutes of
+tokens, and only after them the server would notice that the client has stopped."""
 LISTENING = "0A"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Raises PortUnavailable, which names the port and its owner."""
+    """Return the listening socket. Raises PortUnavailable, which names the port and its owner."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
@@ -33,7 +33,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def find_owner(port: int) -> tuple[int, str] | None:
-    """Pid and name of the process that listens on a local port, if this user may see it."""
+    """Return pid and name of the process that listens on a local port, or None if this user cannot see it."""
     inodes = set(_listening_inodes(port))
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and inodes & _socket_inodes(process):

@@ -1,10 +1,10 @@
-"""What a child and its libraries print, read by the supervisor and written as lines of our log.
+"""Reads the output of a child and its libraries and writes it as lines of the log.
 
-Compilers, C++ libraries and user code write to standard output and error in forms of their own. For such a child these
-two are a pipe; its log goes past it, to the descriptor that `processes.log_fd` names. The supervisor is the one process
-that still reads the pipe when the child has died, so last words are not lost. No child waits for it: the pipe does not
-block its writer. Nor can a child keep the supervisor busy: each turn reads once, lines have a limit of length, and a
-second has a limit of lines. The lines above it are counted.
+Compilers, C++ libraries and user code write to standard output and error in various forms. For such a child both are a
+pipe, and its log goes to the descriptor that `processes.log_fd` returns instead. The supervisor still reads the pipe
+when the child has died, so its last output is not lost. A child never waits for the supervisor, because the pipe does
+not block its writer. A child cannot keep the supervisor busy: each turn reads once, a line has a limit of bytes, and a
+second has a limit of lines. The lines above the limit are dropped and counted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import suppress
 
 from lmi.shared.log import add_dropped
 
-PIPE_BYTES = 1 << 20  # also the most that is read in one turn
+PIPE_BYTES = 1 << 20  # also the limit of one read
 MAX_LINE_BYTES = 4096
 BURST_LINES, LINES_PER_S = 500, 50.0
 CALM_S = 0.1
-LAST_LINES = 100  # of a dead process: these are logged however much came before them
+LAST_LINES = 100  # of a dead process, which are always logged
 GLOG = re.compile(r"\[?([IWEF])\d{4,8} ")  # glog, and torch in brackets
 TIMED = re.compile(r"\[\d\d:\d\d:\d\d\] (?:\S+:\d+: )?(debug|warning|error|fatal)\b", re.IGNORECASE)  # TVM, xgrammar
 LEVELS = {"D": logging.DEBUG, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
@@ -34,29 +34,31 @@ class ChildOutput:
 
     def __init__(self, logger: str, role: str) -> None:
         self.reader, self.writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        with suppress(OSError):  # more than this user may have
+        with suppress(OSError):  # the size is over this user's limit
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.is_open = True
         self._log = logging.getLogger(logger)
         self._role = role
         self._pid = 0
-        self._read_s = 0.0  # when something was read
-        self._rest = b""  # of a line whose end has not come
+        self._read_s = 0.0  # when output was last read
+        self._rest = b""  # the beginning of a line whose end has not come
         self._allowance = Allowance(BURST_LINES, LINES_PER_S)
         self._num_dropped = 0  # since the last line that was logged
 
     def belongs_to(self, pid: int) -> None:
-        """The process has started, and holds the other end."""
+        """Note the process, which has started and holds the other end."""
         self._pid = pid
         os.close(self.writer)
 
     def may_wake(self, now: float) -> bool:
-        """Whether to wake for what comes. Not soon after the last time: what a process prints without end waits for the
-        next turn."""
+        """Return whether new output may wake the supervisor.
+
+        It may not soon after the last read: the output of a process that prints all the time waits for the next turn.
+        """
         return now - self._read_s >= CALM_S
 
     def read(self) -> None:
-        """Log what has come."""
+        """Log the output that has come."""
         *lines, rest = self._receive_lines()
         self._rest = rest[: MAX_LINE_BYTES + 1]
         num_logged = self._allowance.take(len(lines), time.monotonic())
@@ -64,7 +66,7 @@ class ChildOutput:
         self._drop(len(lines) - num_logged)
 
     def read_last(self) -> None:
-        """Log what a process left when it ended, the latest lines if there are too many."""
+        """Log the output that a process left when it ended, and only the last lines if there are too many."""
         lines = self._receive_lines()
         self._rest = b""
         self._drop(len(lines[:-LAST_LINES]))
@@ -76,7 +78,7 @@ class ChildOutput:
             os.close(self.reader)
 
     def _receive_lines(self) -> list[bytes]:
-        """The lines that have come and, last, the beginning of the next one. Empty lines are left out."""
+        """Return the lines that have come, without empty ones, and then the beginning of the next line."""
         *lines, rest = (self._rest + self._receive()).replace(b"\r", b"\n").split(b"\n")
         return [*filter(None, lines), rest]
 
@@ -111,7 +113,7 @@ class ChildOutput:
 
 
 class Allowance:
-    """How many of something may be had: `burst` at once, and `per_s` in the long run."""
+    """A limit of lines: `burst` at once, and `per_s` in the long run."""
 
     def __init__(self, burst: int, per_s: float) -> None:
         self._burst, self._per_s = burst, per_s
@@ -127,6 +129,6 @@ class Allowance:
 
 
 def level_of(line: str) -> int:
-    """The level that a line names in the forms of C++ libraries, INFO for any other."""
+    """Return the level that a line names in the form of a C++ library, or INFO for any other line."""
     found = GLOG.match(line) or TIMED.match(line)
     return LEVELS.get(found[1][0].upper(), logging.INFO) if found else logging.INFO

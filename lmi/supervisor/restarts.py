@@ -1,6 +1,6 @@
-"""The rules for when a process may start again and when a live one counts as hung. Times only, no processes.
+"""Decides when a process may start again and when a live one counts as hung, from times and records only.
 
-Source of the numbers: the restart table of the design; every time is `time.monotonic()`.
+Source of the numbers: the restart table of the design. Every time is `time.monotonic()`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from lmi.shared.state import EngineRecord, Phase
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
-STEADY_S = 60.0  # a process that ran this long starts its next life with the first delay
+STEADY_S = 60.0  # the next start of a process that ran this long has the first delay again
 IDLE_BEAT_S = 10.0
 
-# After SIGTERM: clients hear 503 for a moment, the port closes, open answers end, then what is left is cut.
-DRAIN_CUT_S = 1.5  # after drain_timeout: front ends that are still there are killed
-DRAIN_END_S = 2.5  # after drain_timeout: everything is
+# After SIGTERM new requests get 503 for a moment, the port closes, open answers end, and then the rest are cut.
+DRAIN_CUT_S = 1.5  # after drain_timeout, when the remaining front ends are killed
+DRAIN_END_S = 2.5  # after drain_timeout, when all remaining processes are killed
 
-LATE_TURN_S = 1.0  # a loop that turns five times a second did not run when a turn comes so late
+LATE_TURN_S = 1.0  # the supervisor's loop turns five times a second; if a turn is so late, the process did not run
 
 
 def drain_notice_s(drain_timeout_s: float) -> float:
-    """How long the port stays open and answers 503, so that a balancer looks elsewhere."""
+    """Return how long the port stays open and answers 503, so that a load balancer chooses another server."""
     return min(1.0, drain_timeout_s / 4)
 
 
 class RestartTable:
-    """Deaths of one process, and how long to wait after each: doubling delays, and an end after too many.
+    """The deaths of one process and the delay after each, which doubles. After too many deaths there is no next start.
 
-    Too many are `max_deaths` in `window_s`, or as many in a row, over any time, of processes that never got ready.
+    Too many are `max_deaths` in `window_s`, or as many in a row, over any time, of processes that were never ready.
     """
 
     def __init__(self, max_deaths: int, window_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
@@ -44,11 +44,11 @@ class RestartTable:
 
     @property
     def num_deaths(self) -> int:
-        """The deaths that counted when the last one was noted."""
+        """The number of deaths that counted when the last one was noted."""
         return max(len(self._deaths), self._num_failed_starts)
 
     def delay_s(self, started_s: float, died_s: float, *, was_ready: bool = True) -> float | None:
-        """Note a death. Returns how long to wait before the next start; None after too many deaths."""
+        """Note a death. Returns how long to wait before the next start, or None after too many deaths."""
         self._deaths.append(died_s)
         self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
         while self._deaths[0] < died_s - self._window_s:
@@ -64,10 +64,10 @@ class RestartTable:
 def hang(
     record: EngineRecord, config: EngineConfig, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
 ) -> str | None:
-    """Why a live engine counts as hung, or None.
+    """Return why a live engine counts as hung, or None.
 
-    With work it hangs when no step comes; idle, when no sign of life comes; loading, when it takes too long. A long
-    prompt or a compilation advances the step counter in small parts, so a busy engine never counts as hung.
+    A busy engine hangs if it makes no step, an idle one if it gives no sign of life, and a loading one if it takes too
+    long. A long prompt or a compilation advances the step counter in small parts, so its engine does not count as hung.
     """
     if record.phase in (Phase.STARTING, Phase.LOADING):
         return _late("did not finish loading", pauses.ran_s(spawned_s, now), config.model_loading_timeout_s)
@@ -82,7 +82,7 @@ def hang(
 def code_hang(
     record: EngineRecord, config: Config, spawned_s: float, now: float, pauses: Pauses = NO_PAUSES
 ) -> str | None:
-    """Why a live process of user code counts as hung, or None.
+    """Return why a live process of user code counts as hung, or None.
 
     A handler has `predict_timeout` for one request, or no limit without that option. A formatter has `step_timeout` for
     one part of an answer.

@@ -1,10 +1,10 @@
-"""The supervisor: starts engines and front ends, restarts what dies, stops everything in order.
+"""The supervisor starts engines, user code and front ends, restarts those that die, and stops all in order.
 
-It is the container's main process and stays small so that it never fails: no threads, no event loop, one loop over
-signals, deaths and the clock. It binds the port first and passes it on, so a front end can die without the port
-closing, and engines are never children of the front end. What it knows of an engine it reads from the shared block.
-Its children are objects (`child.py`), their kinds rows (`kinds.py`); `restarts.py` has the rules of restarts and hangs,
-`banner.py` prints for people.
+It is the container's main process and stays small so that it never fails. It has no threads and no event loop, only one
+loop over signals, deaths and the clock. It binds the port first and passes it on, so the port stays open when a front
+end dies. Engines are never children of the front end. The supervisor reads the state of an engine from the shared
+block. `child.py` has its children, `kinds.py` their kinds, `restarts.py` the rules of restarts and hangs, and
+`banner.py` the messages for people.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain
 
 APP = "lmi.server.app:create_app()"
 TICK_S = 0.2
-STOP_S = 0.5  # for each stage of an end at once: engines, what clients are told, front ends
-STRAYS_S = 0.3  # for a library's process that tidies up after an engine, and ends by itself when that is gone
-MIN_OPEN_FILES = 64  # a front end keeps 40 for itself, the others are for clients
+STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
+STRAYS_S = 0.3  # for a library's process that tidies up after an engine and ends by itself when the engine has ended
+MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
 OWN_OOM_SCORE = -500
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 class Supervisor:
     """One server and its children. It loads (LOADING), serves (READY), and ends in a drain (DRAINING) or FAILED.
 
-    These are phases of its record too, where `/ping` reads them.
+    Its record has the phase too, where `/ping` reads it.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Supervisor:
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
         self._failure: Failure | None = None
-        self._exit_code: int | None = None  # set when all is over
+        self._exit_code: int | None = None  # set when the server ends
 
     def run(self) -> int:
-        """Serve until told to stop; returns the exit code."""
+        """Serve until a signal or a failure ends the server. Returns the exit code."""
         self._block.supervisor.claim()
         count_dropped_in(self._block.supervisor)
         self._enter(Phase.LOADING)
@@ -114,7 +114,7 @@ class Supervisor:
             self._announce()
 
     def _wait(self, timeout_s: float) -> list[signal.Signals]:
-        """Wait for signals, deaths and what the children print, which is logged."""
+        """Wait for signals, deaths and output of the children, and log the output. Returns the signals."""
         outputs = [child.output for child in self._children if child.output is not None and child.output.is_open]
         now = time.monotonic()
         signals = self._signals.wait(timeout_s, [output.reader for output in outputs if output.may_wake(now)])
@@ -142,13 +142,13 @@ class Supervisor:
             self._block.supervisor.num_engine_restarts += 1
 
     def _release(self, pid: int) -> None:
-        """The record of a front-end worker that outlived its master."""
+        """Clear the record of a front-end worker that outlived its master."""
         for record in self._block.frontends:
             if record.pid == pid:
                 record.release()
 
     def _announce(self) -> None:
-        """Once, when the first answer can be given."""
+        """Print the banner once, when the server can give its first answer."""
         if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
             return
         if not all(record.phase == Phase.READY for record in self._block.formatters):
@@ -167,7 +167,7 @@ class Supervisor:
             self._exit_code = self._failure.code
 
     def _drain(self, now: float) -> None:
-        """One look at a server that is stopping: front ends first, engines when no front end needs them any more."""
+        """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
         timeout_s, since_s = self._config.server.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
         is_serving = any(child.record is not None and child.record.phase == Phase.READY for child in self._engines)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
@@ -185,12 +185,12 @@ class Supervisor:
         return self._listener.fileno() >= 0
 
     def _has_front_ends(self) -> bool:
-        """The master, or workers of a master that died."""
+        """Return whether the master runs, or workers of a master that died."""
         workers = [record.pid for record in self._block.frontends if record.pid]
         return any(child.pid for child in self._front_ends) or any(map(processes.is_alive, workers))
 
     def _stop_all(self) -> None:
-        """Whatever happened: when this returns no child is left that can be killed, and clients were told what ends."""
+        """Stop all children. At its end no child is left that can be killed, and clients have got their errors."""
         self._listener.close()
         self._stop(self._engines)
         if any(child.pid for child in self._front_ends):
@@ -206,7 +206,7 @@ class Supervisor:
             child.read_last()
 
     def _stop(self, children: Iterable[Child]) -> None:
-        """Ask these to end, and kill those that do not."""
+        """Send SIGTERM to these children, and kill those that do not end."""
         pids = {child.pid for child in children if child.pid is not None}
         _send(children, signal.SIGTERM)
         self._wait_while(lambda: pids & set(processes.children()))
@@ -231,7 +231,10 @@ def _be_supervisor() -> None:
 
 
 def _raise_file_limit() -> None:
-    """For this process and all that it starts, as far as the system allows."""
+    """Raise the limit of open files for this process and its children as far as the system allows.
+
+    Raises StartError if the system allows too few.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < MIN_OPEN_FILES:
         raise StartError(
@@ -242,7 +245,10 @@ def _raise_file_limit() -> None:
 
 
 def serve(config: Config, app: str = APP) -> int:
-    """Serve until told to stop; returns the exit code. Raises StartError before anything is started."""
+    """Serve until a signal or a failure ends the server. Returns the exit code.
+
+    Raises StartError, before any child starts, for a server that cannot start.
+    """
     _raise_file_limit()
     listener = bind(config.server.host, config.server.port)
     _be_supervisor()
@@ -265,7 +271,7 @@ def _attach(runtime: Runtime) -> Block:
 
 
 def run(config: Config) -> int:
-    """Serve; returns the exit code. A start that fails ends with its reason on stderr."""
+    """Serve and return the exit code. If the start fails, its reason is printed to stderr."""
     try:
         return serve(config)
     except StartError as error:
