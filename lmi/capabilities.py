@@ -1,8 +1,8 @@
-"""Checks what a request asks for against what an engine can do.
+"""Checks a request against the capabilities of an engine.
 
-One table serves every API and every engine. The front end uses it before it submits a request; each Executor uses it
-again in `enqueue_request`, so that a user of the library gets the same answer as a client. Knows nothing of text or
-HTTP.
+One table serves every API and every engine. The front end uses it before it submits a request. Each Executor uses it
+again in `enqueue_request`, so that a user of the library gets the same answer as a client. This module does not know
+text or HTTP.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def _check_token_ids(request: Request, info: EngineInfo) -> None:
 
 
 def _lacking(request: Request, info: EngineInfo) -> list[tuple[str, str]]:
-    """Each thing that the request needs and the engine lacks, as (name, reason)."""
+    """Return each ability that the request needs and the engine lacks, as (name, reason)."""
     can, sampling, output = info.capabilities, request.sampling_config, request.output_config
     guide, processor = request.guided_decoding_params, request.logits_post_processor_name
     has_all_outputs = set(output.additional_model_outputs) <= set(can.additional_outputs)
-    # Name, whether the request needs it, whether the engine has it, what to say otherwise.
+    # Name, whether the request needs it, whether the engine has it, the end of the reason if not.
     needs: list[tuple[str, bool, bool, str]] = [
         ("beam_width", sampling.beam_width > 1, can.beam_search, "no beam search"),
         ("num_return_sequences", sampling.num_return_sequences > 1, can.num_return_sequences, "one answer a request"),

@@ -1,8 +1,8 @@
-"""The command `lmi`, and the words `serve` and `djl-serving` that container platforms start an image with.
+"""The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image.
 
-Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails says each fault on a
-line of its own on stderr, then one JSON object where that is not a terminal, and ends with the exit code of its error;
-an unknown word or flag is one line and exit code 2.
+Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails prints each fault on one
+line of stderr, then one JSON object if stderr is not a terminal, and ends with the exit code of its error. An unknown
+word or flag prints one line and has exit code 2.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ REPORTED_LIBRARIES = (
 )
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
-NEAR = 0.83  # of difflib: --prot is meant as --port, --workers is not as --min-workers
+NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `lmi`. The first word may be `lmi` itself: in a container the script is the entry point."""
+    """The console script `lmi`. In a container it is the entry point, so the first word may be `lmi` too."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(run(words[1:] if words[:1] == ["lmi"] else words))
 
@@ -64,7 +64,7 @@ def djl_serving_main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command. Returns the exit code."""
     sink.open_missing()
     try:
         return lmi.main(arguments, "lmi", standalone_mode=False) or 0
@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except click.Abort:
         return 130
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except StartError as error:
@@ -89,7 +89,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _unknown(flag: str) -> str:
-    """A hint is given where it can be meant: the key of an engine's own option, or a flag of nearly that name."""
+    """Return the message about an unknown flag, with a hint at an option's key or at a flag of nearly that name."""
     if elsewhere(flag):
         return f"{flag}: {elsewhere(flag)}."
     key = flag.removeprefix("--").replace("-", "_")
@@ -109,7 +109,7 @@ def lmi() -> None:
 
 
 def _with_options(command: Command) -> Command:
-    """Add DIR and a flag for each option to a command, which gets them as `folder` and `flags`."""
+    """Add DIR and a flag for each option to a command, which receives them as `folder` and `flags`."""
 
     @functools.wraps(command)
     def collected(folder: str | None, model_dir: str | None, settings: tuple[str, ...], **others: Any) -> Any:
@@ -226,7 +226,7 @@ def _document(resolved: Resolved) -> dict[str, Any]:
 
 
 def _table(settings: Sequence[Setting]) -> list[str]:
-    """The settings as aligned columns; the last one is as long as it likes."""
+    """Return the settings as lines with aligned columns. The last column is not padded."""
     heads = ("option", "value", "source", "shadowed")
     rows = [heads, *((row.option, row.value or "-", row.source, ", ".join(row.shadowed)) for row in settings)]
     cells = [tuple(log.escape(cell) for cell in row) for row in rows]
@@ -235,7 +235,7 @@ def _table(settings: Sequence[Setting]) -> list[str]:
 
 
 def _fail(error: StartError) -> int:
-    """The last words of a start that failed: before the JSON object each fault is on a line of its own."""
+    """Print why a start failed: each fault on one line, before the JSON object. Returns the exit code."""
     from lmi.supervisor.banner import Failure, say_failed
 
     if not log.is_text("auto"):

@@ -1,20 +1,20 @@
 """Every error that lmi raises on purpose.
 
     LmiError
-     ├─ InvalidRequest            the client asked for something we cannot do
-     │   ├─ MalformedRequest      the body itself cannot be read: not JSON, wrong types, no inputs
+     ├─ InvalidRequest            the client asked for something that this server cannot do
+     │   ├─ MalformedRequest      the body cannot be read: not JSON, wrong types, no inputs
      │   ├─ InvalidParameter      a named field breaks a rule
      │   │   ├─ PromptTooLong     the prompt leaves no room in the model's context
      │   │   └─ UnknownAdapter    no adapter of this name is loaded
      │   └─ Unsupported           a named field needs what this engine lacks
-     ├─ UnknownModel              the model or version it names is not served here
-     ├─ Overloaded                the queue is full; come back later
+     ├─ UnknownModel              the model or version that the request names is not served here
+     ├─ Overloaded                the queue is full; the client may try again later
      ├─ Unavailable               no engine can take the request: loading, draining, restarting
      │   └─ EngineLost            the engine that worked on the request died
-     ├─ DeadlineExceeded          the request took longer than it was allowed to
+     ├─ DeadlineExceeded          the request took longer than `predict_timeout`
      ├─ OutOfMemory               the accelerator had no memory left for this request
-     ├─ GenerationFailed          the engine gave up this request for its own reasons
-     │   └─ UserCodeFailed        user code raised
+     ├─ GenerationFailed          the engine gave up only this request
+     │   └─ UserCodeFailed        user code raised an exception
      ├─ ClientGone                the client no longer waits for the answer
      └─ StartError                the process cannot start; carries the exit code
          ├─ BadConfiguration      2
@@ -22,9 +22,9 @@
          ├─ ModelUnusable         4
          └─ SecurityRefused       5
 
-Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has at most APIs; an API
-that answers differently (LMI turns 400 into 424) has a table in `formatters/errors.py`. An error passes between our
-processes as an `ErrorInfo`, and comes out as the class that it was.
+Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs. An API
+that answers differently (LMI turns 400 into 424) has a table in `formatters/errors.py`. An error passes between
+processes as an `ErrorInfo`, from which the other process makes an error of the same class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 
 class ErrorInfo(NamedTuple):
-    """An error as it passes between processes. `message` says what is wrong with `field`, where there is one."""
+    """An error as it passes between processes. If `field` is given, `message` says what is wrong with it."""
 
     label: str
     message: str
@@ -42,10 +42,10 @@ class ErrorInfo(NamedTuple):
 
 
 class LmiError(Exception):
-    """Base of all: something that lmi can explain to the person who caused it.
+    """The base of all errors that lmi can explain to the person who caused them.
 
-    `field` is the part of the request that is at fault, under the name that it has where the fault was found. The text
-    of the error begins with it, and `message` is the rest.
+    `field` names the part of the request that is at fault, as the code that found the fault names it. The text of the
+    error begins with `field`, and `message` is the rest.
     """
 
     status = 500
@@ -57,19 +57,19 @@ class LmiError(Exception):
         super().__init__(self.spelled({}))
 
     def spelled(self, names: Mapping[str, str]) -> str:
-        """The text of the error, with the field under the name that `names` has for it."""
+        """Return the text of the error, with the field under the name that `names` has for it."""
         return self.message if self.field is None else f"{names.get(self.field, self.field)} {self.message}"
 
     @property
     def info(self) -> ErrorInfo:
-        """What `from_info` makes the error from. A class from outside of this file counts as its nearest base here."""
+        """The ErrorInfo of this error. A class from outside of this file counts as its nearest base in it."""
         kinds = (kind for kind in type(self).__mro__ if issubclass(kind, LmiError))
         label = next(kind.label for kind in kinds if CLASSES.get(kind.label) is kind)
         return ErrorInfo(label, self.message, self.field)
 
 
 class InvalidRequest(LmiError):
-    """The request is wrong and will be wrong again if it is sent again."""
+    """The request is wrong, and a second attempt will fail too."""
 
     status = 400
     label = "invalid_request"
@@ -174,21 +174,21 @@ class UserCodeFailed(GenerationFailed):
 
 
 class ClientGone(LmiError):
-    """The client closed its connection or stopped reading; its answer reaches no one."""
+    """The client closed its connection or stopped reading, so it does not get the answer."""
 
     status = 499
     label = "client_gone"
 
 
 class StartError(LmiError):
-    """The server cannot start; the supervisor prints the message and exits with `exit_code`."""
+    """The server cannot start. The supervisor prints the message and exits with `exit_code`."""
 
     exit_code = 1
     label = "start_failed"
 
 
 class BadConfiguration(StartError):
-    """One or more options are wrong; the message has one line for each."""
+    """One or more options are wrong. The message has one line for each."""
 
     exit_code = 2
     label = "bad_configuration"
@@ -202,7 +202,7 @@ class PortUnavailable(StartError):
 
 
 class ModelUnusable(StartError):
-    """The model folder is missing, empty, of a wrong format or broken; the message names the file."""
+    """The model folder is missing, empty, of a wrong format or broken. The message names the file."""
 
     exit_code = 4
     label = "model_unusable"
@@ -222,11 +222,11 @@ def _tree(kind: type[LmiError]) -> Iterator[type[LmiError]]:
 
 
 CLASSES = {kind.label: kind for kind in _tree(LmiError)}
-"""Every class above, by its label."""
+"""All classes above, by label."""
 
 
 def from_info(info: ErrorInfo) -> LmiError:
-    """The error that `info` was made from. An unknown label gives the base class."""
+    """Return the error that `info` describes. An unknown label gives the base class."""
     kind = CLASSES.get(info.label, LmiError)
     error = kind.__new__(kind)
     LmiError.__init__(error, info.message, info.field)
@@ -234,9 +234,9 @@ def from_info(info: ErrorInfo) -> LmiError:
 
 
 def cause_line(error: BaseException, max_chars: int = 300) -> str:
-    """What an error of a library says, on one line.
+    """Return the text of a library's error on one line.
 
-    Of a long text the beginning and the end remain, because either may name the cause.
+    A long text keeps its beginning and its end, because either may name the cause.
     """
     text = " ".join(str(error).split()) or type(error).__name__
     half = max_chars // 2 - 2
@@ -244,15 +244,15 @@ def cause_line(error: BaseException, max_chars: int = 300) -> str:
 
 
 def writable(text: str) -> str:
-    """Text that JSON and sockets take: a file name may hold bytes that are not UTF-8."""
+    """Return text that JSON and sockets can carry, because a file name may hold bytes that are not UTF-8."""
     return text.encode(errors="replace").decode()
 
 
 def shorten(value: object, max_chars: int = 80) -> str:
-    """A value for an error message: one line, quoted, at most `max_chars` long.
+    """Return a value for an error message: one line, quoted, at most `max_chars` long.
 
-    null, true and false are written as in JSON; a text keeps single quotes, which JSON need not escape. Lists and
-    objects are counted, not printed: a client may nest them deeper than Python can print.
+    null, true and false are written as in JSON. A text keeps single quotes, which JSON need not escape. Lists and
+    objects are counted, not printed, because a client may nest them deeper than Python can print.
     """
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()

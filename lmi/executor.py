@@ -1,13 +1,13 @@
 """The contract between lmi and its engines: token ids in, token ids out.
 
-The vocabulary is that of TensorRT-LLM's Executor API (Request, SamplingConfig, OutputConfig, Response, Result,
-enqueue, await, cancel, statistics), so a reader of one knows the other. Names are theirs; where they leave a
-choice open or where we add a word, the docstring says so. The types are msgspec structs: they are both the Python API
-and the wire of the engine socket. Nothing here knows text, HTTP or a device.
+The names are those of TensorRT-LLM's Executor API (Request, SamplingConfig, OutputConfig, Response, Result, enqueue,
+await, cancel, statistics), so a reader of one knows the other. A docstring says where lmi adds a name or settles a
+choice that upstream leaves open. The types are msgspec structs, which are both the Python API and the messages on the
+engine socket. This module does not know text, HTTP or devices.
 
-Two error channels. A request that can never be right raises ValueError where it is built (or `Unsupported`,
-`InvalidParameter`, `Overloaded` of `lmi.errors` where it is enqueued); after acceptance every fault is a Response
-with an `error`, always final.
+Errors have two channels. A request that can never be right raises ValueError where it is built, or `Unsupported`,
+`InvalidParameter` or `Overloaded` of `lmi.errors` where it is enqueued. After acceptance every fault is a Response with
+an `error`, which is always final.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import msgspec
 from lmi.errors import Unsupported, writable
 
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
-MAX_TEMPERATURE = 100.0  # flat by far
-REPETITION_PENALTIES = 0.01, 100.0  # beyond, a logit divided by it may leave the range of float32
+MAX_TEMPERATURE = 100.0  # the distribution is nearly flat far below this
+REPETITION_PENALTIES = 0.01, 100.0  # beyond these, a logit divided by the penalty may leave the range of float32
 DEFAULT_PRIORITY = 0.5
 MAX_PENALTY = 2.0  # presence and frequency, either sign: the bounds of OpenAI and vLLM
 
@@ -54,7 +54,7 @@ def _broken(name: str, rule: str, given: object) -> ValueError:
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended. NOT_FINISHED stands on every Result that is not the last of its sequence."""
+    """Why a sequence ended. Every Result except the last of its sequence has NOT_FINISHED."""
 
     NOT_FINISHED = 0
     END_ID = 1
@@ -65,12 +65,12 @@ class FinishReason(enum.IntEnum):
 
 
 class ErrorKind(enum.IntEnum):
-    """The class of a failure (ours), from which an API chooses a status without reading the message."""
+    """The class of a failure, which upstream lacks. An API chooses a status from it without reading the message."""
 
-    GENERATION = 0  # this request's own fault or bad luck; its neighbours are unharmed
+    GENERATION = 0  # this request failed, and the others in its batch are unharmed
     OUT_OF_MEMORY = 1
     ENGINE_LOST = 2  # the engine died or was replaced while it worked on the request
-    INVALID = 3  # refused by the engine after acceptance
+    INVALID = 3  # the engine refused the request after acceptance
 
 
 class GuideType(enum.IntEnum):
@@ -81,7 +81,7 @@ class GuideType(enum.IntEnum):
 
 
 class GuidedDecodingParams(msgspec.Struct, frozen=True):
-    """The structure that the output must have. `guide` is None for JSON only."""
+    """The structure that the output must have. `guide` may be None only for JSON."""
 
     guide_type: GuideType
     guide: str | None = None
@@ -92,7 +92,7 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True):
 
 
 class LoraConfig(msgspec.Struct, frozen=True):
-    """The adapter to use, by the name it was loaded under."""
+    """The adapter to use, by the name under which it was loaded."""
 
     name: str
 
@@ -100,11 +100,11 @@ class LoraConfig(msgspec.Struct, frozen=True):
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen.
 
-    Greedy if and only if `temperature` is 0 or `top_k` is 1; else sampling. None means "off": no top_k, no penalty.
-    `typical_p` is ours. `seed` None draws fresh randomness (upstream is deterministic here); sequence i of a request
-    uses seed + i. An engine whose seeds are signed drops the highest bit. Temperature and penalties are bounded as the
-    constants above say (upstream has no bounds), so that no value makes logits NaN or infinite. An engine may raise a
-    tiny temperature to a larger one that is still nearly greedy.
+    Decoding is greedy if and only if `temperature` is 0 or `top_k` is 1; otherwise it samples. None means "off": no
+    top_k, no penalty. Upstream has no `typical_p`. A `seed` of None draws fresh randomness (upstream is deterministic
+    then). Sequence i of a request uses seed + i. An engine whose seeds are signed drops the highest bit. The constants
+    above bound temperature and penalties (upstream has no bounds), so that no value makes logits NaN or infinite. An
+    engine may raise a tiny temperature to a larger one that is still nearly greedy.
     """
 
     beam_width: int = 1
@@ -146,11 +146,11 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Result carries beside the token ids.
+    """The outputs that a Result carries beside the token ids.
 
-    `num_top_log_probs` and `num_prompt_log_probs` are ours: how many best alternatives each generated and each prompt
-    token gets; `num_prompt_log_probs` 0 gives only the prompt tokens' own log-probs, None gives nothing.
-    Inside lmi the prompt is always excluded from the output.
+    `num_top_log_probs` and `num_prompt_log_probs` say how many best alternatives each generated token and each prompt
+    token gets; upstream does not have them. With `num_prompt_log_probs` 0 a Result has only the log-probs of the prompt
+    tokens, with None it has none. Inside lmi the prompt is always excluded from the output.
     """
 
     return_log_probs: bool = False
@@ -170,9 +170,9 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt and everything an engine needs to continue it.
 
-    `end_ids` (ours) holds further end tokens beside `end_id`; `ignore_eos` (ours) lets generation run on past all of
-    them. `stop_words` and `bad_words` are token id sequences; stop words are matched on generated tokens only and
-    stay in the output. `allotted_time_ms` counts from enqueue. `client_id` comes back on every Response.
+    `end_ids` holds further end tokens beside `end_id`, and `ignore_eos` lets generation continue past all of them;
+    upstream has neither. `stop_words` and `bad_words` are token id sequences. Stop words are matched only on generated
+    tokens and stay in the output. `allotted_time_ms` counts from enqueue. Every Response carries the `client_id`.
     """
 
     input_token_ids: tuple[int, ...]
@@ -217,16 +217,16 @@ class TokenLogProb(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PromptLogProb(msgspec.Struct, frozen=True, array_like=True):
-    """One prompt position: its token's log-prob (None for the first) and the best alternatives."""
+    """One position of the prompt: its token's log-prob (None for the first token) and the best alternatives."""
 
     log_prob: float | None
     top: list[TokenLogProb] = []
 
 
 class RequestPerfMetrics(msgspec.Struct, kw_only=True):
-    """The times of one sequence, in seconds of `time.monotonic()`; None for what did not happen.
+    """The times of one sequence, in seconds of `time.monotonic()`. A time is None if its event did not happen.
 
-    It was enqueued at `arrival_time` and waited until `first_scheduled_time`, when its first step began.
+    The sequence was enqueued at `arrival_time` and waited until `first_scheduled_time`, when its first step began.
     `num_reused_tokens` counts prompt tokens whose keys and values were cached (upstream counts blocks).
     """
 
@@ -240,10 +240,10 @@ class RequestPerfMetrics(msgspec.Struct, kw_only=True):
 class Result(msgspec.Struct, array_like=True):
     """New output of one sequence.
 
-    Lists run over beams, one entry without beam search. `output_token_ids` are the tokens that are new in this Result
-    (with beams or `return_all_generated_tokens`: all so far) and include the end token, which differs from upstream's
-    C++. `log_probs` and `top_log_probs` are parallel to them. `prompt_log_probs` stands on the first Result of a
-    request, `request_perf_metrics` on the last of a sequence, where they were asked for.
+    Lists have one entry for each beam, and one without beam search. `output_token_ids` holds the tokens that are new in
+    this Result, or all so far with beams or `return_all_generated_tokens`. It includes the end token, which upstream's
+    C++ does not. `log_probs` and `top_log_probs` are parallel to it. If the request asks for them, the first Result of
+    a request has `prompt_log_probs` and the last of a sequence has `request_perf_metrics`.
     """
 
     output_token_ids: list[list[int]]
@@ -260,7 +260,7 @@ class Result(msgspec.Struct, array_like=True):
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):
-    """Why a request ended without a Result. `field` of the Request is at fault where one is; the message says how."""
+    """Why a request ended without a Result. `message` says what is wrong, with `field` of the Request if given."""
 
     message: str
     kind: ErrorKind = ErrorKind.GENERATION
@@ -271,7 +271,7 @@ class ResponseError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Response(msgspec.Struct, array_like=True):
-    """One answer to one request: a Result or an error, never both. An error is always final."""
+    """A Result or an error of one request, never both. An error is always final."""
 
     request_id: int
     result: Result | None = None
@@ -300,7 +300,7 @@ class KvCacheStats(msgspec.Struct, kw_only=True):
 
 
 class IterationStats(msgspec.Struct, kw_only=True):
-    """One step of the engine. Counts are of requests unless the name says otherwise; `num_preemptions` is ours."""
+    """One step of the engine. It counts requests unless a name says otherwise. Upstream has no `num_preemptions`."""
 
     timestamp: float = 0.0  # time.monotonic() at the end of the step
     iter: int = 0
@@ -316,7 +316,7 @@ class IterationStats(msgspec.Struct, kw_only=True):
 
 
 class RequestStats(msgspec.Struct, kw_only=True):
-    """One request at the end of one step."""
+    """The state of one request at the end of one step."""
 
     id: int
     stage: str  # QUEUED, CONTEXT_IN_PROGRESS, GENERATION_IN_PROGRESS, GENERATION_COMPLETE
@@ -334,9 +334,9 @@ class RequestStatsPerIteration(msgspec.Struct, kw_only=True):
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do. A request that needs more is refused with a clear error, never served with less.
 
-    `batch_invariant`: a request gets the same ids whatever else is in the batch; `log_probs_invariant`: the same
-    log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`,
-    `max_temperature` bounds `temperature`.
+    With `batch_invariant` a request gets the same ids in every batch, and with `log_probs_invariant` the same log-probs
+    too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`, and `max_temperature`
+    bounds `temperature`.
     """
 
     beam_search: bool = False
@@ -365,7 +365,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a loaded engine that the front end needs to check a request before it is sent.
+    """Facts about a loaded engine, with which a front end checks a request before it sends it.
 
     Only `adapters` changes while the engine runs.
     """
@@ -382,14 +382,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Progress = Callable[[str, float], None]
-"""Called while a model loads: stage (config, weights, warm-up ...) and the share of it that is done, 0 to 1."""
+"""Takes the progress of a load: the stage (config, weights, warm-up ...) and the share of it that is done, 0 to 1."""
 
 
 class Executor(ABC):
     """An engine with one model replica. Every method may be called from any thread.
 
-    Ids are unique and grow. A request that was accepted ends with exactly one final Response, whatever happens:
-    output, error or cancellation. Source: Executor API of TensorRT-LLM.
+    Ids are unique and grow. Every accepted request ends with exactly one final Response, be it output, error or
+    cancellation. Source: Executor API of TensorRT-LLM.
     """
 
     @property
@@ -417,19 +417,22 @@ class Executor(ABC):
     ) -> list[Response] | list[list[Response]]:
         """Wait until Responses are ready, then take all of them.
 
-        Without an id: Responses of any request, in order for each; those of one step become ready together. With an
-        id: of that request only; once its final Response was handed out, one error Response that says so; an id that
-        was never given out raises ValueError (upstream blocks for ever). With ids: one list for each, in order,
-        `timeout_s` being one budget for all. An empty list after `timeout_s`. Returns at once, perhaps empty, when
-        the executor shuts down.
+        Without an id, it returns Responses of all requests, in order for each. Those of one step become ready together.
+
+        With an id, it returns only Responses of that request. After the final one it returns one error Response that
+        says so. An id that was never given out raises ValueError (upstream blocks without end).
+
+        With several ids, it returns one list for each, in their order. `timeout_s` is one limit for all of them.
+
+        After `timeout_s` the list is empty. When the executor shuts down, it returns at once, perhaps an empty list.
         """
 
     def pass_responses_to(self, take: Callable[[list[Response]], None]) -> bool:
-        """Call `take` with the Responses of each step, on the thread that makes them.
+        """Call `take` with the Responses of each step, on the thread that makes them. Use it before the first request.
 
-        True: from now on `take` gets them, in the order of `await_responses`, which gets no more. False: this engine
-        cannot do it. It spares the engine a waiting thread that would take the interpreter from the one that runs the
-        next step. `take` must neither block nor raise. Called before the first request.
+        Returns False if this engine cannot do it. If it returns True, `take` gets the Responses in the order of
+        `await_responses`, which gets no more of them. So no waiting thread takes the interpreter from the thread that
+        runs the next step. `take` must neither block nor raise.
         """
         return False
 
@@ -441,23 +444,23 @@ class Executor(ABC):
         """End a request at the next step boundary with a final CANCELLED Result. Ignores unknown and finished ids."""
 
     def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Let requests use the LoRA adapter in folder `path` as `name`; `info.adapters` names it from then on.
+        """Let requests use the LoRA adapter in folder `path` as `name`. `info.adapters` then lists it.
 
-        A pinned adapter is never evicted. Raises Unsupported where `capabilities.lora` is false, InvalidParameter for
-        a name that is loaded already, ModelUnusable with the engine's reason, OutOfMemory where there is no room.
+        A pinned adapter is never evicted. Raises Unsupported if `capabilities.lora` is false, InvalidParameter for a
+        name that is loaded already, ModelUnusable with the engine's reason, and OutOfMemory if memory has no room.
         """
         raise Unsupported("lora_config", f"{self.info.name} has no adapters")
 
     def unload_adapter(self, name: str) -> None:
         """Refuse new requests for an adapter and free it. Requests that run with it finish.
 
-        Raises Unsupported where `capabilities.lora` is false, UnknownAdapter for a name that is not loaded.
+        Raises Unsupported if `capabilities.lora` is false, UnknownAdapter for a name that is not loaded.
         """
         raise Unsupported("lora_config", f"{self.info.name} has no adapters")
 
     @abstractmethod
     def get_latest_iteration_stats(self) -> list[IterationStats]:
-        """Statistics of the steps since the last call, oldest first, at most 1000; the call drains them."""
+        """Return and remove the statistics of the steps since the last call, oldest first, at most 1000."""
 
     @abstractmethod
     def get_latest_request_stats(self) -> list[RequestStatsPerIteration]: ...
@@ -467,7 +470,7 @@ class Executor(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Cancel what is left, end the loop, free the device. A second call does nothing."""
+        """Cancel the remaining requests, end the loop and free the device. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,9 +1,14 @@
 """The folder that the processes of one running server share.
 
-Made by the supervisor with mode 0700: `config.json` (the resolved settings), `state` (the shared block), for each
-engine `engine-N.sock` and, once it has loaded, `engine-N.json` (what it is, for the banner), `front-end-failure` when a
-front end cannot start (why), and `adapters/H/H.json`, the adapters that should be loaded, where the H are hashes of the
-model's and the adapter's names. Children find it through one environment variable.
+The supervisor makes it with mode 0700, and children find it through one environment variable. It holds:
+
+    config.json         the resolved settings, without option.env
+    state               the shared block
+    engine-N.sock       the socket of an engine
+    code-N.sock         the socket of a process of user code
+    engine-N.json       the report of a loaded engine, for the banner
+    front-end-failure   why a front end cannot start
+    adapters/H/H.json   an adapter that should be loaded; the H are hashes of the model's name and the adapter's
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ class Runtime:
 
     @classmethod
     def create(cls, config: Config) -> Runtime:
-        """Raises StartError where the disk has no room for it."""
+        """Make the folder. Raises StartError if it cannot be written, as on a full disk."""
         try:
             runtime = cls(Path(tempfile.mkdtemp(prefix="lmi-")), config)
         except OSError as error:
@@ -55,7 +60,7 @@ class Runtime:
         return self.config.engine.num_engines, self.num_front_end_slots, self.config.num_formatters
 
     def user_code_records(self, block: Block) -> list[EngineRecord]:
-        """The records of the processes that run user code: those of the engines if it is the model."""
+        """Return the records of the processes that run user code, which are the engines' if it is the model."""
         return block.engines if self.config.is_user_code else block.formatters
 
     def user_code_socket(self, slot: int) -> str:
@@ -63,7 +68,7 @@ class Runtime:
 
     @property
     def num_front_end_slots(self) -> int:
-        """Twice the workers: those of a master that died finish their streams while those of the next one start."""
+        """Twice the workers, because those of a master that died finish their streams while the next ones start."""
         return 2 * self.config.server.frontend_workers
 
     def engine_socket(self, slot: int) -> str:
@@ -73,7 +78,7 @@ class Runtime:
         return self.path / f"engine-{slot}.json"
 
     def adapters(self) -> Folder[Adapter]:
-        """The adapters of the model that should be loaded."""
+        """Return the folder of the model's adapters that should be loaded."""
         return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
 
     def front_end_failure(self) -> Path:
@@ -84,5 +89,5 @@ class Runtime:
 
 
 def _without_environ(config: Config) -> Config:
-    """option.env reaches those it is for in their environment; a front end reads the file too and has no use for it."""
+    """Remove option.env. Its processes have it in their environment, and a front end that reads the file needs none."""
     return replace(config, engine=replace(config.engine, environ={}))
