@@ -53,7 +53,8 @@ def claimed(cores: Cores | None) -> Iterator[Cores | None]:
     """
     with closing(socket.socket(socket.AF_UNIX)) as claim:
         try:
-            claim.bind(CLAIM)
+            if cores is not None:
+                claim.bind(CLAIM)
         except OSError:
             cores = None
         yield cores

@@ -24,20 +24,23 @@ CLAIM = """
 import sys
 from lmi.shared import cores
 cores.CLAIM = "\\0" + sys.argv[1]
-with cores.claimed(cores.Cores(((1,),), (0,))) as mine:
+wanted = cores.Cores(((1,),), (0,)) if sys.argv[2] == "some" else None
+with cores.claimed(wanted) as mine:
     print(mine is not None, flush=True)
     input()
 """
 
 
 def test_one_server_of_a_machine_keeps_to_cores_until_it_is_gone() -> None:
-    command = [sys.executable, "-c", CLAIM, f"lmi.test.{os.getpid()}"]
-    with start(command) as first:
+    command = [sys.executable, "-c", CLAIM, f"lmi.test.{os.getpid()}", "some"]
+    with start([*command[:-1], "none"]) as unbound, start(command) as first:
+        assert says(unbound) == "False"
         assert says(first) == "True"
         with start(command) as second:
             assert says(second) == "False"
             second.kill()
         first.kill()
+        unbound.kill()
     with start(command) as third:
         assert says(third) == "True"
         third.kill()
