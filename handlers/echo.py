@@ -1,10 +1,11 @@
-"""An engine without a model: it answers a prompt with the prompt's own tokens, again and again, one a step.
+"""An engine without a model. It repeats the prompt's tokens as the answer, one token a step.
 
-For load tests of everything before the engine and for tests of faults. It keeps the whole contract (streaming, cancel,
-deadlines, stop words, end tokens, statistics) and ignores how a token should be chosen; every log-prob is the same.
-Options: `echo_step_ms` (how long a step takes, 10), `echo_max_num_sequences` (64), and token ids that break it when a
-prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token` (the step never ends), `echo_die_token`
-(the process exits).
+It serves load tests of everything before the engine, and tests of faults. It keeps the whole contract (streaming,
+cancel, deadlines, stop words, end tokens, statistics) and ignores how a token should be chosen. Every log-prob is the
+same.
+Its options are `echo_step_ms` (how long a step takes, 10), `echo_max_num_sequences` (64), and token ids that break it
+when a prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token` (the step never ends),
+`echo_die_token` (the process exits).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from lmi.settings.config import EngineConfig
 LOG_PROB = -1.0
 STEP_MS = 10.0
 MAX_NUM_SEQUENCES = 64
-VOCAB_SIZE = 1 << 20  # where no model folder tells
+VOCAB_SIZE = 1 << 20  # if no config.json names one
 CONTEXT_LENGTH = 4096
 
 
 def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecutor:
-    """Entry point of the handler `echo`. Of the model folder only config.json is read, if it is there."""
+    """Entry point of the handler `echo`. It reads only config.json from the model folder, if it is there."""
     executor = EchoExecutor(config, model_path)
     progress("ready", 1.0)
     return executor
@@ -70,7 +71,7 @@ class EchoExecutor(SteppedExecutor):
         return self._waiting
 
     def _step(self) -> Step:
-        """A step takes `echo_step_ms` however many sequences it has, as a small model's would."""
+        """A step takes `echo_step_ms` for any number of sequences, as a small model's step does."""
         started = time.perf_counter()
         num_free = self._info.max_num_sequences - len(self._running)
         admitted, self._waiting = self._waiting[:num_free], self._waiting[num_free:]
@@ -90,7 +91,7 @@ class EchoExecutor(SteppedExecutor):
 
 
 def _advance(sequence: Sequence) -> None:
-    """The next token is the one that stands as far behind as the prompt is long."""
+    """Append the token that lies one prompt length back, so the prompt repeats."""
     sequence.num_computed = sequence.num_tokens
     token_id = sequence.token_ids[-sequence.num_prompt_tokens]
     num_top = sequence.request.output_config.num_top_log_probs

@@ -1,7 +1,7 @@
 """LoRA adapters of a foreign engine by name, and turns for an engine that cannot mix them with the base model.
 
 Every adapter is loaded before a request may name it, so a request never makes the engine read a file that it has not
-read before. The number that the engine knows an adapter by is never used twice.
+read before. The number by which the engine knows an adapter is never used again.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class LoadedAdapter:
 
 class AdapterEngine(Protocol):
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        """Raises with the reason when the adapter cannot be loaded; the engine is unharmed."""
+        """Load an adapter, or raise an error that names the reason and leaves the engine unharmed."""
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None: ...
 
 
 class Adapters:
-    """`load` and `unload` belong to the engine's thread; the rest may be called from any.
+    """The loaded adapters. `load` and `unload` belong to the engine's thread; any thread may call the rest.
 
-    `max_resident`: how many adapters one batch can use.
+    `max_resident` is the number of adapters that one batch can use.
     """
 
     def __init__(self, engine: AdapterEngine, title: str, max_resident: int) -> None:
@@ -54,7 +54,10 @@ class Adapters:
         return tuple(sorted(self._loaded.copy()))
 
     def load(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Raises InvalidParameter for the name, OutOfMemory where it does not fit, ModelUnusable with the reason."""
+        """Load an adapter from a folder.
+
+        Raises InvalidParameter for the name, OutOfMemory if the adapter does not fit, ModelUnusable with the reason.
+        """
         if not isinstance(name, str) or not name or name in self._loaded:
             raise InvalidParameter("lora_config", "a new name, or unloaded first", name)
         if not (Path(path) / "adapter_config.json").is_file():
@@ -71,7 +74,7 @@ class Adapters:
         self._loaded[name] = adapter
 
     def _check_room(self, new: LoadedAdapter) -> None:
-        """A pinned adapter keeps its place, and those that are not pinned need one between them."""
+        """Raise OutOfMemory unless each pinned adapter has a place and the others share at least one."""
         adapters = [*self._loaded.values(), new]
         num_pinned = sum(adapter.is_pinned for adapter in adapters)
         if num_pinned + (num_pinned < len(adapters)) > self._max_resident:
@@ -83,13 +86,13 @@ class Adapters:
             self.load(config.parent.name, str(config.parent))
 
     def unload(self, name: str) -> None:
-        """Requests that run with it finish. Raises UnknownAdapter."""
+        """Unload an adapter. Requests that run with it finish. Raises UnknownAdapter."""
         if name not in self._loaded:
             raise unknown_adapter(name, self.names)
         self._engine.remove_adapter(self._loaded.pop(name))
 
     def used_by(self, request: Request) -> LoadedAdapter | None:
-        """Raises UnknownAdapter for one that was unloaded after the request was accepted."""
+        """The adapter that a request names. Raises UnknownAdapter if it was unloaded after the request was accepted."""
         if request.lora_config is None:
             return None
         if request.lora_config.name not in self._loaded:
@@ -98,10 +101,10 @@ class Adapters:
 
 
 class AdapterTurns:
-    """Waiting sequences in order of arrival, given out while they may run beside the running ones.
+    """The waiting sequences, in order of arrival. Each is given out once it may run beside the running ones.
 
-    Some engines compute wrong rows for the base model beside an adapter's. There the two take turns, and no sequence
-    overtakes another, so none starves.
+    Some engines compute wrong rows for the base model in a batch that also uses an adapter. In those the two take
+    turns. No sequence overtakes another, so none starves.
     """
 
     def __init__(self, *, is_needed: bool) -> None:
@@ -109,7 +112,7 @@ class AdapterTurns:
         self._is_needed = is_needed
 
     def take(self, running: dict[str, Sequence]) -> Iterator[Sequence]:
-        """The next sequences. Each must be in `running`, or have failed, before the next is asked for."""
+        """Yield the next sequences. The caller adds each to `running`, or fails it, before it asks for the next."""
         while self.waiting and self._may_run(self.waiting[0], running):
             yield self.waiting.popleft()
 

@@ -3,10 +3,10 @@
     a library's engine ──Engine (a dozen small methods)──▶ DrivenExecutor ──▶ the contract
 
 An engine's package implements `Engine` and subclasses `DrivenExecutor` with the translation of a sequence (`_work`).
-The rest is here: which sequences the engine has, when it gets the next ones, what its outputs mean for them. Queue,
-cancel, deadlines, answers and statistics are those of `SteppedExecutor`; when a sequence ends is decided by `Sequence`,
-as for the embedded engine. A step that raises leaves the engine's state in doubt: what ran ends with an error, what
-waited is given to the engine again.
+This class knows which sequences the engine has, decides when it gets the next ones, and applies its outputs to them.
+`SteppedExecutor` does queue, cancel, deadlines, answers and statistics. `Sequence` decides when a sequence ends, as for
+the embedded engine. A step that raises leaves the engine's state in doubt: sequences that ran end with an error, and
+sequences that waited are given to the engine again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Work_contra = TypeVar("Work_contra", contravariant=True)
 
 @dataclass(slots=True)
 class EngineLoad:
-    """How busy an engine is. `running`: ids, or None where only their number is known."""
+    """How busy an engine is. `running` lists ids, or is None if only their number is known."""
 
     num_running: int = 0
     running: list[str] | None = None
@@ -46,18 +46,18 @@ class EngineLoad:
 
 
 class Engine(AdapterEngine, Protocol[Work_contra]):
-    """A foreign engine, used by one thread, except for `wake` and `is_alive`. Ids are ours."""
+    """A foreign engine. One thread uses it; any thread may use `wake` and `is_alive`. `name_of` makes the ids."""
 
     def add(self, work: Work_contra) -> None:
-        """Queue a sequence. May raise what the engine's own check of it raises."""
+        """Queue a sequence. May raise what the engine's check of it raises."""
 
     def abort(self, ids: Iterable[str]) -> None:
         """Forget sequences; ids that have ended are ignored."""
 
     def step(self) -> SequenceOf[SequenceOutput] | None:
-        """What is new, perhaps nothing; None: no step was made.
+        """Make a step and return its outputs, perhaps none. Returns None if no step was made.
 
-        Raises what ended a step, or EngineStopped when the engine cannot go on.
+        Raises the error that ended the step, or EngineStopped if the engine cannot go on.
         """
 
     def load(self) -> EngineLoad: ...
@@ -67,7 +67,7 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
 
     @property
     def is_alive(self) -> bool:
-        """False once a process that the engine needs is gone, also when nothing runs."""
+        """False once a process that the engine needs has ended, even if no sequence runs."""
 
     def close(self) -> None: ...
 
@@ -87,7 +87,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         max_queue_size: int | None = None,
         max_request_stats: int = 0,
     ) -> None:
-        """`mixes_adapters`: one batch may hold sequences with and without an adapter."""
+        """`mixes_adapters` says that one batch may hold sequences with and without an adapter."""
         super().__init__(max_queue_size=max_queue_size, max_request_stats=max_request_stats)
         self._engine = engine
         self._info = info
@@ -97,7 +97,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         self._load = EngineLoad()
         self._num_preemptions = 0
 
-    # What an engine's package decides.
+    # An engine's package decides these.
 
     def _work(self, sequence: Sequence) -> Work:
         """Translate a sequence for the engine. May raise what `Engine.add` raises."""
@@ -208,7 +208,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         return step
 
     def _hand_over(self) -> list[Sequence]:
-        """Give the engine the sequences that may run; returns those that it refused."""
+        """Give the engine the sequences that may run. Returns those that it refused."""
         refused = []
         for sequence in self._turns.take(self._known):
             try:
@@ -239,14 +239,14 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         step.touched.append(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception, message: str) -> None:
-        """End a sequence with an error of the engine, of which the client reads `message`, or with an error of lmi."""
+        """End a sequence with an error. The client reads the message of an LmiError, else `message`."""
         if isinstance(error, LmiError):
             sequence.fail(error.message, self._kind_of(error), error.field)
         else:
             sequence.fail(message, self._kind_of(error))
 
     def _start_over(self) -> None:
-        """After a step that raised, empty the engine. Sequences without a token wait again, the rest may fail."""
+        """Empty the engine after a step that raised. Queued sequences without a token wait again; the rest may fail."""
         self._load = self._engine.load()
         waiting = [sequence for sequence in self._queued if not sequence.num_generated]  # else it was preempted
         self._engine.abort(self._known)
@@ -263,7 +263,10 @@ def name_of(sequence: Sequence) -> str:
 
 
 def _checked(request: Request) -> Request:
-    """Check the types of all fields. Structs built in Python are not validated, and a wrong type can end the engine."""
+    """Check the types of all fields: msgspec does not when Python builds a struct, and a wrong type can end the engine.
+
+    Raises InvalidRequest.
+    """
     try:
         return DECODER.decode(ENCODER.encode(request))
     except (msgspec.MsgspecError, TypeError, OverflowError) as error:

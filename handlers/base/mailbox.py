@@ -1,7 +1,7 @@
 """Responses between the thread that makes them and the threads that wait for them.
 
-It gives out request ids, knows which requests still owe their client something, and implements the waiting rules of
-`Executor.await_responses` once for every engine. Responses posted together become ready together.
+A Mailbox gives out request ids, knows which requests still owe a Response, and implements the waiting rules of
+`Executor.await_responses` for every engine. Responses posted together become ready together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Mailbox:
         self._take: Callable[[list[Response]], None] | None = None
 
     def open(self) -> int:
-        """A new request id."""
+        """Give out a new request id."""
         with self._changed:
             self._last_id += 1
             self._open.add(self._last_id)
             return self._last_id
 
     def pass_on(self, take: Callable[[list[Response]], None]) -> None:
-        """Give what is posted to `take` from now on, on the thread that posts it; nobody can wait for it any more."""
+        """Give Responses to `take` from now on, on the thread that posts them. `Mailbox.take` then never sees them."""
         self._take = take
 
     def post(self, responses: list[Response]) -> None:
@@ -45,7 +45,7 @@ class Mailbox:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more will come: whoever waits returns with what there is, now and from now on."""
+        """Stop waiting: each `take`, under way or later, returns the Responses that are ready."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""What a foreign engine reports after a step, and how a Sequence takes it."""
+"""The output of a foreign engine for one sequence after a step, and the code that adds it to a Sequence."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
 
 @dataclass(slots=True)
 class LogProbs:
-    """Log-probs at some positions, one list for each.
+    """Log-probs at some positions, one list for each position.
 
-    The position's own token comes first, then the best ones in order, which may repeat it. A list may be longer than
-    the request asked for.
+    A list starts with the token at its position. The best tokens follow in order and may repeat it. A list may be
+    longer than the request asked for.
     """
 
     token_ids: list[list[int]]
@@ -22,10 +22,10 @@ class LogProbs:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """What is new of one sequence. `log_probs` is parallel to `token_ids`.
+    """The new tokens of one sequence. `log_probs` is parallel to `token_ids`.
 
-    `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes on; an exception says
-    that the engine gave it up.
+    `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes on, and an exception
+    if the engine gave it up.
     """
 
     id: str
@@ -37,7 +37,7 @@ class SequenceOutput:
 
 
 def feed(sequence: Sequence, output: SequenceOutput) -> None:
-    """Append the new tokens. Sets the sequence's end where it is reached and drops the tokens after it."""
+    """Append the new tokens. End the sequence at its last token and drop the tokens after it."""
     sequence.num_computed = sequence.num_tokens
     if sequence.perf_metrics is not None and not sequence.num_generated:
         sequence.perf_metrics.num_reused_tokens = output.num_reused_tokens

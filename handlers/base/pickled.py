@@ -1,4 +1,4 @@
-"""Weights that Python must unpickle, which can run code: where they lie in a folder, and the refusal to read them."""
+"""Pickled weights, which can run code when they are read: the files of a folder, and the refusal to read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One uniform number for each (seed, position): randomness without a state.
 
-A token's number depends on nothing but the seed of its request and its index in the output, so neighbours in the batch,
-preemption and recomputation cannot change it. Mixing function: splitmix64 (Steele, Lea, Flood 2014).
+A token's number depends only on the seed of its sequence and its index in the output, so neighbours in the batch,
+preemption and recomputation cannot change it. The mixing function is splitmix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _MASK = 2**64 - 1
 
 
 def fresh_seed() -> int:
-    """64 random bits, for a request that names no seed."""
+    """64 random bits for a request without a seed."""
     return secrets.randbits(64)
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number of [0, 1) with 24 bits, exact in float32: scaled by any total it stays below that total."""
+    """A number in [0, 1) with 24 bits, exact in float32. Scaled by any total it stays below that total."""
     return (_mix(_mix(seed) + position * _GOLDEN) >> 40) * 2.0**-24
 
 

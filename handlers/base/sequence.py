@@ -1,7 +1,7 @@
-"""One request on its way through an engine: its tokens so far, where it stands, and why it ended.
+"""One sequence of a request on its way through an engine: its tokens, its progress, and why it ended.
 
-A request that wants several sequences has several of these, which share a `Group`; they end alone and fail together.
-Plain Python, shared by every executor of ours that steps by itself; knows nothing of scheduling rules, tensors or text.
+The sequences of one request share a `Group`: each ends by itself, and all fail together. Every `SteppedExecutor` uses
+this module. It is plain Python and knows nothing of scheduling rules, tensors or text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmi.executor import (
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The sequences of one request, and how many last Responses it still owes: the one that leaves 0 is final."""
+    """The sequences of one request, and how many last Responses it still owes. The one that leaves 0 is final."""
 
     num_owed: int
     sequences: list[Sequence] = field(default_factory=list)
@@ -37,13 +37,13 @@ class Group:
 class Sequence:
     """`token_ids` are prompt and output together; `num_computed` of them have keys and values in cache slot `slot`.
 
-    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption everything there was. A
+    `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption all tokens known by then. A
     sequence is live until `finish_reason` or `error` is set.
     """
 
     id: int  # of the request
     index: int  # among the sequences of the request
-    num_copies: int  # greedy sequences of a request are equal: one is computed and answered so many times
+    num_copies: int  # greedy sequences of a request are equal: one is computed and answered this many times
     group: Group
     request: Request
     min_tokens: int
@@ -89,7 +89,7 @@ class Sequence:
         return wanted and len(self.prompt_log_probs) < self.num_prompt_tokens
 
     def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
-        """Take a generated token; sets `finish_reason` when it is the last."""
+        """Append a generated token. Sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
         if self.perf_metrics is not None:
             self._note_time(self.perf_metrics)
@@ -107,7 +107,7 @@ class Sequence:
             metrics.first_token_time = metrics.last_token_time
 
     def _reason_after(self, token_id: int) -> FinishReason:
-        """Precedence END_ID, STOP_WORDS, LENGTH. Before `min_tokens` nothing but the length ends a sequence."""
+        """The precedence is END_ID, STOP_WORDS, LENGTH. Up to `min_tokens` only the length ends a sequence."""
         num_generated = len(self.token_ids) - self.num_prompt_tokens
         if num_generated > self.min_tokens:
             if token_id in self.end_ids and not self.request.ignore_eos:
@@ -121,7 +121,7 @@ class Sequence:
         return any(len(word) <= num_generated and self.token_ids[-len(word) :] == word for word in words)
 
     def finish(self, reason: FinishReason) -> None:
-        """End from outside (cancelled, timed out). What no Response has carried yet is dropped, as upstream does."""
+        """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped, as upstream does."""
         self.finish_reason = reason
         del self.token_ids[self.num_prompt_tokens + self.num_sent :]
         del self.log_probs[self.num_sent :]
@@ -129,18 +129,18 @@ class Sequence:
         del self.top_log_probs[self.num_sent :]
 
     def fail(self, message: str, kind: ErrorKind = ErrorKind.GENERATION, field: str | None = None) -> None:
-        """End with an error, and every sequence of the request with it."""
+        """End every sequence of the request with an error."""
         for sequence in self.group.sequences:
             sequence.error = ResponseError(message, kind, field)
 
     def restart(self) -> None:
-        """After a preemption: everything known so far becomes the prompt to recompute."""
+        """Start over after a preemption: all tokens known so far become the prompt to recompute."""
         self.slot, self.num_computed, self.num_prefill = None, 0, self.num_tokens
         if self.lacks_prompt_log_probs:
             self.prompt_log_probs.clear()
 
     def take_responses(self) -> Iterator[Response]:
-        """What is new for the client: nothing before the end where it is not streamed, and one error for a request."""
+        """Yield the new Responses. A request that is not streamed gets them at the end; a failed one gets one error."""
         request = self.request
         if self.error is not None:
             if self.group.num_owed:
@@ -153,7 +153,7 @@ class Sequence:
                 yield Response(self.id, result=self._result(start, self.index + copy), client_id=request.client_id)
 
     def _result(self, num_sent: int, index: int) -> Result:
-        """The tokens that no Response has carried yet, or all of them where the request wants that."""
+        """The Result with the tokens that no Response has carried yet, or with all tokens if the request wants them."""
         request, output = self.request, self.request.output_config
         start = 0 if request.return_all_generated_tokens else num_sent
         token_ids = self.token_ids[self.num_prompt_tokens + start :]
@@ -175,9 +175,9 @@ class Sequence:
 
 
 def new_sequences(request_id: int, request: Request, max_sequence_length: int) -> list[Sequence]:
-    """The sequences of a request that was just accepted: its clock starts and its seeds are settled here.
+    """The sequences of a request that was just accepted. Its arrival time, deadline and seeds are set here.
 
-    Sequence i uses seed + i. A greedy request has one, whatever it wants, which is answered as many times.
+    Sequence i uses seed + i. A greedy request has one sequence, which is answered `num_return_sequences` times.
     """
     sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
     num_copies = sampling.num_return_sequences if sampling.is_greedy else 1

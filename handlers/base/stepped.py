@@ -1,8 +1,8 @@
-"""An Executor that advances all its requests together, one step after another, on a thread of its own.
+"""An Executor that advances all its requests together, one step after another, on its own thread.
 
-Here is everything that such an engine needs beside the step itself: acceptance, cancellation and deadlines at the step
-boundary, Responses of a step published at once, statistics, and a rule for a step that raises (its requests end
-with an error; after three such steps in a row the engine stops). Knows no model and no tensor.
+It does everything except the step: it accepts, cancels and times out requests at the step boundary, publishes all
+Responses of a step at once, and keeps statistics. A step that raises ends its requests with an error, and three such
+steps in a row stop the engine. This module knows no model and no tensor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Step:
-    """What one step did. `touched`: sequences with a new token, or ended by it; twice is as once."""
+    """What one step did. `touched` lists the sequences that it gave a token or ended; repeats do not matter."""
 
     touched: list[Sequence] = field(default_factory=list)
     num_context_tokens: int = 0
@@ -57,14 +57,13 @@ class Step:
 
 
 class EngineStopped(Exception):
-    """The engine cannot go on; whoever raises it has logged why."""
+    """The engine cannot go on. The code that raises it has logged why."""
 
 
 class SteppedExecutor(Executor):
-    """A subclass gives the engine: the abstract methods below, all called on the loop's thread alone
-    where they do not say otherwise.
+    """A subclass implements the abstract methods below, and calls `_start` when it is ready to step.
 
-    It calls `_start` when it is ready to step.
+    Only the loop's thread calls them, where they do not say otherwise.
     """
 
     def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
@@ -78,7 +77,7 @@ class SteppedExecutor(Executor):
         self._is_accepting = False
         self._live: dict[int, list[Sequence]] = {}  # by request
         self._deadlines: list[tuple[float, int]] = []  # a heap
-        self._unscheduled: list[Sequence] = []  # of those whose times are wanted
+        self._unscheduled: list[Sequence] = []  # those that report times and were in no step yet
         self._num_steps = 0
         self._num_failed_steps = 0
         self._iteration_stats: deque[IterationStats] = deque(maxlen=MAX_STATS)
@@ -92,7 +91,7 @@ class SteppedExecutor(Executor):
     # The engine.
 
     def _check(self, request: Request) -> None:
-        """Raise for what this engine cannot do; called from any thread."""
+        """Raise if this engine cannot serve the request; called from any thread."""
         check_request(request, self.info)
 
     @abstractmethod
@@ -101,30 +100,32 @@ class SteppedExecutor(Executor):
 
     @abstractmethod
     def _remove(self, sequence: Sequence) -> None:
-        """Free what an ended sequence holds, queued or active."""
+        """Forget an ended sequence, queued or active, and free what it holds."""
 
     @abstractmethod
     def _step(self) -> Step | None:
-        """Advance every active sequence; called while there are sequences. None: it was woken before there was
-        anything. May raise, then `_active` end with an error; raises EngineStopped when nothing can go on."""
+        """Advance every active sequence; called while there are sequences. Returns None if no step was made.
+
+        If it raises, the `_active` sequences end with an error. It raises EngineStopped if the engine cannot go on.
+        """
 
     def _wake(self) -> None:
         """Make a `_step` that waits for another process return; called from any thread."""
         return None
 
     def _kind_of(self, error: Exception) -> ErrorKind:
-        """The class of a failed step."""
+        """The kind of a failed step's error."""
         return ErrorKind.GENERATION
 
     @property
     @abstractmethod
     def _active(self) -> SequenceOf[Sequence]:
-        """The sequences that a failing step takes with it."""
+        """The sequences that run; a step that raises ends them."""
 
     @property
     @abstractmethod
     def _queued(self) -> SequenceOf[Sequence]:
-        """Those that the engine has and that do not run; called from any thread, also while it steps."""
+        """The sequences that the engine has and that do not run; called from any thread, also while it steps."""
 
     def _kv_cache_stats(self) -> KvCacheStats:
         return KvCacheStats()
@@ -139,7 +140,7 @@ class SteppedExecutor(Executor):
         return self.enqueue_requests([request])[0]
 
     def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
-        """All or none are accepted, and they start in the same step if there is room."""
+        """Accept all requests or none. They start in the same step if there is room."""
         for request in requests:
             self._check(request)
         with self._boundary:
@@ -196,7 +197,7 @@ class SteppedExecutor(Executor):
         self._mailbox.close()
 
     def _at_boundary(self, function: Callable[[], None]) -> None:
-        """Run it on the loop's thread between two steps; raises what it raises."""
+        """Run `function` on the loop's thread between two steps. Raises what it raises."""
         outcome: Future[None] = Future()
         with self._boundary:
             if not self._is_accepting:
@@ -213,7 +214,7 @@ class SteppedExecutor(Executor):
             while self._wait_for_work():
                 self._run_step()
             self._end_all()
-        except BaseException as error:  # the last edge: whatever broke, every request gets its end
+        except BaseException as error:  # every request gets its end, whichever error stopped the loop
             log.critical("the executor stops: %s", error, exc_info=not isinstance(error, EngineStopped))
             self._fail_all(f"the engine stopped: {error}")
         finally:
@@ -223,7 +224,7 @@ class SteppedExecutor(Executor):
                 outcome.set_exception(RuntimeError("the executor is shut down"))
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when it is time to end."""
+        """Sleep until there is work. Returns False when the executor shuts down."""
         with self._boundary:
             self._boundary.wait_for(
                 lambda: self._live or self._arrived or self._cancelled or self._calls or self._is_closing
@@ -231,7 +232,7 @@ class SteppedExecutor(Executor):
             return not self._is_closing
 
     def _run_step(self) -> None:
-        """One step with its boundary: what came and went since the last, the step, the answers, the statistics."""
+        """Cross the boundary, make one step, keep its statistics and publish its answers."""
         started = time.monotonic()
         ended = self._cross_boundary()
         step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
@@ -246,7 +247,10 @@ class SteppedExecutor(Executor):
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
 
     def _cross_boundary(self) -> list[Sequence]:
-        """Take in what arrived; end, before it can be scheduled, what was cancelled or is out of time."""
+        """Add the sequences that arrived. End those that were cancelled or timed out, before they can be scheduled.
+
+        Returns the sequences that ended.
+        """
         with self._boundary:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
@@ -273,7 +277,7 @@ class SteppedExecutor(Executor):
         return expired
 
     def _finish(self, request_ids: list[int], reason: FinishReason) -> list[Sequence]:
-        """Unknown and finished ids are ignored."""
+        """End the sequences of these requests. Unknown and finished ids are ignored."""
         sequences = [sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())]
         for sequence in sequences:
             sequence.finish(reason)
@@ -296,7 +300,7 @@ class SteppedExecutor(Executor):
         return (sequence.id for sequence in self._active)
 
     def _note_scheduled(self, touched: list[Sequence], started: float) -> None:
-        """The step that began then was the first of whoever runs now; those that ended before have none."""
+        """Record `started` as the time of the first step, for each sequence that had none and was in this step."""
         begun = {*self._active, *touched}
         for sequence in begun.intersection(self._unscheduled):
             assert sequence.perf_metrics is not None
@@ -304,7 +308,7 @@ class SteppedExecutor(Executor):
         self._unscheduled = [one for one in self._unscheduled if one not in begun and not one.is_finished]
 
     def _settle(self, sequences: list[Sequence]) -> None:
-        """Free what ended sequences held, before anyone can see that they ended."""
+        """Free what ended sequences hold, before a client can see that they ended."""
         for sequence in sequences:
             if sequence.is_finished:
                 self._remove(sequence)
@@ -346,7 +350,7 @@ class SteppedExecutor(Executor):
         self._publish(self._cross_boundary() + self._finish(list(self._live), FinishReason.CANCELLED))
 
     def _fail_all(self, message: str) -> None:
-        """The engine itself is gone: nothing is asked of it any more."""
+        """End every request with an error, without a call to the engine: it cannot go on."""
         with self._boundary:
             self._is_accepting = False
             sequences = [*itertools.chain.from_iterable(self._live.values()), *self._arrived]
@@ -374,7 +378,7 @@ def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
 
 
 def _with_siblings_of_failed(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Each once. One that fails takes its whole request with it: those of it that still run join the list."""
+    """Each sequence once, and after them the running siblings of each failed one: a failure ends the whole request."""
     listed = dict.fromkeys(sequences)
     failed = (one for one in listed if one.error is not None)
     siblings = (other for one in failed for other in one.group.sequences)
@@ -400,5 +404,5 @@ def _request_stats(sequence: Sequence, *, is_active: bool) -> RequestStats:
 
 
 def _drain(ring: deque[T]) -> list[T]:
-    """Take what is there now; the loop may append meanwhile."""
+    """Take the entries that are in the ring now; the loop may append meanwhile."""
     return [ring.popleft() for _ in range(len(ring))]
