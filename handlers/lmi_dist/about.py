@@ -1,4 +1,4 @@
-"""The record of the embedded engine. This module imports none of the libraries that the engine runs on."""
+"""The Handler record of the embedded engine. This module imports none of the engine's libraries."""
 
 from __future__ import annotations
 

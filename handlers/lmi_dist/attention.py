@@ -2,8 +2,8 @@
 
 Decodes are computed in groups of neighbouring slots: one call over views of the slots, all padded to the longest, with
 a mask. The queries that share a key head are folded into the query length, so no key is repeated. Prompt chunks are
-computed one by one with a causal mask. A padded length comes from the `Grid`: lengths between which the kernel gives
-the same bits. Knows nothing of projections.
+computed one by one with a causal mask. Padded lengths come from the `Grid`, on which the kernel gives the same bits for
+each length. This module knows nothing of projections.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from handlers.lmi_dist.kv_slots import KvSlots, Span
 from handlers.lmi_dist.plan import Chunk, Plan
 
 KEY_BLOCK = 512  # keys that torch's CPU kernel takes at a time; whole blocks never change each other's rounding
-# A group of slots is split where that saves more than the cost of one more call: bytes of keys and values read
-# meanwhile.
+# The cost of one more call, as the bytes of keys and values read in that time. A group is split where that saves more.
 _SPLIT_BYTES = 400_000
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The shapes of decode attention: queries for each key head in a call, and padded numbers of keys.
+    """The shapes of decode attention: the number of queries for each key head, and the padded numbers of keys.
 
-    `rests` are the lengths allowed over a multiple of KEY_BLOCK. Which ones give the same bits for the same sequence
-    is a property of the CPU: see `invariance`.
+    `rests` are the lengths allowed over a multiple of KEY_BLOCK. Which of them give a sequence the same bits depends on
+    the CPU: see `invariance`.
     """
 
     num_queries: int
@@ -42,42 +41,42 @@ class Grid:
 
 
 def query_counts(group: int) -> list[int]:
-    """Numbers of queries that a group may be padded to, best first: an even number is faster than an odd one."""
+    """The numbers of queries that a group may be padded to, best first. An even number is faster than an odd one."""
     first = group if group == 1 else group + group % 2
     return list(dict.fromkeys([first, *(-(-group // multiple) * multiple for multiple in (2, 4, 8))]))
 
 
 @dataclass(slots=True)
 class SlotGroup:
-    """Decodes of neighbouring slots, answered by one call. Slot i of the span asks with token `first_query` + i."""
+    """Decodes of neighbouring slots, computed in one call. The query of slot i of the span is `first_query` + i."""
 
     span: Span
     mask: Tensor  # (slots, 1, 1, positions), 0 or -inf
     first_query: int
-    first_token: int  # the tokens that get the answers
+    first_token: int  # the first of the `num_tokens` tokens that get the answers
     num_tokens: int
-    queries: Tensor | None = None  # instead of first_query, where slots without a token lie between: (slots,)
-    answers: Tensor | None = None  # then the slots whose answer counts: (num_tokens,)
+    queries: Tensor | None = None  # (slots,), replaces first_query if slots without a token lie between
+    answers: Tensor | None = None  # (num_tokens,), in that case the slots whose answers are kept
 
     @property
     def num_plain_slots(self) -> int:
-        """Slots of the span if slot i is the query `first_query` + i, else 0."""
+        """The number of slots if the query of each slot i is `first_query` + i, else 0."""
         return self.span.last_slot - self.span.first_slot if self.queries is None else 0
 
 
 @dataclass(slots=True)
 class ChunkSpan:
-    """One prompt chunk: its tokens and the keys that they may see."""
+    """One prompt chunk: its tokens and the keys that they attend to."""
 
     span: Span
-    mask: Tensor | None  # (tokens, positions); None: plain causal from position 0
+    mask: Tensor | None  # (tokens, positions), or None for a causal mask from position 0
     first_token: int
     last_token: int
 
 
 @dataclass(slots=True)
 class View:
-    """What the layers of one window size see in one step."""
+    """The attention calls of one step in the layers of one window size."""
 
     num_tokens: int
     groups: list[SlotGroup]
@@ -86,9 +85,9 @@ class View:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention over `kv` with `group` queries for each key head, handed over padded to `grid.num_queries`.
+    """Attention over `kv` with `group` queries for each key head, padded by the caller to `grid.num_queries`.
 
-    With `is_paired` no call has a single row: a row may round differently there than in a batch.
+    With `is_paired` no decode call has a single row, which may round differently than in a batch.
     """
 
     kv: KvSlots
@@ -97,14 +96,14 @@ class Attention:
     is_paired: bool
 
     def new_queries(self, num_rows: int) -> Tensor | None:
-        """Zeros (num_rows, num_queries, kv_heads, head_dim) to put queries in, or None where no padding is needed."""
+        """Zeros (num_rows, num_queries, kv_heads, head_dim) for padded queries, or None if no padding is needed."""
         if self.grid.num_queries == self.group:
             return None
         shape = (num_rows, self.grid.num_queries, self.kv.num_heads, self.kv.head_dim)
         return torch.zeros(shape, dtype=self.kv.dtype, device=self.kv.device)
 
     def plan(self, plan: Plan, num_tokens: int, window: int | None) -> View:
-        """Groups and masks of a step of `num_tokens` rows: those of the plan and, perhaps, padding behind them."""
+        """The groups and masks of a step. Its `num_tokens` rows are those of the plan and any padding behind them."""
         groups = [
             self._group(plan.decodes[first:last], first, num_tokens, window)
             for first, last in self._split(plan.decodes)
@@ -116,7 +115,7 @@ class Attention:
         return View(num_tokens, groups, chunks)
 
     def _split(self, decodes: Sequence[Chunk]) -> list[tuple[int, int]]:
-        """Cut the decodes where padding them together would read more than one more call costs."""
+        """Cut the decodes where padding them together would cost more than one more call."""
         spare_keys = _SPLIT_BYTES // self.kv.bytes_per_key
         cuts: list[int] = []
         first_slot = last_slot = longest = 0
@@ -148,9 +147,9 @@ class Attention:
         return group
 
     def _mask(self, span: Span, decodes: Sequence[Chunk], window: int | None) -> Tensor:
-        """What the new token of each slot sees: (slots, 1, 1, positions).
+        """The mask of the new token of each slot: (slots, 1, 1, positions).
 
-        Slots without a token see everything, because a slot that sees nothing gives NaN.
+        Nothing is hidden from slots without a token, because a slot with every position hidden gives NaN.
         """
         ends = dict.fromkeys(range(span.first_slot, span.last_slot), span.end)
         ends.update((chunk.slot, chunk.end) for chunk in decodes)
@@ -206,7 +205,7 @@ class Attention:
         return answer.transpose(1, 2)[:, : self.group]
 
     def _prefill(self, layer: int, query: Tensor, chunk: ChunkSpan, scale: float, softcap: float | None) -> Tensor:
-        """One chunk, its query groups as a batch over the same keys: (tokens, group, kv_heads, head_dim)."""
+        """The answer of one chunk, with its query groups as a batch: (tokens, group, kv_heads, head_dim)."""
         keys, values = self.kv.read(layer, chunk.span)
         query = query[chunk.first_token : chunk.last_token, : self.group].permute(1, 2, 0, 3)
         keys, values = keys.expand(self.group, -1, -1, -1), values.expand(self.group, -1, -1, -1)
@@ -216,7 +215,7 @@ class Attention:
 def _attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """(rows, heads, queries, head_dim) for all three; without a mask, causal."""
+    """Attend with (rows, heads, length, head_dim) tensors; causal without a mask. Returns the shape of `query`."""
     if softcap is None:
         return functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale

@@ -1,8 +1,8 @@
 """The generic decoder: one layer with switches, built from a checkpoint by the name table of its family.
 
-Projections of query, key and value are fused, heads are stored as (group, kv_head) so that the queries of one
-key head fold into one attention call without a copy, and weights are packed. All tokens of a step, decodes and prompt
-chunks, go through one matrix of rows. Knows nothing of requests or scheduling.
+Projections of query, key and value are fused, and weights are packed. Heads are stored as (group, kv_head), so that the
+queries of one key head fold into one attention call without a copy. All tokens of a step, decodes and prompt chunks, go
+through one matrix of rows. The decoder knows nothing of requests or scheduling.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Decoder:
         self.head = build(head, reader.head_bias())
 
     def kinds(self) -> list[Layer]:
-        """One layer of each kind: those that differ in more than their weights."""
+        """One layer of each kind. Layers of one kind differ only in their weights."""
         return list({(layer.window, layer.rotary): layer for layer in reversed(self.layers)}.values())
 
     def __call__(self, step: StepTensors, layers: list[Layer] | None = None) -> Tensor:
@@ -70,8 +70,8 @@ class Decoder:
 class RmsNorm:
     """x / root-mean-square(x) * weight over the last dimension.
 
-    torch has it only as a chain of a dozen small calls, a tenth of a small model's step; in float32 five do. Mean and
-    root are taken out of the step: sqrt(n) is in the weight and n in eps.
+    torch computes it in a chain of a dozen small calls, a tenth of a small model's step. In float32 five calls are
+    enough: the division by n is done beforehand, with sqrt(n) in the weight and n in eps.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -89,7 +89,7 @@ class RmsNorm:
 
 
 class Layer:
-    """One block: attention and feed-forward, in sequence or in parallel, with the norms that its family has."""
+    """One block: attention and feed-forward, in sequence or in parallel, with the norms of its family."""
 
     def __init__(self, reader: _Reader, index: int, attention: Attention) -> None:
         a = reader.architecture
@@ -148,7 +148,7 @@ class Layer:
 
 
 class _Reader:
-    """Takes tensors by the name table, fuses and reorders them, and builds linears and norms."""
+    """A reader takes tensors by the name table, fuses and reorders them, and builds linears and norms."""
 
     def __init__(self, architecture: Architecture, checkpoint: Checkpoint, build: LinearBuilder) -> None:
         self.architecture, self._checkpoint, self._build = architecture, checkpoint, build
@@ -162,7 +162,7 @@ class _Reader:
         if "project_in" not in a.names:
             table = self._matrix("embedding", (a.vocab_size, a.hidden_size))
             return table, table if a.is_tied else self._matrix("head", (a.vocab_size, a.hidden_size))
-        # Narrow embeddings between two projections: fold the projections into the two tables.
+        # Fold the projections to and from narrow embeddings into the two tables.
         into = self._matrix("project_in", (a.hidden_size, a.embedding_size))
         out = self._matrix("project_out", (a.embedding_size, a.hidden_size))
         table = self._matrix("embedding", (a.vocab_size, a.embedding_size))
@@ -170,11 +170,11 @@ class _Reader:
         return table @ into.t(), head @ out
 
     def head_bias(self) -> Tensor | None:
-        """(vocab_size,)."""
+        """The bias of the head, (vocab_size,), or None."""
         return self._bias("head", None, self.architecture.vocab_size)
 
     def positions(self) -> Tensor | None:
-        """The table of learned positions, (context_length, hidden_size), where the family has one."""
+        """The table of learned positions, (context_length, hidden_size), or None if the family has none."""
         a = self.architecture
         if "positions" not in a.names:
             return None
@@ -197,7 +197,7 @@ class _Reader:
         return self._build(*_join(ordered))
 
     def _order(self, part: Tensor, index: int, layer: int) -> Tensor:
-        """Rows of the query (0), key (1) or value (2) projection, in the order that the step needs.
+        """The rows of the query (0), key (1) or value (2) projection, in the order that the step needs.
 
         `part` is a weight (heads * head_dim, hidden_size) or a bias (heads * head_dim,).
         """
@@ -208,7 +208,7 @@ class _Reader:
         return heads.reshape(-1, *rest)
 
     def head_norms(self, layer: int) -> Norm | None:
-        """One norm for all heads of query and key, or None."""
+        """One norm for all heads of query and key, or None if the family has none."""
         a = self.architecture
         if "q_norm" not in a.names:
             return None
@@ -221,14 +221,14 @@ class _Reader:
         return RmsNorm(of_heads[:, None], a.norm_eps)  # (group + 1, 1, head_dim)
 
     def output(self, layer: int) -> Linear:
-        """The projection of the heads, its columns in the order in which attention answers."""
+        """The output projection, with its columns in the order of attention's output."""
         a = self.architecture
         weight, bias = self._linear("o", layer, a.hidden_size, a.num_heads * a.head_dim)
         columns = weight.view(a.hidden_size, a.num_kv_heads, -1, a.head_dim).transpose(1, 2)
         return self._build(columns.reshape(a.hidden_size, -1), bias)
 
     def feed_forward(self, layer: int) -> tuple[Linear, Linear]:
-        """Up and down. Up gives gate and value side by side, or, in a family without a gate, is activated itself."""
+        """The linears up and down. Up gives gate and value side by side; without a gate it applies the activation."""
         a = self.architecture
         if "gate_up" in a.names:
             up = self._build(*self._linear("gate_up", layer, 2 * a.intermediate_size, a.hidden_size))
@@ -240,7 +240,7 @@ class _Reader:
         return up, self._build(*self._linear("down", layer, a.hidden_size, a.intermediate_size))
 
     def norm(self, name: str, layer: int | None = None) -> Norm:
-        """The norm of that name; a family without it leaves the tensor as it is."""
+        """The norm `name`. In a family without it, it leaves the tensor as it is."""
         if name not in self.architecture.names:
             return _unchanged
         a, shape = self.architecture, (self.architecture.hidden_size,)
@@ -251,23 +251,23 @@ class _Reader:
         return lambda x: functional.layer_norm(x, shape, weight, bias, a.norm_eps)
 
     def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor | None]:
-        """The weight (num_out, num_in) and the bias (num_out,), where there is one."""
+        """The weight (num_out, num_in), and the bias (num_out,) or None."""
         is_transposed = self.architecture.is_transposed
         weight = self._matrix(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
         return weight.t() if is_transposed else weight, self._bias(name, layer, num_out)
 
     def _bias(self, name: str, layer: int | None, size: int) -> Tensor | None:
-        """(size,)."""
+        """The bias (size,), or None if this linear has none."""
         if name not in self.architecture.biases:
             return None
         return self._take(self._path(name, layer) + ".bias", (size,))
 
     def _vector(self, name: str, layer: int | None, size: int) -> Tensor:
-        """(size,)."""
+        """The weight (size,)."""
         return self._take(self._path(name, layer) + ".weight", (size,))
 
     def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Tensor:
-        """The weight, which must have this shape."""
+        """The weight, whose shape must be `shape`."""
         return self._take(self._path(name, layer) + ".weight", shape)
 
     def _path(self, name: str, layer: int | None) -> str:

@@ -1,9 +1,9 @@
-"""Element-wise work whose bits do not depend on how many rows are done together.
+"""Element-wise functions whose bits do not depend on how many rows are computed together.
 
-From some number of elements on, torch divides an element-wise call between threads wherever the count falls, in the
-middle of a row and of a vector; and the last elements of a share, computed one by one, round differently from those of
-a vector (the exponential, the complex product). So larger calls are cut here, between rows. Within a row every element
-then meets the same code, since none of these tensors is contiguous over rows.
+From some number of elements on, torch divides an element-wise call between threads in equal shares, which may end in
+the middle of a row or a vector. It computes the last elements of a share one by one, and they round differently from
+those of a vector (the exponential, the complex product). So this module cuts larger calls between rows. Each element of
+a row then goes through the same code, since none of these tensors is contiguous over rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_GRAIN = 1 << 14  # of gelu; half that of other functions
+_GRAIN = 1 << 14  # torch divides gelu from here on, and other functions from twice as many elements on
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def gate(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """(rows, 2 n), gate and value side by side, to activation(gate) * value, (rows, n)."""
+    """activation(gate) * value, from (rows, 2 n), gate and value side by side, to (rows, n)."""
     width = x.shape[1] // 2
     if not _must_be_cut(x, width):
         return activation(x[:, :width]).mul_(x[:, width:])
@@ -61,9 +61,9 @@ def _must_be_cut(x: Tensor, width: int) -> bool:
 
 
 def _slices(x: Tensor, width: int) -> Iterator[slice]:
-    """The rows of `x` (rows, …) in equal slices, the last one overlapping.
+    """Cut the rows of `x` (rows, …) into equal slices. The last one may overlap the one before.
 
-    A single row left over would be contiguous and meet other code.
+    A single row left over would be contiguous, which torch computes with other code.
     """
     num_rows = max(1, (_GRAIN - 1) // width)
     for first in range(0, len(x), num_rows):

@@ -42,18 +42,18 @@ class Runner(Protocol):
     is_batch_invariant: bool
 
     def forward(self, plan: Plan) -> Tensor:
-        """Logits (num_logits, vocab) float32: chunks in order, the wanted positions of each in order."""
+        """Logits, float32 (num_logits, vocab), in the order of the chunks and of the wanted positions of each chunk."""
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
         """Give other slots the keys and values of the first `num_tokens` of a slot."""
 
     def release(self, slot: int) -> None:
-        """The slot's keys and values are not needed any more."""
+        """Free a slot whose keys and values are not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many sequences run, how long one may be, and how many tokens the cache holds in all."""
+    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache."""
 
     num_slots: int
     max_length: int
@@ -131,10 +131,10 @@ class Executor(SteppedExecutor):
                 self._runner.copy(leader.slot, slots, leader.num_prefill)
 
     def _advance(self, batch: Batch, logits: Tensor) -> list[Sequence]:
-        """Give each sequence what the step computed for it: `logits` (num_logits, vocab).
+        """Add the tokens and log-probs of a step to its sequences, from `logits` (num_logits, vocab).
 
-        Returns the sequences with a new token or an error. No sequence changes before everything is computed, so that a
-        step that ran out of memory can be repeated.
+        Returns the sequences with a new token or an error. Tokens are added only after all are computed, so that a step
+        that ran out of memory can be repeated.
         """
         pairs = list(zip(batch.plan.chunks, batch.sequences, strict=True))
         failed, sampled, rows, end = [], [], [], 0
@@ -198,10 +198,10 @@ def choose_limits(
     memory_bytes: int | None = None,
     is_lazy: bool = True,
 ) -> Limits:
-    """How much of the configuration the model and the memory allow.
+    """The limits of the configuration, lowered to what the model and the memory allow.
 
     `token_bytes` is the size of the keys and values of one token. `is_lazy` says that a slot costs memory only where it
-    was written. A sequence is never longer than the whole cache: one that the cache cannot hold would wait for ever.
+    was written. A sequence is never longer than the whole cache: otherwise it could wait without end.
     """
     max_length = min(config.max_sequence_length or context_length, context_length)
     if max_length < (config.max_sequence_length or 0):
@@ -270,16 +270,16 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """On the host, torch's allocator raises a plain RuntimeError."""
+    """Whether the host or the device ran out of memory. On the host, torch's allocator raises a RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def _fail_largest(batch: Batch, error: Exception) -> Sequence:
-    """Fail the sequence that needs most memory: a prompt before a decode, a longer one before a shorter one.
+    """Fail the sequence that needs the most memory: a prompt before a decode, a longer one before a shorter one.
 
-    The others have not changed; they repeat the step.
+    The other sequences repeat the step.
     """
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,8 +1,8 @@
-"""What each family of decoders looks like: one small table of tensor names and a few switches for each.
+"""The families of decoders: a small table of tensor names and a few switches for each.
 
-`describe` turns a transformers configuration into an `Architecture`, or None for a model that the generic decoder
-does not know; that one runs through `hf_fallback`. The names in its table say which parts a layer has: a
-family with `q_norm` normalises its queries, one with `gate_up` has a fused gate. Nothing here loads a weight.
+`describe` turns a transformers configuration into an `Architecture`, or None for a model that the generic decoder does
+not know, which runs through `hf_fallback`. The names in the table say which parts a layer has: a family with `q_norm`
+normalises its queries, one with `gate_up` has a fused gate. This module loads no weights.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Everything that the generic decoder must know beside the weights. Tuples have one entry for each layer."""
+    """The facts that the generic decoder needs beside the weights. Tuples have one entry for each layer."""
 
     names: Names
     vocab_size: int
@@ -131,7 +131,7 @@ def describe(config: Any) -> Architecture | None:
 
 
 def _llama(config: Any, **switches: Any) -> Architecture | None:
-    """The common base: every attribute that transformers calls by the same name in all families."""
+    """The Architecture of Llama, which other families change with `switches`, or None if a part of it is unknown."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     layer_types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     activation = _ACTIVATIONS.get(switches.pop("activation", None) or getattr(config, "hidden_act", ""))
@@ -175,7 +175,7 @@ def _qwen3(config: Any) -> Architecture | None:
 
 
 def _mistral(config: Any) -> Architecture | None:
-    """Every layer has the window, as in Phi-3."""
+    """Every layer of Mistral has the window, as in Phi-3."""
     return _llama(config, windows=(config.sliding_window,) * config.num_hidden_layers)
 
 

@@ -1,9 +1,9 @@
-"""Any other decoder: the modules of transformers around our slots of keys and values.
+"""Any other decoder, run by the modules of transformers on the slots of the KV cache.
 
-transformers lets a model call an attention function by name. Ours writes to the cache slots and reads from them, so the
-modules see one long ragged "sequence" and keep no cache. Linears are replaced by packed ones. A check at load finds a
-model that keeps its past elsewhere, or whose attention needs more than this function knows: a few tokens, step by step,
-must give the logits of the untouched model.
+transformers lets a model call an attention function by name. `_attend` writes to the cache slots and reads from them,
+so the modules see one long ragged "sequence" and keep no cache. Linears are replaced by packed ones. A model is refused
+at load if it keeps its past elsewhere, or if its attention needs more than this function knows: a few tokens, step by
+step, must give the logits of the untouched model.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class HuggingFaceModel:
         return self._step
 
     def window(self, layer: int, given: int | None) -> int | None:
-        """The window of a layer: the one of the configuration where it has one, else the one that the module gave."""
+        """The window of a layer: `given`, which the module passes, unless the configuration lists kinds of layers."""
         if self._layer_types is None:
             return given
         return self._window if self._layer_types[layer] == "sliding_attention" else None
 
     def pack(self, build: LinearBuilder) -> None:
-        """Swap the linears for ours; after `check`, since int8 is not as close as that wants."""
+        """Replace the linears by those of `build`. Call it after `check`, whose tolerance is too narrow for int8."""
         _swap_linears(self._model, build)
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
@@ -94,14 +94,14 @@ class HuggingFaceModel:
         plans = [Plan([], [Chunk(0, 0, self._token_ids[:6], 6)])] + [Plan([chunk], []) for chunk in chunks]
         try:
             logits = torch.cat([forward(plan) for plan in plans])
-        except Exception as error:  # foreign code, used in a way that its author may not have foreseen
+        except Exception as error:  # the model's code can raise any error when it is used in this way
             raise ModelUnusable(f"{self._name} does not run on slots of keys and values: {error!r:.200}") from error
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise ModelUnusable(f"{self._name} does more than attend to keys and values, so it is not supported")
 
     def _untouched_logits(self) -> Tensor:
-        """(num_token_ids, vocab_size)."""
+        """The logits of the model with its eager attention, (num_token_ids, vocab_size)."""
         ids = torch.tensor([self._token_ids], device=self._model.device)
         try:
             self._model.set_attn_implementation("eager")
@@ -114,7 +114,7 @@ class HuggingFaceModel:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where an attention module is: the model whose step it serves, and its layer."""
+    """The place of an attention module: its model and its layer."""
 
     model: HuggingFaceModel
     layer: int
@@ -150,7 +150,7 @@ def _attend(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls: q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
+    """transformers calls this function with q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
     site: _Site = getattr(module, _SITE)
     attention, step, layer = site.model.attention, site.model.step, site.layer
     num_kv_heads, num_rows, head_dim = key.shape[1:]
@@ -167,7 +167,7 @@ def _attend(
 
 
 class _Wrapped(nn.Module):
-    """One of our linears where transformers expects a module. `weight` keeps what others may look at."""
+    """A Linear as the module that transformers expects."""
 
     def __init__(self, linear: Linear, plain: nn.Linear) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class _Wrapped(nn.Module):
         self.in_features, self.out_features = plain.in_features, plain.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in_features) to (…, out_features)."""
+        """Apply the Linear to (…, in_features). Returns (…, out_features)."""
         return self._linear(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
 
 

@@ -1,8 +1,8 @@
-"""Finds out, on this CPU and with this number of threads, what makes a sequence bit-identical in every batch.
+"""Checks on this CPU and with this number of threads whether a sequence gets the same bits in every batch.
 
-`find_grid` looks for attention shapes between which the kernel rounds alike; they differ between makers of CPUs.
-`layers_agree` then runs the loaded layers, a few slots by themselves and all together, and compares every bit. Both
-use their own random numbers and take well under a second for models that a CPU serves.
+`find_grid` looks for attention shapes in which the kernel rounds alike. They differ between makers of CPUs.
+`layers_agree` then runs the loaded layers, on a few slots and on all together, and compares every bit. Both use their
+own random numbers and take well under a second for models that a CPU serves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_CHECK_S = 1.0
 
 
 def find_grid(num_kv_heads: int, group: int, head_dim: int) -> Grid | None:
-    """The Grid with the finest lengths whose bits agree, or None where no padding of the queries makes rows agree."""
+    """The Grid of all lengths whose bits agree, or None if the rows agree with no padding of the queries."""
     draw = torch.Generator().manual_seed(0)
     num_kv_heads = min(num_kv_heads, _MAX_HEADS)  # the kernel takes heads one by one
     keys = torch.randn(_NUM_ROWS, num_kv_heads, 2 * KEY_BLOCK, head_dim, generator=draw)
@@ -36,14 +36,14 @@ def find_grid(num_kv_heads: int, group: int, head_dim: int) -> Grid | None:
 
 
 class _Probe:
-    """One random attention problem that can be asked in different shapes."""
+    """One random attention problem that can be computed in different shapes."""
 
     def __init__(self, query: Tensor, keys: Tensor, values: Tensor) -> None:
         """(rows, heads, queries, head_dim) for `query`, (rows, heads, positions, head_dim) for the others."""
         self.query, self.keys, self.values = query, keys, values
 
     def rows_agree(self) -> bool:
-        """Rows have the same bits in calls of two and more rows."""
+        """Whether rows have the same bits in all calls of two or more rows."""
         return all(
             torch.equal(self._ask(num_rows, num_keys, length), self._ask(_NUM_ROWS, num_keys, length)[:num_rows])
             for num_keys, length in ((100, 128), (300, KEY_BLOCK), (700, 2 * KEY_BLOCK))
@@ -51,14 +51,14 @@ class _Probe:
         )
 
     def whole_blocks_agree(self) -> bool:
-        """A block that is hidden as a whole changes no bit, behind the visible keys or (windows) before them."""
+        """Whether a wholly hidden block changes no bit, behind the visible keys or (for windows) before them."""
         behind = torch.equal(self._ask(3, KEY_BLOCK, KEY_BLOCK), self._ask(3, KEY_BLOCK, 2 * KEY_BLOCK))
         first = KEY_BLOCK + 90
         before = [self._ask(3, 2 * KEY_BLOCK - 9, 2 * KEY_BLOCK, start, first) for start in (0, KEY_BLOCK)]
         return behind and torch.equal(*before)
 
     def rest_agrees(self, rest: int) -> bool:
-        """Padding to `rest` keys over whole blocks gives the bits of padding to the next whole block."""
+        """Whether padding to `rest` keys over whole blocks gives the bits of padding to the next whole block."""
         return all(
             torch.equal(self._ask(3, base + num_keys, base + rest), self._ask(3, base + num_keys, base + KEY_BLOCK))
             for base in (0, KEY_BLOCK)
@@ -66,7 +66,7 @@ class _Probe:
         )
 
     def _ask(self, num_rows: int, num_keys: int, length: int, start: int = 0, first: int = 0) -> Tensor:
-        """(num_rows, heads, queries, head_dim): keys [first, num_keys) are visible, keys [start, length) passed."""
+        """Pass keys [start, length), of which [first, num_keys) are visible: (num_rows, heads, queries, head_dim)."""
         mask = torch.full((num_rows, 1, 1, length - start), -math.inf)
         mask[..., first - start if first else 0 : num_keys - start] = 0.0
         keys, values = self.keys[:num_rows, :, start:length], self.values[:num_rows, :, start:length]
@@ -77,7 +77,7 @@ def layers_agree(run: Callable[[Plan], Tensor], num_slots: int, max_length: int,
     """Whether `run` gives a sequence the same bits by itself, beside a few others and in a step of 64 tokens.
 
     `run` returns logits (num_logits, vocab_size). The slots must hold random keys and values up to `max_length`. The
-    check stops after a second, satisfied with what it has compared until then.
+    check stops after a second, and then returns True if all comparisons so far agreed.
     """
     deadline = time.monotonic() + _MAX_CHECK_S
     draw = torch.Generator().manual_seed(0)

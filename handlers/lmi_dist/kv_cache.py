@@ -1,8 +1,8 @@
 """The budget of the key-value cache, in blocks and slots. Plain Python.
 
 In memory a running sequence owns one contiguous slot, which the operating system fills page by page. In the budget it
-pays for blocks of 16 tokens, as in a paged cache. So every rule of a paged cache applies (admission, growth,
-preemption), and only the table of addresses is missing.
+is charged for blocks of 16 tokens, as in a paged cache. So every rule of a paged cache applies (admission, growth,
+preemption); only a table of addresses is not needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def num_blocks_for(num_tokens: int) -> int:
 
 
 class KvCache:
-    """Which slot holds how many blocks. `on_free` is called with each freed slot before it can be allocated again."""
+    """The blocks that each slot holds. `on_free` is called with each freed slot before it can be allocated again."""
 
     def __init__(self, num_blocks: int, num_slots: int, on_free: Callable[[int], None] = lambda slot: None) -> None:
         self.num_blocks = num_blocks
@@ -32,11 +32,11 @@ class KvCache:
         return self.num_blocks - self.num_free_blocks
 
     def can_allocate(self, num_tokens: int, num_reserved: int = 0) -> bool:
-        """Whether a slot is free and blocks for `num_tokens`, with `num_reserved` blocks to spare."""
+        """Whether a slot is free, and blocks for `num_tokens` with `num_reserved` blocks to spare."""
         return bool(self._free_slots) and num_blocks_for(num_tokens) + num_reserved <= self.num_free_blocks
 
     def allocate(self, num_tokens: int) -> int:
-        """The lowest free slot, charged with the blocks of `num_tokens`; ask `can_allocate` first."""
+        """Charge the lowest free slot for `num_tokens` and return it. Ask `can_allocate` first."""
         assert self.can_allocate(num_tokens)
         slot = heapq.heappop(self._free_slots)
         self._held[slot] = num_blocks_for(num_tokens)

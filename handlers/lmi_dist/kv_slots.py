@@ -1,9 +1,9 @@
-"""Keys and values of all running sequences: one slot of contiguous memory for each sequence.
+"""Keys and values of all running sequences, in one slot of contiguous memory for each sequence.
 
-Slots are addressed by views and never gathered: reading scattered blocks would copy the whole cache in every layer of
+Slots are read through views and never gathered: reading scattered blocks would copy the whole cache in every layer of
 every step. On a CPU the slots are one private anonymous mapping, so the system commits a page when it is first
-written; a released slot gives its pages back and reads as zeros. The scheduler decides which sequence owns which slot,
-and the cache budget how many tokens there may be.
+written. A released slot gives its pages back and reads as zeros. The scheduler decides which sequence owns which slot,
+and the cache budget limits the number of tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
 
 class KvSlots:
-    """Storage (slot, layer, keys of all heads then values of all heads, position, channel)."""
+    """The storage is (slot, layer, keys of all heads then values of all heads, position, channel)."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class KvSlots:
         self._slot_bytes = num_layers * 2 * num_heads * max_length * head_dim * dtype.itemsize
         self._mapping = _map_lazily(num_slots * self._slot_bytes) if device.type == "cpu" else None
         if self._mapping is None:
-            # Not lazy on an accelerator, and masked positions must hold finite numbers: 0 x NaN is NaN.
+            # An accelerator has no lazy mapping. Masked positions must hold finite numbers: 0 x NaN is NaN.
             self._storage = torch.zeros(shape, dtype=dtype, device=device)
         else:
             self._storage = torch.frombuffer(self._mapping, dtype=dtype).view(shape)
@@ -60,9 +60,9 @@ class KvSlots:
         self._spans: dict[Span, list[tuple[Tensor, Tensor]]] = {}
 
     def cell_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Where the keys and values of each token go, the same in every layer.
+        """The cells of each token, which are the same in every layer. A cell is one head's key or value.
 
-        (num_tokens,) and (num_tokens,) to (num_tokens * 2 * num_heads,): a cell is one head's key or value.
+        (num_tokens,) and (num_tokens,) to (num_tokens * 2 * num_heads,).
         """
         first = slots * self._slot_stride + positions
         return (first[:, None] + self._heads).view(-1)
@@ -79,7 +79,7 @@ class KvSlots:
         return views[layer]
 
     def _views(self, span: Span) -> list[tuple[Tensor, Tensor]]:
-        """What `read` returns, for each layer: each (slots, num_heads, positions, head_dim)."""
+        """The views of `read` for all layers, each (slots, num_heads, positions, head_dim)."""
         if len(self._spans) >= _MAX_CACHED_SPANS:
             self._spans.clear()
         slots = self._storage[span.first_slot : span.last_slot, :, :, span.start : span.end]
@@ -97,14 +97,15 @@ class KvSlots:
 
     @torch.inference_mode()
     def randomize(self, num_slots: int, length: int) -> None:
-        """Random keys and values in the first slots, for measurements; `release` ends it."""
+        """Fill the first slots with random keys and values, for measurements. `release` clears them."""
         self._storage[:num_slots, :, :, :length].normal_()
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
-        """Give the pages of a free slot back to the system; those shared with a neighbouring slot stay.
+        """Give the pages of a free slot back to the system. Pages shared with a neighbouring slot stay.
 
-        On an accelerator it is cleared: what it held may not have been finite, and its next owner reads behind its end.
+        On an accelerator the slot is cleared: it may hold numbers that are not finite, and its next owner reads past
+        its end.
         """
         if self._mapping is None:
             self._storage[slot].zero_()

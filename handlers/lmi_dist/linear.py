@@ -1,8 +1,8 @@
-"""Matrix products with constant weights, in the form that is fastest on the device at hand.
+"""Matrix products with constant weights, in the form that is fastest on the device.
 
-On a CPU the weight is packed once by oneDNN: it is read at memory speed in every batch size, and row i of a product
-has the same bits whatever the other rows are, from two rows on. An activation is part of the same call. Knows nothing
-of layers. A packed weight is opaque: it cannot be sliced, saved or copied.
+On a CPU oneDNN packs the weight once. It is then read at memory speed in every batch size, and in products of two rows
+and more the bits of a row do not depend on the others. The same call applies an activation. A packed weight is opaque:
+it cannot be sliced, saved or copied. This module knows nothing of layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _pointwise: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
 
 _int8_product: Callable[..., Tensor] = torch.ops.quantized.linear_dynamic
 
-# Our name -> oneDNN's name and algorithm.
+# The name of an activation -> oneDNN's name and algorithm.
 _POST_OPS = {
     "none": ("none", ""),
     "silu": ("swish", ""),
@@ -31,19 +31,19 @@ _POST_OPS = {
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
 }
-_PACK_ROWS = 64  # the batch size that oneDNN packs for; it serves every other as well
-_MAX_DENSE_ELEMENTS = 1 << 18  # up to here the plain product of one row beats the call overhead of the packed one
+_PACK_ROWS = 64  # the batch size that oneDNN packs for; every other batch size works as well
+_MAX_DENSE_ELEMENTS = 1 << 18  # up to this size the plain product of one row is faster than a call of the packed one
 
 
 class Linear(Protocol):
     """activation(x W^T + b). Every kind is built from a weight W (N, K) and a bias b (N,) or None."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(rows, K) to (rows, N)."""
+        """Multiply (rows, K) to (rows, N)."""
 
 
 class DenseLinear:
-    """The plain product: CUDA, and dtypes that oneDNN does not pack."""
+    """The plain product, for CUDA and for dtypes that oneDNN does not pack."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none") -> None:
         self.weight, self.bias, self.activation = weight, bias, ACTIVATIONS[activation]
@@ -53,7 +53,7 @@ class DenseLinear:
 
 
 class PackedLinear:
-    """oneDNN's packed product. With fewer than two rows the bits may differ from those of a batch."""
+    """oneDNN's packed product. The bits of a single row may differ from those in a batch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none") -> None:
         self.weight, self.bias = _reorder(weight.contiguous(), _PACK_ROWS), bias
@@ -75,10 +75,10 @@ class SmallLinear:
 
 
 class Int8Linear:
-    """Weights in 8 bits by output channel, activations quantised on the fly over the whole batch.
+    """The 8-bit product. Weights are quantised by output channel, activations in each call over the whole batch.
 
-    The scale of the activations is shared by the rows of a call, so neighbours change each other's low bits. torch
-    marks the Python side of this as deprecated, so the operators are called by name, here only.
+    The rows of a call share the scale of the activations, so neighbours change each other's low bits. torch marks its
+    Python functions for this as deprecated, so this class calls the operators by name.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: str = "none") -> None:
@@ -89,7 +89,7 @@ class Int8Linear:
             quantized = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
         self.weight = torch.ops.quantized.linear_prepack(quantized, None if bias is None else bias.float())
         self.activation = ACTIVATIONS[activation]
-        # Without VNNI two products are added in 16 bits, which overflow unless activations keep to 7 bits.
+        # Without VNNI two products are added in 16 bits, which overflow unless activations use only 7 bits.
         self.is_narrow = not torch.cpu._is_vnni_supported()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class LinearBuilder:
-    """Chooses the kind of every Linear of one model, by its weight (N, K)."""
+    """A builder chooses the kind of each Linear of one model by the weight (N, K)."""
 
     device: torch.device
     dtype: torch.dtype

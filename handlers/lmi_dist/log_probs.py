@@ -1,6 +1,6 @@
-"""Log-probs that a request asked for, read off the model's own logits.
+"""The log-probs that a request asked for.
 
-They are a log_softmax in float32, taken before any rule changes the logits (as vLLM does by default).
+They are a log_softmax of the model's logits in float32, before any rule changes them (as vLLM does by default).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def chosen_log_probs(log_probs: Tensor, token_ids: Tensor) -> list[float]:
 
 
 def top_log_probs(log_probs: Tensor, num_tops: list[int]) -> list[list[TokenLogProb] | None]:
-    """The best tokens of each row of `log_probs` (num_rows, vocab), `num_tops` of them; None where that is 0.
+    """The `num_tops[row]` best tokens of each row of `log_probs` (num_rows, vocab), or None where that is 0.
 
-    The search always looks for the same number of tokens, so that a neighbour cannot change which of two equal tokens
-    comes first.
+    The search always looks for the same number of tokens, so that a neighbour cannot change the order of two equal
+    tokens.
     """
     tops: list[list[TokenLogProb] | None] = [None] * len(num_tops)
     rows = [row for row, num_top in enumerate(num_tops) if num_top]
@@ -41,7 +41,7 @@ def top_log_probs(log_probs: Tensor, num_tops: list[int]) -> list[list[TokenLogP
 def prompt_log_probs(logits: Tensor, token_ids: list[int], num_top: int) -> list[PromptLogProb] | None:
     """Log-probs of prompt tokens, each from the row of `logits` (num_tokens, vocab) of the position before it.
 
-    None where they are not numbers.
+    Returns None if one of them is not a number.
     """
     if not token_ids:
         return []

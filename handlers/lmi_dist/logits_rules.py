@@ -1,9 +1,9 @@
-"""Rules of a request that change logits before a token is drawn: first bias, then penalties, then bans.
+"""The rules of a request that change logits before a token is drawn: first bias, then penalties, then bans.
 
-The repetition penalty counts prompt and output (as transformers does), presence and frequency penalties count the
-output only (as vLLM does). Bad words are matched on the output. Until `min_tokens` tokens are generated, end ids and
-stop words of one token are banned. `ignore_eos` bans nothing: an end token may be drawn and generation continues (as
-in vLLM).
+The repetition penalty counts prompt and output (as transformers does). Presence and frequency penalties count only the
+output (as vLLM does). Bad words are matched on the output. Until `min_tokens` tokens are generated, end ids and stop
+words of one token are banned. `ignore_eos` bans no token: an end token may be drawn and generation continues (as in
+vLLM).
 
 Each kind of rule is one gather or scatter over a flat view of the logits, for all rows that have such a rule.
 """
@@ -32,7 +32,7 @@ class LogitsRules:
     """The rules of one sequence."""
 
     bias: Bias | None = None
-    history: TokenHistory | None = None  # what penalties count; None where no penalty is set
+    history: TokenHistory | None = None  # the tokens that penalties count; None if no penalty is set
     banned_ids: list[int] = field(default_factory=list)  # bad words of one token
     early_banned_ids: list[int] = field(default_factory=list)  # banned until `min_tokens` tokens are generated
     bad_words: list[list[int]] = field(default_factory=list)  # of several tokens
@@ -61,7 +61,7 @@ class RuledRow(NamedTuple):
 
 
 def new_rules(sequence: Sequence, vocab_size: int) -> LogitsRules | None:
-    """The rules that the request of a sequence asks for, or None where nothing can change its logits."""
+    """The rules that the request of a sequence asks for, or None if it asks for none."""
     request, config = sequence.request, sequence.request.sampling_config
     rules = LogitsRules(
         banned_ids=[word[0] for word in request.bad_words if len(word) == 1],
@@ -79,7 +79,7 @@ def new_rules(sequence: Sequence, vocab_size: int) -> LogitsRules | None:
 
 
 def apply_rules(logits: Tensor, ruled: list[RuledRow]) -> None:
-    """Change the rows of `logits` (num_rows, vocab) that have rules, in place."""
+    """Change, in place, the rows of `logits` (num_rows, vocab) that have rules."""
     if ruled:
         _add_bias(logits, [(one.row, one.rules.bias) for one in ruled if one.rules.bias is not None])
         _penalise(logits, [(one, one.rules.history) for one in ruled if one.rules.history is not None])
@@ -87,7 +87,7 @@ def apply_rules(logits: Tensor, ruled: list[RuledRow]) -> None:
 
 
 def _add_bias(logits: Tensor, biased: list[tuple[int, Bias]]) -> None:
-    """`logits` is (num_rows, vocab)."""
+    """Add the bias of each row to `logits` (num_rows, vocab)."""
     if not biased:
         return
     index = np.concatenate([bias.token_ids + row * logits.shape[1] for row, bias in biased])
@@ -96,7 +96,7 @@ def _add_bias(logits: Tensor, biased: list[tuple[int, Bias]]) -> None:
 
 
 def _penalise(logits: Tensor, penalised: list[tuple[RuledRow, TokenHistory]]) -> None:
-    """`logits` is (num_rows, vocab); every other array has one entry for each token of each history."""
+    """Apply penalties to `logits` (num_rows, vocab). Other arrays have one entry for each token of each history."""
     if not penalised:
         return
     for one, history in penalised:
@@ -120,7 +120,7 @@ def _penalise(logits: Tensor, penalised: list[tuple[RuledRow, TokenHistory]]) ->
 
 
 def _ban(logits: Tensor, ruled: list[RuledRow]) -> None:
-    """`logits` is (num_rows, vocab)."""
+    """Set the banned tokens of `logits` (num_rows, vocab) to -inf."""
     vocab_size = logits.shape[1]
     banned = [one.row * vocab_size + token_id for one in ruled for token_id in one.rules.next_banned_ids(one.sequence)]
     if banned:
@@ -128,5 +128,5 @@ def _ban(logits: Tensor, ruled: list[RuledRow]) -> None:
 
 
 def _on(logits: Tensor, array: IntArray | FloatArray) -> Tensor:
-    """An array (n,) as a tensor on the device of the logits."""
+    """Turn an array (n,) into a tensor on the device of the logits."""
     return torch.from_numpy(array).to(logits.device)

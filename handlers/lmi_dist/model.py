@@ -1,4 +1,4 @@
-"""What a model is to the runner: a function of the tensors of one step. Knows no layer and no checkpoint."""
+"""The interface of a model: a function of the tensors of one step. It knows no layer and no checkpoint."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class StepTensors:
     token_ids: Tensor  # (rows,)
     positions: Tensor  # (rows,)
     num_tokens: int
-    cells: Tensor  # where keys and values go, see KvSlots.cell_indices
+    cells: Tensor  # the cells of keys and values, see KvSlots.cell_indices
     views: Mapping[int | None, View]  # by window
     wanted: Tensor  # (num_wanted,): rows whose logits are asked for
-    queries: Tensor | None  # zeros (rows, padded group, kv_heads, head_dim) to put queries in, where a group is padded
+    queries: Tensor | None  # zeros (rows, padded group, kv_heads, head_dim) for the queries, if groups are padded
 
 
 class Model(Protocol):

@@ -1,12 +1,12 @@
-"""The model on its device: a plan of the scheduler in, logits out.
+"""The model on its device: it takes a plan of the scheduler and returns logits.
 
-The runner owns the weights and the cache slots and makes tensors of chunks of token ids. With batch invariance on a CPU
-every product has at least two rows (see `linear`) and attention keeps to a grid of shapes (see `attention`,
-`invariance`), so a sequence gets the same bits whatever its neighbours are. Knows nothing of requests, sampling or
-budgets.
+The runner owns the weights and the cache slots, and turns chunks of token ids into tensors. With batch invariance on a
+CPU every product has at least two rows (see `linear`), and attention uses only shapes of a grid (see `attention`,
+`invariance`). So the bits of a sequence do not depend on its neighbours. The runner knows nothing of requests, sampling
+or budgets.
 
-The process that imports torch must set the threads before: OMP_NUM_THREADS, and always GOMP_SPINCOUNT=1000, without
-which two threads beside one busy process are ten times slower.
+The process must set OMP_NUM_THREADS before it imports torch, and always GOMP_SPINCOUNT=1000, without which two threads
+beside one busy process are ten times slower.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ModelRunner:
             self.is_batch_invariant = self._attention.is_paired and self._layers_agree()
 
     def _load(self, facts: ModelFacts, placement: Placement, config: EngineConfig, progress: Progress) -> Model:
-        """The generic decoder for an architecture that it knows, else the modules of transformers."""
+        """Load the generic decoder if it knows the architecture, else the modules of transformers."""
         build = LinearBuilder(placement.device, placement.dtype, config.quantize, self._attention.is_paired)
         checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
         if facts.architecture is not None:
@@ -75,11 +75,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
-        """float32 (num_logits, vocab_size): in the order of the chunks, each chunk's wanted positions in order."""
+        """Run one step. Returns logits, float32 (num_logits, vocab_size).
+
+        They are in the order of the chunks and of the wanted positions of each chunk.
+        """
         return self._run(self._model, plan)
 
     def _run(self, model: Model, plan: Plan) -> Tensor:
-        """(num_logits, vocab_size), see `forward`."""
+        """Run one step of `model`. Returns logits (num_logits, vocab_size), as `forward` does."""
         num_wanted = sum(chunk.num_logits for chunk in plan.chunks)
         return model(self._prepare(plan))[:num_wanted]
 
@@ -118,7 +121,7 @@ class ModelRunner:
         )
 
     def _layers_agree(self) -> bool:
-        """Whether the layers that were loaded give a sequence the same bits whatever its neighbours are."""
+        """Whether the loaded layers give a sequence the same bits beside any neighbours."""
         assert isinstance(self._model, Decoder)  # see _find_grid
         num_slots = min(_NUM_CHECKED_SLOTS, self._num_slots)
         length = min(_CHECKED_LENGTH, self._max_length)
@@ -138,7 +141,7 @@ class ModelRunner:
 
 
 class _Views(dict[int | None, View]):
-    """What each window sees in one step, computed when a layer first needs it."""
+    """The View of each window in one step, computed when a layer first needs it."""
 
     def __init__(self, attention: Attention, plan: Plan, num_tokens: int) -> None:
         super().__init__()
@@ -157,9 +160,9 @@ def _pair(*columns: list[int]) -> None:
 
 
 def _find_grid(facts: ModelFacts, placement: Placement, config: EngineConfig) -> Grid | None:
-    """The attention shapes that make batches invariant, or None where invariance is not wanted or not known.
+    """The attention shapes that make batches invariant, or None if invariance is not wanted or not known.
 
-    The rules are known for float32 on a CPU. Capped scores go through matrix products that break them.
+    It is known for the generic decoder in float32 on a CPU. Capped scores need matrix products that break it.
     """
     is_plain = placement.device.type == "cpu" and placement.dtype == torch.float32 and config.quantize is None
     is_known = facts.architecture is not None and facts.architecture.softcap is None

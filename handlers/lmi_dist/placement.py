@@ -1,4 +1,4 @@
-"""Where a model runs and in which dtype: chosen once, at load."""
+"""The device and the dtype of a model, chosen once, at load."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: t
     if device.type == "cuda":
         return _DTYPES.get(config.dtype) or checkpoint_dtype or torch.float32
     if config.quantize == "int8":
-        return torch.float32  # of activations and cache: the int8 kernels take nothing else
+        return torch.float32  # of activations and cache: the int8 kernels take only float32
     if config.dtype == "fp16":
         log.warning("float32 instead of float16: this CPU has no arithmetic for it")
         return torch.float32

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the model runner in one step. Plain Python, no torch."""
+"""The plan of one step, which the scheduler gives the model runner. Plain Python, no torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Chunk:
-    """A run of consecutive tokens of one sequence, computed in one step.
+    """Consecutive tokens of one sequence, computed in one step.
 
-    A decode is a chunk of one token; a prompt comes in chunks cut at fixed positions (multiples of the chunk length),
-    so that its bits do not depend on the load. Keys and values of positions 0..start are in cache slot `slot` already,
-    or are written by an earlier chunk of the same plan.
+    A decode is a chunk of one token. A prompt comes in chunks cut at fixed positions (multiples of the chunk length),
+    so that its bits do not depend on the load. The keys and values of positions before `start` are in cache slot `slot`
+    already, or an earlier chunk of the same plan writes them.
     """
 
     slot: int
     start: int
     token_ids: list[int]
-    num_logits: int = 1  # wanted for the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
+    num_logits: int = 1  # logits of the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
 
     @property
     def end(self) -> int:

@@ -1,8 +1,8 @@
 """Rotary position embeddings as one complex product.
 
-Pairs of a head's channels are the real and imaginary parts of a number that rotates with the position. Checkpoints keep
-the two parts of a pair half a head apart; `interleave` brings the rows of query and key projections into neighbouring
-order once, so that a step needs a single multiplication. Frequencies come from transformers, which knows every
+A pair of a head's channels is a complex number that rotates with the position. Checkpoints keep the two parts of a pair
+half a head apart. `interleave` gives the order in which they are neighbours; the rows of query and key projections are
+reordered once, so that a step needs a single multiplication. Frequencies come from transformers, which knows every
 scaling rule.
 """
 
@@ -24,13 +24,13 @@ _FIXED_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class Rotary:
-    """The angle of each pair per position, in radians, and a factor on the result. Other channels stay as they are."""
+    """The angle of each pair per position, in radians, and a factor on the result. Other channels do not change."""
 
     frequencies: tuple[float, ...]
     factor: float = 1.0
 
     def table(self, max_length: int, head_dim: int, device: torch.device) -> Tensor:
-        """Complex numbers of length `factor`, (max_length, head_dim / 2); 1 for channels that stay as they are."""
+        """Complex numbers of length `factor`, (max_length, head_dim / 2); 1 for channels that do not change."""
         angles = torch.arange(max_length).float()[:, None] * torch.tensor(self.frequencies)
         rotations = torch.complex(angles.cos() * self.factor, angles.sin() * self.factor)
         unrotated = torch.ones(max_length, head_dim // 2 - len(self.frequencies), dtype=rotations.dtype)
@@ -56,10 +56,10 @@ def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple
 
 
 def stable_context_length(config: Any) -> int:
-    """How long a sequence may get.
+    """The largest number of tokens of a sequence.
 
-    Rules whose frequencies change with the length of the sequence (dynamic, longrope) would rotate its own past and its
-    neighbours in the batch: with them the context ends where their first stage does.
+    The frequencies of some rules (dynamic, longrope) change with the length of the sequence. They would then also apply
+    to its cached keys and to its neighbours in the batch, so with them the context ends with their first stage.
     """
     longest: int = config.max_position_embeddings
     if not getattr(config, "rope_parameters", None):
@@ -77,7 +77,7 @@ def stable_context_length(config: Any) -> int:
 
 
 def _parameters(config: Any, layer_types: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Rope parameters by type of layer; most models have the same for all."""
+    """The rope parameters of each type of layer. In most models they are the same for all types."""
     parameters = config.rope_parameters
     if "rope_theta" in parameters or "rope_type" in parameters:
         return dict.fromkeys(sorted(set(layer_types)), parameters)

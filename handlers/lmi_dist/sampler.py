@@ -1,12 +1,13 @@
-"""Logits to tokens, each row by the rules of its own request.
+"""Draws a token from each row of the logits, by the rules of the row's request.
 
-Order: log-probs are read off the model's own logits (`log_probs`); rules change the logits (`logits_rules`); then
-temperature, top_k, top_p, min_p and typical_p apply, each to what the one before it left, as in transformers; one
-uniform number per (seed, position) picks the token by inverse CDF.
+First log-probs are computed from the model's logits (`log_probs`). Then rules change the logits (`logits_rules`).
+Then temperature, top_k, top_p, min_p and typical_p apply, each to the result of the one before, as in transformers.
+Last, one uniform number per (seed, position) picks the token by inverse CDF.
 
-The result of a row depends on that row only, to the bit: every operation over a row is one that torch computes row by
-row (softmax, cumsum, topk, max) or that is exactly rounded element by element (divide, compare). An element-wise exp or
-log over the whole batch is not used: where torch cuts it between threads, vector and scalar code round differently.
+The bits of a row's result depend only on that row. Every operation is one that torch computes row by row (softmax,
+cumsum, topk, max) or that is exactly rounded element by element (divide, compare). The sampler does not use an
+element-wise exp or log over the whole batch: torch cuts it between threads, where vector and scalar code round
+differently.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from handlers.lmi_dist.log_probs import chosen_log_probs, top_log_probs
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, apply_rules, new_rules
 from lmi.executor import SamplingConfig, TokenLogProb
 
-WIDTHS = (64, 256, 1024)  # how many of the best tokens top_k and top_p look at; a row that needs more sorts all
+WIDTHS = (64, 256, 1024)  # how many of the best tokens top_k and top_p look at; a row that needs more sorts all tokens
 MAX_SORTED_VOCAB = 2048
 MIN_TEMPERATURE = 1e-5
 
-GREEDY, UNRANKED = -1, 0  # groups of rows; any other group is the width that its top_k and top_p look at first
+GREEDY, UNRANKED = -1, 0  # groups of rows; any other group is the width at which its top_k and top_p start
 
 
 class Draw(NamedTuple):
@@ -40,7 +41,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """What the sampler knows of a sequence. Rows of one `group` are drawn together."""
+    """The sampler's state of one sequence. Rows of one `group` are drawn together."""
 
     group: int
     num_top: int
@@ -49,16 +50,16 @@ class SamplerState:
 
 
 class Sampler:
-    """Draws tokens. Its notes on a sequence are kept in `Sequence.sampler_state`; the sampler itself keeps nothing."""
+    """A sampler draws tokens. It keeps the state of a sequence in `Sequence.sampler_state` and has none itself."""
 
     def __init__(self, vocab_size: int, device: str | torch.device = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
 
     def sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Draw | None]:
-        """The next token of each sequence. Overwrites `logits` (num_sequences, vocab), float32.
+        """Draw the next token of each sequence. Overwrites `logits`, float32 (num_sequences, vocab).
 
-        None where a row cannot be sampled: its logits are not numbers, or every token is banned.
+        A draw is None if the row's logits are not numbers or every token is banned.
         """
         states = [cast("SamplerState | None", one.sampler_state) or self._new_state(one) for one in sequences]
         rows = [row for row, state in enumerate(states) if state.wants_log_probs]
@@ -95,7 +96,7 @@ class Sampler:
     def _choose(
         self, logits: Tensor, sequences: list[Sequence], states: list[SamplerState]
     ) -> tuple[Tensor, list[bool]]:
-        """Token ids (num_rows,) and whether each can be used, from `logits` (num_rows, vocab)."""
+        """Choose token ids (num_rows,) from `logits` (num_rows, vocab). The list says whether each can be used."""
         token_ids = _argmax(logits)  # (num_rows,)
         best = logits.gather(1, token_ids[:, None]).squeeze(1)  # (num_rows,)
         is_usable: list[bool] = torch.isfinite(best).tolist()
@@ -104,7 +105,10 @@ class Sampler:
         return token_ids, is_usable
 
     def _draw(self, logits: Tensor, best: Tensor, sequences: list[Sequence], group: int) -> Tensor:
-        """Token ids (num_rows,) for rows of one group: `logits` (num_rows, vocab), `best` (num_rows,)."""
+        """Draw token ids (num_rows,) for the rows of one group from `logits` (num_rows, vocab).
+
+        `best` (num_rows,) is the largest logit of each row.
+        """
         configs = [sequence.request.sampling_config for sequence in sequences]
         temperatures = [
             1.0 if config.temperature is None else max(config.temperature, MIN_TEMPERATURE) for config in configs
@@ -115,7 +119,7 @@ class Sampler:
         return _inverse_cdf(probs, self._column([uniform(one.seed, one.num_generated) for one in sequences]))
 
     def filter(self, probs: Tensor, configs: list[SamplingConfig], group: int) -> None:
-        """Set to 0 in `probs` (num_rows, vocab) what top_k, top_p, min_p and typical_p leave out."""
+        """Set the tokens of `probs` (num_rows, vocab) that top_k, top_p, min_p and typical_p leave out to 0."""
         if group != UNRANKED:
             probs *= probs >= self._cuts(probs, configs, group)
         if any(config.min_p for config in configs):
@@ -125,16 +129,16 @@ class Sampler:
                 probs[row] = _typical(probs[row], config.typical_p or 1.0)
 
     def _cuts(self, probs: Tensor, configs: list[SamplingConfig], width: int) -> Tensor:
-        """The smallest probability (num_rows, 1) that top_k and top_p keep; equal ones stay together.
+        """The smallest probability (num_rows, 1) that top_k and top_p keep. Equal probabilities stay together.
 
-        It looks at the `width` best of each row; a row whose top_p does not end among them looks further.
+        The search looks at the `width` best tokens of each row, and further if a row's top_p does not end among them.
         """
         ranked = _ranked(probs, width)  # (num_rows, width), best first
         sums = ranked.cumsum(dim=-1)
         top_ks = torch.tensor([[min(config.top_k or width, width)] for config in configs], device=self.device)
         has_top_k = torch.tensor([[_has_top_k(config, probs.shape[1])] for config in configs], device=self.device)
         top_ps = self._column([_off_at_one(config.top_p) for config in configs])
-        # top_p is a share of what top_k left. Without top_k that is everything, and its sum is 1.
+        # top_p is a share of the mass that top_k left. Without top_k that mass is 1.
         mass = top_ps * torch.where(has_top_k, sums.gather(1, top_ks - 1), 1.0)
         num_kept = (sums - ranked < mass).sum(dim=-1, keepdim=True).clamp(min=1)
         cuts = ranked.gather(1, torch.minimum(num_kept, top_ks) - 1)  # (num_rows, 1)
@@ -146,7 +150,7 @@ class Sampler:
         return cuts
 
     def _column(self, values: list[float]) -> Tensor:
-        """(num_rows, 1)."""
+        """The values as a tensor (num_rows, 1)."""
         return torch.tensor(values, dtype=torch.float32, device=self.device)[:, None]
 
 
@@ -163,21 +167,21 @@ def _has_top_k(config: SamplingConfig, vocab_size: int) -> bool:
 
 
 def _wider(width: int, vocab_size: int) -> int:
-    """The next width over `width`: of a small vocabulary always all of it, which is quicker."""
+    """The next width over `width`. For a small vocabulary it is always the whole vocabulary, which is quicker."""
     if vocab_size <= MAX_SORTED_VOCAB:
         return vocab_size
     return next((one for one in WIDTHS if one > width), vocab_size)
 
 
 def _off_at_one(share: float | None) -> float:
-    """inf for a share of 1, which keeps all tokens: compared with a rounded sum it might not."""
+    """Turn a share of 1, which keeps all tokens, into inf. A rounded sum can exceed 1 and drop some."""
     return math.inf if share is None or share >= 1 else share
 
 
 def _add_log_probs(
     draws: list[Draw | None], rows: list[int], chosen: list[float], tops: list[list[TokenLogProb] | None]
 ) -> None:
-    """Give the draws of these rows their log-probs; a draw whose log-prob is not a number becomes None."""
+    """Add log-probs to the draws of these rows. A draw whose log-prob is not finite becomes None."""
     for row, log_prob, top in zip(rows, chosen, tops, strict=True):
         draw = draws[row]
         if draw is not None:
@@ -194,19 +198,19 @@ def _groups(states: list[SamplerState], is_usable: list[bool]) -> dict[int, list
 
 
 def _rows(logits: Tensor, rows: list[int]) -> Tensor:
-    """These rows, (num_rows, vocab), not copied when they are all."""
+    """These rows, (num_rows, vocab). If they are all rows, they are not copied."""
     return logits if len(rows) == len(logits) else logits[rows]
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """Indices (num_rows,) of the best, or of the first NaN. On a CPU numpy is 10 to 30 times as fast."""
+    """The index of the best token of each row, or of the first NaN. On a CPU numpy is 10 to 30 times as fast."""
     if logits.is_cpu:
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
 
 def _ranked(probs: Tensor, width: int) -> Tensor:
-    """The `width` best (num_rows, width), best first. A full sort by numpy is 5 to 10 times as fast on a CPU."""
+    """The `width` best probabilities of each row, best first. On a CPU numpy sorts all 5 to 10 times as fast."""
     if width < probs.shape[1]:
         return probs.topk(width, dim=-1).values
     if probs.is_cpu:
@@ -215,11 +219,11 @@ def _ranked(probs: Tensor, width: int) -> Tensor:
 
 
 def _inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Indices (num_rows,) drawn from `probs` (num_rows, n), of any sum; one of probability 0 never comes."""
+    """Draw indices (num_rows,) from `probs` (num_rows, n) of any sum. An index of probability 0 is never drawn."""
     cdf = probs.cumsum(dim=-1)
     drawn = torch.searchsorted(cdf, uniforms * cdf[:, -1:], right=True)
     if probs.is_cpu:
-        return drawn.squeeze(1)  # sums run left to right: the first one over the target lies on a step, so inside
+        return drawn.squeeze(1)  # sums run left to right: the first one over the target has a probability over 0
     drawn.clamp_(max=probs.shape[1] - 1)  # a parallel sum need not be monotone
     return torch.where(probs.gather(1, drawn) > 0, drawn, probs.argmax(dim=-1, keepdim=True)).squeeze(1)
 
@@ -230,7 +234,7 @@ def _typical(probs: Tensor, mass: float) -> Tensor:
     Source: locally typical sampling (Meister et al. 2022).
     """
     normal = probs / probs.sum()
-    surprise = -normal.log()  # inf where out already
+    surprise = -normal.log()  # inf where the probability is 0 already
     entropy = torch.where(normal > 0, normal * surprise, 0).sum()
     order = (surprise - entropy).abs().argsort(stable=True)
     num_kept = int((normal[order].cumsum(0) < mass).sum()) + 1

@@ -1,12 +1,12 @@
 """Which sequences run in the next step, and which of their tokens. Plain Python: ints and lists, no tensors.
 
-A step holds one token of every decoding sequence and, under a token budget, chunks of prompts. Prompts are cut at
-multiples of the chunk length whatever the load is, so that a prompt's bits never depend on its neighbours. Sequences
-rank by priority, then by age: the first in rank is admitted first, the last in rank is preempted first.
+A step holds one token of every decoding sequence and, under a token budget, chunks of prompts. Prompts are always cut
+at multiples of the chunk length, so that a prompt's bits never depend on its neighbours. Sequences rank by priority,
+then by age. The first in rank is admitted first; the last in rank is preempted first.
 
-The prompt of a request is computed once for those of its sequences that find room together: the first leads; the
-others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no room then,
-or was preempted after its first token, computes for itself.
+The prompt of a request is computed once for those of its sequences that find room together. The first leads. The
+others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no room by
+then, or is preempted after its first token, computes its tokens itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ CHUNK_LENGTH = 128
 
 @dataclass(slots=True)
 class Batch:
-    """One step's plan and whose chunks they are: `sequences` is parallel to `plan.chunks`.
+    """The plan of one step and the sequence of each chunk: `sequences` is parallel to `plan.chunks`.
 
-    `followers` of a sequence whose prompt is complete in this step: they get a copy of it, and draw from its logits.
+    `followers` maps each sequence whose prompt is complete in this step to those that get a copy of it and draw from
+    its logits.
     """
 
     plan: Plan
@@ -36,7 +37,7 @@ class Batch:
 
 
 class Scheduler:
-    """Owns the order of `waiting` and `running` sequences, both sorted by rank."""
+    """The scheduler owns the lists of `waiting` and `running` sequences, both sorted by rank."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended, waiting or running. Its blocks and its slot are free at once."""
+        """Forget a sequence, waiting or running. Its blocks and its slot are free at once."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
             return
@@ -66,7 +67,7 @@ class Scheduler:
         sequence.slot = None
 
     def schedule(self) -> Batch:
-        """Decodes first, then prompts: the running ones, then new ones as long as budget, slots and blocks allow."""
+        """Schedule decodes, then running prompts, then new prompts as long as budget, slots and blocks allow."""
         num_preemptions = self._make_room()
         decodes = [(sequence, _decode(sequence)) for sequence in self.running if not sequence.is_prefilling]
         decodes.sort(key=lambda pair: pair[1].slot)
@@ -77,24 +78,27 @@ class Scheduler:
         return Batch(plan, [sequence for sequence, _ in decodes + prefills], followers, num_preemptions)
 
     def _make_room(self) -> int:
-        """Charge each decoding sequence for its next token; when blocks are short, preempt the last in rank."""
+        """Charge each decoding sequence for its next token. If blocks run out, preempt the last in rank.
+
+        Returns the number of preemptions.
+        """
         num_before = len(self.running)
         for sequence in self.running[:]:
             if sequence.is_prefilling:
                 continue  # charged for its whole prompt when it was admitted
             while sequence.slot is not None and not self.cache.grow(sequence.slot, sequence.num_tokens):
-                self._preempt(self.running[-1])  # perhaps itself; everyone before it has its block already
+                self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
             if sequence.slot is None:
-                break  # everyone after it was preempted before it
+                break  # all sequences after it were preempted before it
         return num_before - len(self.running)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.remove(sequence)
         sequence.restart()
-        self.add(sequence)  # its age puts it before all that came later
+        self.add(sequence)  # its age puts it before all sequences that came later
 
     def _prefills(self) -> Iterator[tuple[Sequence, Chunk]]:
-        """Prompt chunks in rank order. The first always comes, however small the budget is."""
+        """Yield prompt chunks in rank order. The first is always scheduled, even if it is larger than the budget."""
         budget, is_first = self.max_prefill_tokens, True
         for sequence in self._prefilling():
             start = sequence.num_computed
@@ -108,9 +112,9 @@ class Scheduler:
                 return
 
     def _prefilling(self) -> Iterator[Sequence]:
-        """Running sequences with prompt tokens to compute, then waiting ones, each admitted as it is asked for.
+        """Yield running sequences with prompt tokens to compute, then waiting ones. Each is admitted as it is yielded.
 
-        Followers come in with their leader, whatever is left of the budget: they cost nothing of it.
+        Followers are admitted with their leader, because they use none of the budget.
         """
         self._admit_followers()
         yield from [sequence for sequence in self.running if sequence.is_prefilling and not _follows(sequence)]
@@ -130,7 +134,7 @@ class Scheduler:
         return sequence
 
     def _can_admit(self, sequence: Sequence) -> bool:
-        """One block is kept back for each running sequence, or admission would soon be followed by a preemption."""
+        """One block is reserved for each running sequence, else a preemption would soon follow."""
         num_running = len(self.running)
         return num_running < self.max_num_sequences and self.cache.can_allocate(sequence.num_prefill, num_running)
 
@@ -147,19 +151,19 @@ def _rank(sequence: Sequence) -> tuple[float, int, int]:
 
 
 def _follows(sequence: Sequence) -> bool:
-    """Whether it needs only the prompt, and a sequence before it in the request computes that prompt."""
+    """Whether a sequence needs only the prompt, and an earlier sequence of the request computes it."""
     return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.group.sequences[: sequence.index]))
 
 
 def _followers(sequence: Sequence) -> list[Sequence]:
-    """The sequences that took a slot and wait for a copy of this one's prompt."""
+    """The sequences that hold a slot and wait for a copy of this sequence's prompt."""
     if not _is_at_prompt(sequence):
         return []
     return [sibling for sibling in sequence.group.sequences[sequence.index + 1 :] if _is_at_prompt(sibling)]
 
 
 def _is_at_prompt(sequence: Sequence) -> bool:
-    """Whether it runs and has no token yet: it or its leader computes the prompt."""
+    """Whether a sequence runs and has no token yet: it or its leader computes the prompt."""
     return sequence.slot is not None and sequence.num_generated == 0
 
 

@@ -19,8 +19,8 @@ class TokenHistory:
     def __init__(self, sequence: Sequence, *, counts_prompt: bool) -> None:
         self.size = 0
         self.token_ids = np.empty(64, np.int64)
-        self.counts = np.zeros(64, np.float32)  # in the output: 0 for a token that only the prompt has
-        self._indices: dict[int, int] = {}  # token id -> where it is in the arrays
+        self.counts = np.zeros(64, np.float32)  # in the output: 0 for a token that is only in the prompt
+        self._indices: dict[int, int] = {}  # token id -> its index in the arrays
         self._num_seen = sequence.num_prompt_tokens
         if counts_prompt:
             for token_id in sequence.token_ids[: self._num_seen]:

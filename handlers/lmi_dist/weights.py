@@ -1,8 +1,8 @@
 """A model folder on disk: its configuration and its tensors, one at a time.
 
 The format is that of Hugging Face: config.json, model.safetensors (or shards with an index).
-A fault of a folder becomes one line that names the file, the tensor and the cause. Pickled weights can run code when
-they are read, so they are refused unless the caller allows them. Knows nothing of layers or devices.
+A fault of a folder is reported in one line that names the file, the tensor and the cause. Pickled weights can run code
+when they are read, so they are refused unless the caller allows them. This module knows nothing of layers or devices.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the configuration of a folder says: read once, before the weights, and passed to all who need it."""
+    """The facts in the configuration of a folder, read once, before the weights."""
 
     path: str
-    config: PretrainedConfig  # with every default filled in and old spellings made new
+    config: PretrainedConfig  # with every default filled in and old names replaced by new ones
     architecture: Architecture | None  # None: only the modules of transformers can run it
     vocab_size: int
     context_length: int
@@ -43,21 +43,21 @@ class ModelFacts:
 
     @property
     def name(self) -> str:
-        """The class that transformers has for it."""
+        """The name of the model's class in transformers."""
         return _class_name(self.config)
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of the checkpoint, where its configuration has one."""
+        """The dtype of the checkpoint, or None if its configuration has none."""
         return getattr(self.config, "dtype", None)
 
     @property
     def group(self) -> int:
-        """How many query heads share one key head."""
+        """The number of query heads that share one key head."""
         return self.num_heads // self.num_kv_heads
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of cache that one token needs over all layers."""
+        """The bytes of cache that one token needs over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
@@ -100,7 +100,7 @@ def _class_name(config: PretrainedConfig) -> str:
 
 
 class Checkpoint:
-    """The tensors of a folder by name. Files are mapped, so only what is read costs memory."""
+    """The tensors of a folder by name. Files are mapped, so only tensors that are read cost memory."""
 
     def __init__(self, path: str, *, allow_pickle: bool = False, progress: Progress | None = None) -> None:
         self._progress = progress or (lambda stage, share: None)
@@ -121,7 +121,7 @@ class Checkpoint:
         return name in self._files
 
     def take(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """The tensor `name`, which must have `shape`, in `dtype`. Each is meant to be taken once."""
+        """Read the tensor `name` as `dtype`; its shape must be `shape`. Take each tensor once. Raises ModelUnusable."""
         file = self._files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
@@ -135,7 +135,7 @@ class Checkpoint:
         return tensor.to(dtype)
 
     def _read(self, file: Path, name: str) -> Tensor:
-        """In the shape and dtype of the file."""
+        """Read a tensor in the shape and dtype of the file."""
         if name in self._pickled:
             return self._pickled[name]
         try:
@@ -153,7 +153,7 @@ class Checkpoint:
         for file in files:
             try:
                 tensors = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # unpickling fails in as many ways as there are bytes
+            except Exception as error:  # unpickling can raise any error
                 raise ModelUnusable(f"{file}: cannot be read: {cause_line(error)}") from error
             if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
                 raise ModelUnusable(f"{file}: holds something else than a table of tensors")
@@ -162,7 +162,7 @@ class Checkpoint:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: those that the index names, else all."""
+    """The safetensors files that the index of a folder names, or all of them if there is no index."""
     index = folder / _INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
