@@ -1,4 +1,4 @@
-"""The vLLM engine: its scheduler, kernels and models behind our contract, token ids in, token ids out.
+"""The vLLM engine: its scheduler, kernels and models behind the Executor contract, token ids in, token ids out.
 
     from handlers.lmi_vllm import Executor
 

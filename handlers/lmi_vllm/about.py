@@ -1,4 +1,4 @@
-"""The record of the vLLM engine. Imports nothing of vLLM: the names of its arguments are read from its source text."""
+"""The Handler record of the vLLM engine. It does not import vLLM: argument names are read from vLLM's source text."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from lmi.settings.handler import Auto, Handler, folder_of
 from lmi.settings.machine import num_ranks_here
 
 NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-MAX_SOCKET_FOLDER_BYTES = 107 - 37  # a socket's path, less the name that vLLM gives it
-# Names that LMI has for the fields of vLLM's speculative_config.
+MAX_SOCKET_FOLDER_BYTES = 107 - 37  # the longest path of a socket, less the file name that vLLM chooses
+# LMI's names for fields of vLLM's speculative_config.
 SPECULATIVE = frozenset({"speculative_draft_model", "speculative_length", "draft_model_tp_size"})
 
 
 def option_names() -> frozenset[str] | None:
-    """The engine arguments of the installed vLLM, and what is translated for it; None where it is not installed."""
+    """The engine arguments of the installed vLLM and the names in SPECULATIVE, or None if vLLM is not installed."""
     names = engine_arguments()
     return names | SPECULATIVE if names else None
 
 
 def engine_arguments() -> frozenset[str]:
-    """The names of vLLM's engine arguments, read without running it; empty where it is not installed.
+    """The names of vLLM's engine arguments, read without running it; empty if vLLM is not installed.
 
-    `model` is left out: lmi fills it.
+    `model` is left out, because lmi sets it.
     """
     folder = folder_of("vllm")
     file = folder / "engine" / "arg_utils.py" if folder else None
@@ -44,14 +44,14 @@ def engine_arguments() -> frozenset[str]:
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
-    """On a CPU an engine with pipeline parallel ranks would die of its first request."""
+    """Refuse pipeline parallel ranks on a CPU, where the first request would end the engine."""
     if config.pipeline_parallel_degree > 1 and not config.device_ids:
         return {"option.pipeline_parallel_degree": "1 on vllm where no GPU is used"}
     return {}
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Forbid reports and downloads, put sockets into our folder, and give each rank on a CPU its cores.
+    """Forbid reports and downloads, put sockets into `folder`, and give each rank on a CPU its cores.
 
     A variable that the operator has set keeps its value.
     """
@@ -68,9 +68,9 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
 
 
 def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """The cores of each tensor parallel rank that this machine runs of the engine in this slot.
+    """The cores of each tensor parallel rank of engine number `slot` on this machine.
 
-    The ranks of all engines share the cores in equal groups; more ranks than cores take them in turn.
+    The ranks of all engines share the cores in equal groups. If there are more ranks than cores, ranks share a core.
     """
     num_ranks = num_ranks_here(config.tensor_parallel_degree, config.options.get("nnodes", ""))
     size = max(1, len(cores) // (num_ranks * config.num_engines))

@@ -1,8 +1,8 @@
-"""Translates our configuration to vLLM's `AsyncEngineArgs`, each argument with its type.
+"""Translates an EngineConfig to vLLM's `AsyncEngineArgs`, each argument with its type.
 
 Every field of `AsyncEngineArgs` can be given as option.<name>. A text is read as vLLM's command line reads the field's
-flag, so 8k, JSON and lists mean the same here and there. A field that this vLLM does not have is reported with the
-closest one that it has. Knows nothing of requests. Written against vLLM 0.30 to 0.33.
+flag, so 8k, JSON and lists mean the same in both. A field that this vLLM does not have is reported with the closest one
+that it has. This module knows nothing of requests. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
 SPECULATIVE_LENGTH = 5
 BOOLEAN = TypeAdapter(bool)  # true, false, 1, 0, yes, no, on, off in any case
 
-# These differ from vLLM's defaults: statistics are ours, the front end fills in what a request leaves out (but "vllm"
-# here still adds the end tokens of generation_config.json to each request that does not ignore them), requests have
-# priorities, and no progress bar is drawn into the log.
+# These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no progress bar is drawn
+# into the log. The front end fills in the parameters that a request leaves out; with "vllm" vLLM still adds the end
+# tokens of generation_config.json to each request that does not ignore them.
 DEFAULTS: dict[str, Any] = {
     "disable_log_stats": True,
     "generation_config": "vllm",
@@ -50,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "use_tqdm_on_load": False,
 }
 
-# Options of ours that fill a field of vLLM's, for messages.
+# The options of lmi that set a field of vLLM, for messages.
 OUR_NAMES = {
     "max_num_seqs": "max_rolling_batch_size",
     "max_num_batched_tokens": "max_rolling_batch_prefill_tokens",
@@ -60,14 +60,14 @@ OUR_NAMES = {
     "num_gpu_blocks_override": "max_kv_cache_tokens",
     "cache_dtype": "kv_cache_dtype",
 }
-# Keys of EngineConfig.options that the executor itself reads.
+# Keys of EngineConfig.options that only the executor reads.
 NOT_FOR_VLLM = frozenset({"request_stats_max_iterations"})
 
 log = logging.getLogger("lmi.vllm")
 
 
 def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
-    """The keyword arguments of `AsyncEngineArgs`, which serves LLMEngine too; warnings go to the log.
+    """The keyword arguments of `AsyncEngineArgs`, which LLMEngine takes too. Warnings go to the log.
 
     Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be unpickled.
     """
@@ -84,7 +84,7 @@ def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
 
 
 def refused(error: ValidationError, config: EngineConfig) -> BadConfiguration:
-    """The faults that vLLM's classes found in values of the right types, one line for each."""
+    """The faults that vLLM's classes found in values of the right types, one line for each fault."""
     lines = []
     for fault in error.errors():
         field = str(fault["loc"][-1]) if fault["loc"] else ""
@@ -109,7 +109,7 @@ def _check_lengths(config: EngineConfig) -> None:
 
 
 def _check_weights(folder: Path, load_format: str, allow_pickle: bool) -> None:
-    """vLLM unpickles where the format asks for it, and by itself where there is no safetensors file."""
+    """Refuse pickled weights. vLLM reads them if the format asks for it, or if there is no safetensors file."""
     takes_pickled = load_format in ("pt", "npcache")
     takes_any = load_format in ("auto", "hf") and not any(folder.glob("*.safetensors"))
     files = pickled_files(folder) if takes_pickled or takes_any else []
@@ -133,7 +133,7 @@ def _ours(config: EngineConfig) -> dict[str, Any]:
 
 
 def _typed(config: EngineConfig) -> dict[str, Any]:
-    """The options that have vLLM's own names, each of its field's type."""
+    """The options with vLLM's names, each as its field's type. Raises BadConfiguration."""
     values: dict[str, Any] = {}
     faults = []
     flags = _flags() if config.options else {}
@@ -171,7 +171,7 @@ def _flags() -> dict[str, argparse.Action]:
 
 
 def _value(name: str, text: str, flag: argparse.Action | None) -> Any:
-    """Raises ValueError with what is allowed."""
+    """Read a text as vLLM's flag does. Raises ValueError with the allowed values."""
     if flag is None:
         return _of_hint(FIELDS[name], text)
     if isinstance(flag, argparse.BooleanOptionalAction) or flag.nargs == 0:
@@ -204,7 +204,7 @@ def _allowed(name: str, flag: argparse.Action, error: Exception | None = None) -
 
 
 def _types_in(hint: Any) -> list[Any]:
-    """The hint itself and what it is made of: int, None and more of list[int] | None."""
+    """The hint and all types in it: for list[int] | None also list[int], int and None."""
     return [hint, *(inner for part in get_args(hint) for inner in _types_in(part))]
 
 
@@ -216,7 +216,7 @@ def _boolean(text: str) -> bool:
 
 
 def _of_hint(hint: Any, text: str) -> Any:
-    """The few fields that vLLM's command line leaves out."""
+    """Read the value of a field that vLLM's command line leaves out."""
     is_plain = dataclasses.is_dataclass(hint) or isinstance(hint, type)
     try:
         adapter = TypeAdapter(hint, config=None if is_plain else ConfigDict(arbitrary_types_allowed=True))
@@ -226,7 +226,7 @@ def _of_hint(hint: Any, text: str) -> Any:
 
 
 def _words(text: str) -> list[str]:
-    """A list as JSON, or with commas or blanks between."""
+    """Read a list, in JSON or as words with commas or blanks between."""
     if text.startswith("["):
         try:
             return [word if isinstance(word, str) else json.dumps(word) for word in json.loads(text)]
@@ -236,7 +236,7 @@ def _words(text: str) -> list[str]:
 
 
 def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
-    """A draft model under the names that LMI has for it."""
+    """vLLM's speculative_config from LMI's options for a draft model."""
     given = {name: config.options[name] for name in SPECULATIVE if name in config.options}
     draft = given.get("speculative_draft_model")
     if draft is None:
@@ -260,7 +260,7 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
 
 
 def _mode_on_cpu(config: EngineConfig) -> dict[str, Any]:
-    """vLLM compiles by default, and would not start where a compiler is missing."""
+    """Run the model eagerly if a compiler is missing: vLLM compiles by default and would not start."""
     if "enforce_eager" in config.options or not compiling.is_eager(config.options):
         return {}
     if why := compiling.missing():
@@ -269,11 +269,11 @@ def _mode_on_cpu(config: EngineConfig) -> dict[str, Any]:
 
 
 def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A KV cache as large as the sequences can use, at most a quarter of memory.
+    """Size the KV cache for what the sequences can use, at most a quarter of memory.
 
-    vLLM's own default is nine tenths of all memory, and no start where something else holds some of it. It takes its
-    cache in bytes of each rank; a number of blocks beside them decides alone, so an estimate that is too high is no
-    harm. What is not known of a model costs the quarter.
+    vLLM's default is nine tenths of all memory, and it does not start if other processes hold too much of it. It takes
+    the size in bytes for each rank. If a number of blocks is given too, only that counts, so a high estimate of the
+    bytes does no harm. If the shape of the model's cache is not known, the cache takes the whole quarter.
     """
     own_words = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
     is_said = any(name in arguments for name in own_words) or bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
@@ -298,13 +298,13 @@ def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[st
 
 
 def _cache_in_blocks(config: EngineConfig, num_tokens: int, tokens_per_block: int) -> dict[str, Any]:
-    """One block more than the tokens need: vLLM keeps one for itself. A longer context than fits is shortened."""
+    """Ask for one block more than the tokens need, which vLLM reserves. A context that does not fit is shortened."""
     fit = {"max_model_len": -1} if config.max_sequence_length is None else {}
     return {"num_gpu_blocks_override": -(-num_tokens // tokens_per_block) + 1, **fit}
 
 
 def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | None:
-    """Bytes of cache that a token needs on one rank, and the context; None where config.json does not say."""
+    """The bytes of cache of one token on one rank, and the context length, or None if config.json lacks them."""
     try:
         model = AutoConfig.from_pretrained(
             model_path, local_files_only=True, trust_remote_code=config.trust_remote_code
@@ -312,15 +312,15 @@ def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | Non
         num_heads = model.num_attention_heads
         num_kv_heads = getattr(model, "num_key_value_heads", None) or num_heads
         head_dim = getattr(model, "head_dim", None) or model.hidden_size // num_heads
-        element_bytes = 4 if config.dtype == "fp32" else 2  # vLLM's auto makes 16 bits of 32
+        element_bytes = 4 if config.dtype == "fp32" else 2  # vLLM's auto turns 32 bits into 16
         heads_a_rank = max(1, num_kv_heads // config.tensor_parallel_degree)
         return 2 * model.num_hidden_layers * heads_a_rank * head_dim * element_bytes, model.max_position_embeddings
-    except Exception:  # whatever is wrong with the file, vLLM says it better
+    except Exception:  # vLLM reports a fault of the file better
         return None
 
 
 def _named(config: EngineConfig, name: str, text: str | None = None) -> str:
-    """option.name=text (where it was given), as far as that is known; our name for what we fill."""
+    """option.NAME=TEXT (SOURCE), as far as text and source are known. The name is lmi's where lmi has one."""
     ours = OUR_NAMES.get(name, name)
     if ours not in config.option_sources and name in config.option_sources:
         ours = name

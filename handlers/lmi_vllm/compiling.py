@@ -1,7 +1,7 @@
 """Whether vLLM compiles the model on a CPU, and where the compiled kernels are kept.
 
-vLLM compiles by default. That needs a C++ compiler and Python's headers; where one of them is missing, or torch's own
-switch turns compilation off, the model runs eagerly. Nothing here imports torch. Written against vLLM 0.30 to 0.33.
+vLLM compiles by default. That needs a C++ compiler and Python's headers. If one of them is missing, or torch's switch
+turns compilation off, the model runs eagerly. This module does not import torch. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 # vLLM's ahead-of-time artifact of a model can be written but not read back on a CPU. Writing it, and failing to read
 # it, costs seconds at each start. torch's cache of kernels is enough.
 COMPILED = {"VLLM_USE_AOT_COMPILE": "0"}
-# vLLM compiles a function of its sampler in eager mode too: ten seconds at the first log-prob.
+# vLLM compiles a function of its sampler in eager mode too, which delays the first log-prob by ten seconds.
 EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 OFF = ("false", "0", "no", "off")
 
 
 def is_eager(options: Mapping[str, str]) -> bool:
-    """The value of option.enforce_eager; without it, whether torch's switch is set or something is missing."""
+    """The value of option.enforce_eager. Without it, whether torch's switch is set or this machine cannot compile."""
     if (given := options.get("enforce_eager")) is not None:
         return given.lower() not in OFF
     return os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or missing() is not None
 
 
 def missing() -> str | None:
-    """The first thing that compilation needs and this machine lacks. torch uses the compiler in CXX, else g++."""
+    """The reason why this machine cannot compile, or None. torch uses the compiler in CXX, else g++."""
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}"
@@ -45,9 +45,9 @@ def environment(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_folder() -> Path | None:
-    """A folder beside vLLM's other caches, where the next start finds it; torch's default is a temporary folder.
+    """A folder beside vLLM's other caches, where the next start finds it. torch's default is a temporary folder.
 
-    None where this user cannot write there.
+    Returns None if this user cannot write there.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(home, "vllm"), "torchinductor")

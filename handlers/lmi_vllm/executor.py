@@ -1,6 +1,6 @@
-"""vLLM behind the contract: how it starts, what it can do, and a sequence in its words.
+"""vLLM behind the contract: its start, its capabilities, and the translation of a sequence.
 
-Everything around the engine is `DrivenExecutor`; the engine itself is `InProcess` or `MultiProcess`.
+`DrivenExecutor` does everything around the engine. The engine is an `InProcess` or a `MultiProcess`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("lmi.vllm")
 
 
 class Executor(DrivenExecutor[Work]):
-    """`model` is the folder of a Hugging Face checkpoint. `is_multi_process` None: where several devices are used."""
+    """`model` is the folder of a Hugging Face checkpoint. With several ranks `is_multi_process` is true by default."""
 
     title = "vLLM"
 
@@ -57,7 +57,7 @@ class Executor(DrivenExecutor[Work]):
             engine,
             info,
             max_resident_adapters=0 if lora is None else lora.max_loras,
-            mixes_adapters=info.device != "cpu",  # there vLLM computes wrong rows for the base model beside an adapter
+            mixes_adapters=info.device != "cpu",  # on a CPU vLLM computes wrong rows for the base model beside adapters
             max_queue_size=config.max_queue_size,
             max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
         )
@@ -65,7 +65,7 @@ class Executor(DrivenExecutor[Work]):
         progress("warm-up", 0.0)
         try:
             _warm_up(engine)
-        except Exception as error:  # kernels that cannot do what the model needs, which only a step shows
+        except Exception as error:  # only a step shows that a kernel cannot do what the model needs
             raise explained(error, folder, config) from error
         self._start()
 
@@ -80,7 +80,7 @@ class Executor(DrivenExecutor[Work]):
         )
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
-        """What vLLM itself refuses is a structure: everything else was checked before."""
+        """End a refused sequence. vLLM refuses only structures: the rest of a request was checked before."""
         if sequence.request.guided_decoding_params is None or isinstance(error, LmiError):
             super()._refuse(sequence, error)
         else:
@@ -95,14 +95,14 @@ class Executor(DrivenExecutor[Work]):
 def _start(
     model: str, config: EngineConfig, is_multi_process: bool | None, progress: Progress
 ) -> InProcess | MultiProcess:
-    """Raises StartError with one line that says why vLLM does not start."""
+    """Start vLLM. Raises StartError with one line that says why vLLM does not start."""
     startup_log = StartupLog.begin()
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
         num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
         if is_multi_process is None:
             is_multi_process = num_ranks > 1
-        # Warnings here name what torch will drop; they are for vLLM's authors.
+        # The warnings name functions that torch will drop; they are for vLLM's authors.
         with startup_log.reported_to(progress), warnings.catch_warnings(action="ignore"):
             return MultiProcess(arguments) if is_multi_process else InProcess(arguments)
     except Exception as error:
@@ -112,7 +112,7 @@ def _start(
 
 
 def _warm_up(engine: InProcess | MultiProcess) -> None:
-    """The first steps set up kernels, which takes the time of many."""
+    """Run the first steps, which set up kernels and so take as long as many steps."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "top_p": 0.9, "seed": 0, "logprobs": 0, "flat_logprobs": True},

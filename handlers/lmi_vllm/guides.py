@@ -1,9 +1,10 @@
-"""Finds out why vLLM could not follow a client's structure, so that the client reads it in one line.
+"""Finds the reason why vLLM could not follow a client's structure, so that the client reads it in one line.
 
-vLLM ends such a request with the word "error" and explains it only in its log, at ERROR. This module listens to the
-loggers that explain: the cause goes to the request, the line to our DEBUG. Structures may be compiled in another of the
-engine's processes, so causes are kept in a file in memory, whose path they inherit. It relies on the names of vLLM's
-loggers, never on their texts, and on the request's id being the first argument of a line: vLLM 0.30 to 0.33.
+vLLM ends such a request with the word "error" and gives the cause only in its log, at ERROR. This module listens to
+those loggers. It gives the cause to the request and shows the line only at DEBUG. Another process of the engine may
+compile the structure, so causes are kept in a file in memory, whose path every process inherits. The module relies on
+the names of vLLM's loggers, never on their texts, and on the request's id as the first argument of a line. Written
+against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ def begin() -> None:
 
 
 def listen() -> None:
-    """Start listening; called in every process of the engine before its first request."""
+    """Start listening. Every process of the engine calls this before its first request."""
     for name in REPORTING:
         logging.getLogger(name).addFilter(_note)
 
 
 def refusal(cause: Exception | str) -> str:
-    """What is wrong with FIELD, in one line for the client."""
+    """One line for the client that says why the structure was refused."""
     said = PLACE.sub("", " ".join(str(cause).split()))
     return f"{RULE}: {shorten(said, MAX_CAUSE)[1:-1]}"
 
 
 def cause_of(name: str) -> str | None:
-    """Why vLLM gave up the request with our id `name`; None unless its structure was at fault."""
+    """The reason why vLLM gave up the sequence `name`, or None if its structure was not the cause."""
     with suppress(OSError, KeyError), open(os.environ[ENVIRONMENT_NAME], encoding="utf-8") as file:
         causes = (line.rstrip("\n").partition(" ") for line in file)
         return next((cause for inner_id, _, cause in causes if inner_id.rpartition("-")[0] == name), None)

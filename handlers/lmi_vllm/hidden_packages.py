@@ -1,9 +1,9 @@
-"""Hides builds of other libraries that break vLLM on a CPU; reports which vLLM is installed.
+"""Hides builds of other libraries that break vLLM on a CPU, and reports which vLLM is installed.
 
-The CPU build of vLLM needs torch's CPU build, but any version of torchvision, torchaudio and torchcodec. An installer
-picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need the three for text, but
-import those that are installed. A module that is None in `sys.modules` counts as missing, for imports and for
-`find_spec`. Only the metadata of distributions is read; nothing is imported.
+The CPU build of vLLM needs torch's CPU build, but accepts any version of torchvision, torchaudio and torchcodec. An
+installer picks their CUDA builds, whose import fails beside that torch. vllm and transformers do not need the three for
+text, but import those that are installed. A module that is None in `sys.modules` counts as missing, for imports and for
+`find_spec`. This module reads only the metadata of distributions and imports none of them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger("lmi.vllm")
 
 
 def version() -> str | None:
-    """The version of vLLM under either name; None where it is not installed."""
+    """The version of vLLM under either name, or None if it is not installed."""
     return next(filter(None, map(_installed, DISTRIBUTIONS)), None)
 
 
 def hide_foreign_builds() -> tuple[str, ...]:
-    """Hide packages that would break the import of vllm; returns them.
+    """Hide packages that would break the import of vllm, and return their names.
 
-    Call before the first import of vllm or transformers. Does nothing where all builds fit together.
+    Call this before the first import of vllm or transformers. It does nothing if all builds fit together.
     """
     torch = _installed("torch")
     if torch is None or _tag(torch) != CPU_TAG:
@@ -49,5 +49,5 @@ def _installed(distribution: str) -> str | None:
 
 
 def _tag(version: str) -> str:
-    """The build, which follows the + of a version."""
+    """The build tag of a version, which follows the +."""
     return version.partition("+")[2]

@@ -1,7 +1,7 @@
 """vLLM's engine in this process, stepped on the caller's thread.
 
-Nothing stands between vLLM's scheduler and us, and no other process can be left behind. This file, `multi_process.py`
-and `multinode.py` look deeper into vLLM than its public classes. Written against vLLM 0.30 to 0.33.
+vLLM's scheduler is called directly, and no other process can be left behind. This file, `multi_process.py` and
+`multinode.py` use more of vLLM than its public classes. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from handlers.lmi_vllm.work import Work, lora_request
 
 class InProcess:
     num_open: ClassVar[int] = 0  # in this process
-    closed: ClassVar[list[LLMEngine]] = []  # kept from the garbage collector, whose finalizers end groups of ranks too
+    closed: ClassVar[list[LLMEngine]] = []  # kept alive, because the finalizer of an engine ends groups of ranks too
 
     def __init__(self, arguments: AsyncEngineArgs) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -48,7 +48,10 @@ class InProcess:
         self._engine.abort_request(list(ids))
 
     def step(self) -> Sequence[SequenceOutput]:
-        """vLLM's own step would detokenise and copy each log-prob four times: a tenth of a small model's time."""
+        """Step the core directly. LLMEngine.step detokenises and copies each log-prob four times.
+
+        For a small model that takes a tenth of the time. Raises EngineStopped if the device is lost.
+        """
         try:
             new = self._engine.engine_core.get_output().outputs
         except Exception as error:
@@ -56,7 +59,7 @@ class InProcess:
                 raise EngineStopped(f"the device cannot be used any more: {error}") from error
             raise
         if ended := [output.request_id for output in new if output.finish_reason is not None]:
-            self._engine.output_processor.abort_requests(ended, internal=True)  # it forgets them; the core has
+            self._engine.output_processor.abort_requests(ended, internal=True)  # the core has already forgotten them
         return [of_core(_outer_id(output.request_id), output) for output in new]
 
     def load(self) -> EngineLoad:
@@ -70,7 +73,7 @@ class InProcess:
         )
 
     def _count_preemptions(self) -> None:
-        """A preempted request waits again, and remembers how often it was preempted."""
+        """Count new preemptions. A preempted request waits again and keeps the number of its preemptions."""
         before, self._preempted = self._preempted, {}
         for request in self._scheduler.waiting:
             if request.num_preemptions:
@@ -93,7 +96,7 @@ class InProcess:
         return True
 
     def close(self) -> None:
-        """vLLM's groups of ranks belong to the process: only the last of several engines ends them."""
+        """Shut down. vLLM's groups of ranks belong to the process, so only the last of several engines ends them."""
         InProcess.num_open -= 1
         InProcess.closed.append(self._engine)
         if InProcess.num_open == 0:
@@ -102,13 +105,13 @@ class InProcess:
 
 
 def _no_ranks(log_probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Replaces vLLM's count of likelier tokens, (rows, vocabulary) and (rows, 1) to (rows,), which is not used here."""
+    """Replace vLLM's count of likelier tokens, which lmi does not use: (rows, vocabulary), (rows, 1) to (rows,)."""
     return torch.zeros(len(chosen), dtype=torch.int64, device=chosen.device)
 
 
 @lru_cache(maxsize=4096)  # asked twice a token
 def _outer_id(inner_id: str) -> str:
-    """vLLM appends eight letters to every id that it is given."""
+    """The id that vLLM was given. vLLM appends eight letters to it."""
     return inner_id.rpartition("-")[0]
 
 

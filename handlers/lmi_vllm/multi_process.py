@@ -1,6 +1,6 @@
-"""vLLM's engine in processes of its own: AsyncLLM, driven by an event loop on its own thread.
+"""vLLM's engine in separate processes: AsyncLLM, driven by an event loop on its own thread.
 
-For models on several devices. Written against vLLM 0.30 to 0.33.
+It serves models on several devices. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from handlers.lmi_vllm.outputs import kv_cache_stats, of_request
 from handlers.lmi_vllm.work import Work, lora_request
 from lmi.shared import processes
 
-WAIT_S = 0.1  # for an output of another process, before deadlines are looked at
+WAIT_S = 0.1  # for an output of another process, before deadlines are checked
 
 log = logging.getLogger("lmi.vllm")
 
@@ -45,7 +45,7 @@ class MultiProcess:
         self._stats = _Stats()
         self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stats.made])
         process_setup.unlink_shared_memory()
-        # vLLM ends the other ranks before it reports that one is gone. Compilers may come and go.
+        # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
         pids = [pid for pid in process_setup.descendants() if processes.title(pid).startswith("VLLM")]
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._num_steps = 0  # of the core, as far as `step` has reported them
@@ -84,7 +84,7 @@ class MultiProcess:
             self._tasks.pop(work.id, None)
 
     def _hand_over(self, output: SequenceOutput) -> None:
-        """Outputs of one turn of the event loop are one batch, so those of a step stay together."""
+        """Batch the outputs of one turn of the event loop, so that those of a step stay together."""
         if not self._batch:
             self._loop.call_soon(self._flush)
         self._batch.append(output)
@@ -114,7 +114,7 @@ class MultiProcess:
         return batch if batch or self._num_steps > before else None
 
     def load(self) -> EngineLoad:
-        """KV cache and counts as of the core's last step."""
+        """The KV cache and the counts after the core's last step."""
         return replace(self._stats.load, kv_cache=kv_cache_stats(self.config, self._stats.used_share))
 
     def wake(self) -> None:
@@ -145,7 +145,7 @@ class MultiProcess:
             self._heartbeat.close()
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()  # the core's end is not an error now
         self._llm.shutdown()
-        del self._llm  # its finalizer calls names that the end of the interpreter has taken away
+        del self._llm  # at the end of the interpreter its finalizer would call names that are gone
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -161,7 +161,7 @@ async def _cancel_others() -> None:
 
 
 class _Stats(StatLoggerBase):
-    """What the core reports after each of its steps."""
+    """The statistics that the core reports after each step."""
 
     def __init__(self) -> None:
         self.load = EngineLoad()
@@ -169,7 +169,7 @@ class _Stats(StatLoggerBase):
         self.num_steps = 0
 
     def made(self, config: VllmConfig, index: int = 0) -> StatLoggerBase:
-        """What vLLM calls to make a logger of an engine's statistics."""
+        """vLLM calls this to make the logger of an engine's statistics."""
         return self
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *others: Any, **more: Any) -> None:

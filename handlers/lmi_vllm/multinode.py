@@ -1,7 +1,7 @@
-"""A further node of an engine that spans several machines: vLLM's ranks here get their work from node 0.
+"""A further node of an engine that spans several machines. Its ranks get their work from node 0.
 
-It takes no requests. The options are vLLM's own: nnodes, node_rank, master_addr, master_port. This file looks deeper
-into vLLM than its public classes. Written against vLLM 0.30 to 0.33.
+It takes no requests. Its options are vLLM's: nnodes, node_rank, master_addr, master_port. This file uses more of vLLM
+than its public classes. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmi.settings.config import EngineConfig
 
 
 class Follower(Executor):
-    """Loads this node's part of the model and waits with it until the group ends."""
+    """A follower loads this node's part of the model and waits until the group ends."""
 
     def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
         progress("configuration", 0.0)
@@ -85,7 +85,7 @@ class Follower(Executor):
         return self._are_alive and self._heartbeat.is_whole
 
     def shutdown(self) -> None:
-        """Shut down cleanly if the group is whole; otherwise the ranks die with this process."""
+        """Shut down cleanly if the group is whole. Otherwise the ranks die with this process."""
         is_whole = self.can_enqueue_requests()
         self._is_closing.set()
         self._heartbeat.close()

@@ -1,7 +1,7 @@
-"""The nodes of one engine watch each other.
+"""Heartbeats by which the nodes of one engine watch each other.
 
-vLLM lets a group that has lost a node wait for ever. So each node writes a heartbeat to the store that torch keeps on
-node 0 while the group lives, and reads the heartbeats of the others. Knows nothing of engines.
+In vLLM a group that has lost a node waits without end. So each node writes a heartbeat to the store that torch keeps on
+node 0 while the group lives, and reads the heartbeats that it watches. This module knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.distributed import TCPStore
 from lmi.errors import cause_line
 
 BEAT_S = 0.5
-SILENT_S = 10.0  # a node that is silent for so long is lost
+SILENT_S = 10.0  # a node that is silent for longer is lost
 
 log = logging.getLogger("lmi.vllm")
 
 
 class NodeHeartbeat:
-    """`address` and `port` are those of node 0's store. `is_whole` is false once another node is lost."""
+    """`address` and `port` are those of node 0's store. `is_whole` is false once a watched node is lost."""
 
     def __init__(self, address: str, port: int, rank: int, num_nodes: int) -> None:
         self.is_whole = True

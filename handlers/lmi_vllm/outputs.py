@@ -1,6 +1,6 @@
-"""What vLLM reports after a step, as the `SequenceOutput` of `handlers/base`.
+"""Translates the outputs of vLLM after a step to the `SequenceOutput` of `handlers/base`.
 
-The core and AsyncLLM report it differently; both become the same. Written against vLLM 0.30 to 0.33.
+The core and AsyncLLM report them in different types. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from handlers.lmi_vllm import guides
 from lmi.errors import InvalidRequest
 from lmi.executor import FinishReason, KvCacheStats
 
-# Ends that vLLM reports and our own rules have not seen by then.
+# The ends that vLLM reports, for a sequence that Sequence's rules have not ended by then.
 REASONS = {"stop": FinishReason.END_ID, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP_WORDS}
 
 
 def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
-    """From the engine in this process. Its log-probs are arrays (positions, largest number asked for + 1)."""
+    """Translate an output of the core. Its log-probs are arrays (positions, largest number asked for + 1)."""
     return SequenceOutput(
         name,
         output.new_token_ids,
@@ -35,7 +35,7 @@ def of_core(name: str, output: EngineCoreOutput) -> SequenceOutput:
 
 
 def of_request(output: RequestOutput) -> SequenceOutput:
-    """From AsyncLLM, asked for DELTA and flat log-probs. The prompt's first position is empty."""
+    """Translate an output of AsyncLLM with DELTA and flat log-probs. The prompt's first position is empty."""
     completion, prompt = output.outputs[0], output.prompt_logprobs
     return SequenceOutput(
         output.request_id,
@@ -48,7 +48,7 @@ def of_request(output: RequestOutput) -> SequenceOutput:
 
 
 def of_flat(flat: FlatLogprobs, first: int) -> LogProbs:
-    """The positions from `first` on."""
+    """The log-probs at the positions from `first` on."""
     spans = list(zip(flat.start_indices, flat.end_indices, strict=True))[first:]
     token_ids = [flat.token_ids[start:end] for start, end in spans]
     return LogProbs(token_ids, [flat.logprobs[start:end] for start, end in spans])
@@ -62,7 +62,7 @@ def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | Non
 
 
 def _end(name: str, reason: str) -> FinishReason | Exception:
-    """vLLM ends a request that it cannot go on with by a word that is not one of REASONS."""
+    """The end of a sequence. If vLLM gave it up, its reason is not in REASONS and the end is an error."""
     if reason in REASONS:
         return REASONS[reason]
     cause = guides.cause_of(name)
@@ -70,7 +70,7 @@ def _end(name: str, reason: str) -> FinishReason | Exception:
 
 
 def num_blocks(config: VllmConfig) -> int:
-    """Blocks of the KV cache that requests can have: vLLM keeps one for itself."""
+    """The number of blocks of the KV cache for requests. vLLM reserves one block."""
     return max(0, (config.cache_config.num_gpu_blocks or 0) - 1)
 
 

@@ -1,8 +1,8 @@
 """Prepares this process, and those that vLLM starts from it, before vllm is imported.
 
 vLLM reads its environment when it is imported. Its processes are spawned, never forked, and run this module as their
-main one: it hides packages that break an import, sets up logging as in the parent, and makes them die with the parent,
-which vLLM does not ensure.
+main module. There it hides packages that break an import, sets up logging as in the parent, and makes the process die
+with its parent, which vLLM does not ensure.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from lmi.shared.sink import guard_streams, open_again
 
 ENVIRONMENT = {
     **NOTHING_IS_SENT,
-    "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through our root logger
+    "VLLM_CONFIGURE_LOGGING": "0",  # its lines go through the root logger
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 LOG_NAME = "LMI_VLLM_LOG"
 
-# On a CPU these warn at each start of normal things: no Triton, no tcmalloc, a seed.
+# On a CPU these loggers warn at each start about normal facts: no Triton, no tcmalloc, a seed.
 CHATTY_ON_CPU = (
     "vllm.config.vllm",
     "vllm.engine.arg_utils",
@@ -50,7 +50,7 @@ CHATTY_ON_CPU = (
 
 
 def prepare(config: EngineConfig | None = None) -> None:
-    """Call before the first import of vllm. Variables that the user has set stay."""
+    """Prepare this process. Call it before the first import of vllm. Variables that the user has set stay."""
     of_compiler = compiling.environment(config.options if config else {}) if is_on_cpu() else {}
     for name, value in {**ENVIRONMENT, **of_compiler}.items():
         os.environ.setdefault(name, value)
@@ -66,24 +66,24 @@ def prepare(config: EngineConfig | None = None) -> None:
 
 
 def is_on_cpu() -> bool:
-    """Whether torch is the build for CPUs, which vLLM's CPU build is linked with."""
+    """Whether torch is its CPU build, which vLLM's CPU build needs."""
     return version("torch").endswith("+cpu")
 
 
 def calm_torch() -> None:
-    """Send torch's warnings, which it writes to stderr in its own form, to our log. Call after its import."""
+    """Send torch's warnings to lmi's log: torch writes them to stderr in its own form. Call this after its import."""
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] == "torch":
             logger = logging.getLogger(name)
             logger.handlers.clear()
             logger.propagate = True
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # that there is none
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # it warns that Triton is missing
 
 
 def _set_levels() -> None:
-    """Show vLLM's INFO, which is for its developers, at our DEBUG, except for the progress of its start.
+    """Show vLLM's INFO, which is for its developers, only if lmi's level is DEBUG.
 
-    VLLM_LOGGING_LEVEL overrides this.
+    The progress of a start is shown at INFO. VLLM_LOGGING_LEVEL overrides this.
     """
     asked = os.environ.get("VLLM_LOGGING_LEVEL")
     ours = logging.getLogger().level
@@ -96,10 +96,11 @@ def _set_levels() -> None:
 
 
 def _start_tracker() -> None:
-    """Start Python's tracker of shared memory outside our process group.
+    """Start Python's tracker of shared memory outside this process group.
 
-    It removes what was left there once the last process that used it is gone, however that ended; the SIGKILL that our
-    supervisor sends to the whole group must not reach it. Its warnings about that are silenced.
+    The tracker removes the shared memory that is left once the last process that used it has ended, even if it was
+    killed. The SIGKILL that the supervisor sends to the whole group must not reach the tracker. Its warnings about the
+    memory that it removes are silenced.
     """
     is_group = os.getpgrp() == os.getpid()
     with suppress(OSError):  # the leader of a session cannot leave its group
@@ -115,9 +116,9 @@ def _start_tracker() -> None:
 
 
 def unlink_shared_memory() -> None:
-    """Remove the names of what vLLM's C++ code shares between ranks, once all of them have it.
+    """Remove the names of the memory that vLLM's C++ code shares between ranks, once all ranks have mapped it.
 
-    Nothing else removes them when the ranks are killed: Python's tracker does not accept a colon in a name.
+    No other code removes them when the ranks are killed: Python's tracker does not accept a colon in a name.
     """
     for pid in (os.getpid(), *descendants()):
         with suppress(OSError):
@@ -126,7 +127,7 @@ def unlink_shared_memory() -> None:
 
 
 def descendants(pid: int | None = None) -> list[int]:
-    """Pids of the processes that vLLM started from this one, and from those."""
+    """The pids of all processes that vLLM started from this one, and from those."""
     found = []
     for tasks in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
         with suppress(OSError):
@@ -137,7 +138,7 @@ def descendants(pid: int | None = None) -> list[int]:
 
 
 class _Stderr(io.TextIOBase):
-    """A child's stderr. vLLM also logs what it prints there, so the lines go to our DEBUG."""
+    """The stderr of a child. vLLM also logs the lines that it prints there, so they go to the log at DEBUG."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -159,7 +160,7 @@ def _in_child() -> None:
     lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format, open_again(path))
     guard_streams()
     sys.stderr = _Stderr()
-    warnings.simplefilter("ignore", FutureWarning)  # of names that torch will drop, for vLLM's authors
+    warnings.simplefilter("ignore", FutureWarning)  # about names that torch will drop, for vLLM's authors
     guides.listen()
     startup_log.listen()
     _set_levels()

@@ -1,7 +1,7 @@
-"""Translates a Request to vLLM's SamplingParams. Every value gets its exact type: a wrong one ends vLLM silently.
+"""Translates a Request to vLLM's SamplingParams. Every value gets its exact type: a wrong type ends vLLM silently.
 
-`handlers/base/sequence.py` decides when a sequence ends. vLLM gets the same rules, so that it stops where we do, except
-for stop words of several tokens, which it does not know. Written against vLLM 0.30 to 0.33.
+`handlers/base/sequence.py` decides when a sequence ends. vLLM gets the same rules, so that it stops at the same token,
+except for stop words of several tokens, which it does not know. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from handlers.base.sequence import Sequence
 from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
-MAX_SIGNED = 2**63 - 1  # its seeds are torch's signed ones; two of ours that differ by 2^63 are the same there
+MAX_SIGNED = 2**63 - 1  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
 PRIORITIES = 1000  # steps between the least and the most urgent request
 
 
 def sampling_params(sequence: Sequence) -> SamplingParams:
-    """Raises what vLLM's own check raises, for example for a structure that it cannot follow."""
+    """Translate the request of a sequence. Raises what vLLM's check raises, e.g. for a structure it cannot follow."""
     request, config, output = sequence.request, sequence.request.sampling_config, sequence.request.output_config
     params = SamplingParams(
         max_tokens=int(sequence.max_tokens),
         min_tokens=min(int(config.min_tokens or 0), int(sequence.max_tokens)),
-        ignore_eos=True,  # the request's own end tokens follow
+        ignore_eos=True,  # stop_token_ids has the end tokens of the request
         stop_token_ids=stop_token_ids(sequence),
         structured_outputs=structure(request.guided_decoding_params),
         logit_bias={int(token_id): float(bias) for token_id, bias in request.embedding_bias} or None,
@@ -34,13 +34,13 @@ def sampling_params(sequence: Sequence) -> SamplingParams:
         **_choice(config, sequence.seed),
         **_log_probs(output, sequence),
     )
-    if request.bad_words:  # vLLM's own argument takes texts and makes token ids of them
+    if request.bad_words:  # vLLM's argument takes texts and turns them into token ids
         params._bad_words_token_ids = [[int(one) for one in word] for word in request.bad_words]
     return params
 
 
 def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
-    """How a token is chosen. Unset values are omitted: vLLM accepts None only in some fields."""
+    """The parameters that choose a token. Unset ones are omitted: vLLM accepts None only in some fields."""
     if config.is_greedy:
         given: dict[str, float | None] = {"temperature": 0.0}
     else:
@@ -51,7 +51,7 @@ def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
     if not config.is_greedy and config.top_k is not None:
         chosen["top_k"] = int(config.top_k)
-    if config.seed is not None:  # a generator for each request costs time, so only where a seed was given
+    if config.seed is not None:  # vLLM then makes a generator for the request, which costs time
         chosen["seed"] = int(seed) & MAX_SIGNED  # the highest bit could make -1, which means no seed
     return chosen
 
@@ -85,5 +85,5 @@ def structure(guide: GuidedDecodingParams | None) -> StructuredOutputsParams | N
 
 
 def priority(request: Request) -> int:
-    """At vLLM a lower number is more urgent."""
+    """vLLM's priority of a request, where a lower number is more urgent."""
     return round((DEFAULT_PRIORITY - request.priority) * PRIORITIES)

@@ -1,4 +1,4 @@
-"""Why vLLM did not start, in one line that says what to change."""
+"""Explains why vLLM did not start, in one line that says what to change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OF_THE_MODEL = re.compile(r"architecture|checkpoint")
 
 
 def explained(error: Exception, model: str, config: EngineConfig, cause: str | None = None) -> StartError:
-    """`error` ended the start of vLLM. `cause`: what one of its processes reported, where it has several."""
+    """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes reported, if any."""
     if isinstance(error, StartError):
         return error
     refusal = refused(error, config) if isinstance(error, ValidationError) else None

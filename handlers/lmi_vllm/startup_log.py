@@ -1,8 +1,8 @@
-"""How far the start of an engine is, and why one of its processes failed.
+"""The progress of an engine's start, and the reason why one of its processes failed.
 
-vLLM reports both only in its log. This module listens to the loggers that do and writes lines to a file in memory,
-whose path every process of the engine inherits. It relies on the names of vLLM's loggers, never on their texts: vLLM
-0.30 to 0.33.
+vLLM reports both only in its log. This module listens to those loggers and writes lines to a file in memory, whose path
+every process of the engine inherits. It relies on the names of vLLM's loggers, never on their texts. Written against
+vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ BEGINS = {
     "vllm.v1.worker.cpu_model_runner": "weights",
     "vllm.v1.worker.gpu_model_runner": "weights",
     "vllm.v1.worker.gpu.model_runner": "weights",
-    "vllm.model_executor.model_loader.default_loader": "kv cache",  # its size is tried out, then it is allocated
+    "vllm.model_executor.model_loader.default_loader": "kv cache",  # vLLM measures its size, then allocates it
     "vllm.compilation.decorators": "compilation",
-    "vllm.v1.core.kv_cache_utils": "kernels",  # captured, warmed up
+    "vllm.v1.core.kv_cache_utils": "kernels",  # vLLM captures and warms them up
 }
 SAID_AT_DEBUG = frozenset({"vllm.compilation.decorators"})  # these lines are only for this module
 STAGES = tuple(dict.fromkeys(BEGINS.values()))
@@ -44,21 +44,21 @@ def listen() -> None:
 
 
 class StartupLog:
-    """Lines of `stage NAME`, `failed CAUSE` and, at the end of a start, `started`."""
+    """A file with lines `stage NAME`, `failed CAUSE` and, at the end of a start, `started`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     @classmethod
     def begin(cls) -> StartupLog:
-        """Make a new one, for this process and for those that it starts from now on."""
+        """Make a new log for this process and for those that it starts from now on."""
         fd = os.memfd_create("startup-log", os.MFD_CLOEXEC)
         os.environ[ENVIRONMENT_NAME] = path = f"/proc/{os.getpid()}/fd/{fd}"
         return cls(path)
 
     @classmethod
     def current(cls) -> StartupLog:
-        """The latest one of this process or of the one that started it. Without one, nothing is written."""
+        """The latest log of this process or of the one that started it. Without one, lines are dropped."""
         return cls(os.environ.get(ENVIRONMENT_NAME, os.devnull))
 
     def write(self, line: str) -> None:
@@ -111,7 +111,7 @@ def _note_stage(record: logging.LogRecord) -> bool:
 
 
 def _note_failure(record: logging.LogRecord) -> bool:
-    """Keep a failed start out of the log: the process that started the engine reports it. At DEBUG it stays."""
+    """Write the cause of a failed start. Its line is logged only at DEBUG, because the parent reports the cause."""
     startup_log = StartupLog.current()
     if not record.exc_info or startup_log.is_started:
         return True

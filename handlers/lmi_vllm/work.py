@@ -1,4 +1,4 @@
-"""One sequence as vLLM gets it."""
+"""The form in which vLLM gets a sequence."""
 
 from __future__ import annotations
 
