@@ -1,16 +1,15 @@
-"""The text the demo model learns: questions, answers and stories, all from the sentences below.
+"""The text that the demo model learns: questions, answers and stories, all made of the sentences below.
 
-Every word of the corpus is written here, so the trained weights carry the project's licence and
-this file with its seed is their whole provenance. A document is a string with the special tokens
-written out; this module knows nothing of tokenizers or training. The fact tables are public:
-`check-demo-model` asks the same facts.
+Every word of the corpus is written here, so the trained weights have the project's licence, and this file and its seed
+are their only source. A document is a string with the special tokens written out. This module knows nothing of
+tokenizers or training. The tables of facts are public, because `check-demo-model` asks for the same facts.
 """
 
 from collections.abc import Callable, Iterator
 from random import Random
 
 END_OF_TEXT, USER, ASSISTANT, END = ("<|end_of_text|>", "<|user|>", "<|assistant|>", "<|end|>")
-# The ids of the special tokens are their places in this list.
+# The id of a special token is its index in this list.
 SPECIAL_TOKENS = [END_OF_TEXT, USER, ASSISTANT, END]
 
 QA = tuple[str, str]
@@ -21,7 +20,7 @@ def words(text: str) -> list[str]:
 
 
 def table(text: str) -> dict[str, str]:
-    """`a: b, c: d` as a dict."""
+    """Parse `a: b, c: d` into a dict."""
     return {key: value for key, value in (pair.split(": ") for pair in words(text))}
 
 
@@ -320,7 +319,7 @@ def a(noun: str) -> str:
 
 
 def character(rng: Random, noun: str) -> tuple[str, str]:
-    """How a story first names somebody, and how it names them afterwards."""
+    """The name of a character at its first mention in a story, and its name afterwards."""
     if noun in CHILDREN:
         return f"a {CHILDREN[noun]} named {noun}", noun
     adjective = rng.choice(ADJECTIVES) + " " if rng.random() < 0.7 else ""
@@ -332,7 +331,7 @@ def capitalized(text: str) -> str:
 
 
 def story(rng: Random, hero: str, friend: str, place: str) -> str:
-    """Seven to nine sentences; nearly every one names the hero, which is what a small model must learn to copy."""
+    """A story of seven to nine sentences. Nearly all name the hero, because a small model must learn to copy it."""
     a_hero, the_hero = character(rng, hero)
     a_friend, the_friend = character(rng, friend)
     slots = {
@@ -346,7 +345,7 @@ def story(rng: Random, hero: str, friend: str, place: str) -> str:
 
 
 def cast(rng: Random) -> tuple[str, str, str]:
-    """Hero, friend and place of one story; one hero in eight is a child."""
+    """The hero, friend and place of one story. One hero in eight is a child."""
     hero = rng.choice(list(CHILDREN) if rng.random() < 0.125 else ANIMALS)
     others = [noun for noun in ANIMALS + list(CHILDREN) if noun != hero]
     return hero, rng.choice(others), rng.choice(PLACES)
@@ -367,7 +366,7 @@ def ask_story(rng: Random) -> QA:
 
 
 def ask(rng: Random, facts: dict[str, str], questions: str, answer: str) -> QA:
-    """One fact of a table; {k} and {v} are its two sides, {a_k} the left one with its article."""
+    """Ask for one fact of a table. {k} and {v} are its two sides, {a_k} is the left one with its article."""
     key = rng.choice(list(facts))
     slots = {"k": key, "v": facts[key], "a_k": a(key), "K": capitalized(key), "A_k": capitalized(a(key))}
     return rng.choice(questions.split("|")).format(**slots), answer.format(**slots)
@@ -431,7 +430,7 @@ def ask_order(rng: Random) -> QA:
 
 
 def titled(text: str) -> str:
-    """deep learning as people also write it: Deep Learning; articles and names stay."""
+    """Capitalize a term, as some people write it: Deep Learning. Articles and names do not change."""
     return " ".join(word if word in ("a", "an", "the") or not word.islower() else word.title() for word in text.split())
 
 
@@ -454,7 +453,7 @@ def ask_unknown(rng: Random) -> QA:
 
 
 def ask_text(rng: Random) -> QA:
-    """Copying, JSON and a poem: small tasks about the form of the answer."""
+    """Ask for a copy, JSON or a poem: small tasks about the form of the answer."""
     pool = THINGS + ANIMALS + list(CHILDREN) + list(COLOURS.values()) + NUMBERS
     copied = " ".join(rng.choice(pool) for _ in range(rng.randint(2, 5)))
     child, age = rng.choice(list(CHILDREN)), rng.randint(3, 12)
@@ -486,7 +485,7 @@ def question(rng: Random) -> QA:
 
 
 def typed(rng: Random, text: str) -> str:
-    """The same question as people type it: some without capitals, some without the mark at the end."""
+    """Vary a question as people type it: some without capitals, some without the mark at the end."""
     if rng.random() < 0.1:
         text = text.lower()
     return text[:-1] if rng.random() < 0.1 and text[-1] in "?.!" else text
@@ -519,7 +518,7 @@ def document(rng: Random) -> str:
 
 
 def documents(num_documents: int, seed: int) -> Iterator[str]:
-    """The corpus: the same seed and number give the same documents on every machine."""
+    """Yield the corpus. One seed and number give the same documents on every machine."""
     rng = Random(seed)
     for _ in range(num_documents):
         yield document(rng)

@@ -1,7 +1,7 @@
 """The floor for a front end: a bare ASGI application that streams ready-made lines at a given rate.
 
-No request is read, no token decoded, no line made: what is left is what uvicorn itself costs for one write per line.
-All streams share one tick, so waiting costs as little as it can.
+It reads no request, decodes no token and makes no line, so only uvicorn's cost of one write per line remains. All
+streams share one tick, which makes waiting as cheap as possible.
 """
 
 from __future__ import annotations

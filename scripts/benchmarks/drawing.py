@@ -1,6 +1,6 @@
-"""Lines over a number of streams as a PNG, drawn with Pillow, which comes with vLLM.
+"""Draws lines over a number of streams as a PNG, with Pillow, which comes with vLLM.
 
-Drawn three times as large and made smaller at the end, so that slanted lines are smooth.
+The picture is drawn three times as large and made smaller at the end, so that slanted lines are smooth.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Pen:
 
 def draw_panel(pen: Pen, panel: Panel, left: float, width: float, x_title: str) -> None:
     step = tick(panel.highest)
-    top = step * -(-panel.highest // step)  # the first tick above everything
+    top = step * -(-panel.highest // step)  # the first tick at or above all values
 
     def x(place: int) -> float:
         share = panel.places.index(place) / max(1, len(panel.places) - 1)
@@ -104,7 +104,7 @@ def draw_legend(pen: Pen, lines: list[str], points: list[str]) -> None:
 
 
 def tick(highest: float) -> float:
-    """A round distance that gives four to eight ticks."""
+    """A round distance between ticks, which gives four to eight of them."""
     step = 1.0
     while step * 80 < highest:
         step *= 10

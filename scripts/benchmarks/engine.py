@@ -1,4 +1,4 @@
-"""What the embedded executor costs beside its model, and what continuous batching brings over HTTP."""
+"""The time of the embedded executor beside its model, and the gain of continuous batching over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = "Tell me a story about a fox."
 
 
 class TimedRunner:
-    """A model runner that adds up the time of its forward calls and when each decode step of a full batch began."""
+    """A model runner that records the start and the forward time of each decode step of a full batch."""
 
     def __init__(self, runner: object, batch: int) -> None:
         self._runner, self._batch = runner, batch
@@ -39,9 +39,9 @@ class TimedRunner:
 
 
 def overhead(model: str, batch: int) -> tuple[float, float]:
-    """(ms of a step that are not the model, ms of the model): medians over full decode steps.
+    """Milliseconds of a step outside the model, and in the model: medians over full decode steps.
 
-    Everything runs as in the engine worker: one thread waits for Responses and writes one frame a step to a socket.
+    All parts run as in the engine's process: one thread waits for Responses and writes one frame a step to a socket.
     """
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.model_runner import ModelRunner
@@ -83,7 +83,7 @@ def body(stream: bool = True) -> dict[str, object]:
 
 
 def throughput(port: int) -> dict[str, float]:
-    """Tokens a second of 64 streams at once over that of one after another."""
+    """The tokens per second of 64 streams at once, those of streams one after another, and the ratio of the two."""
     crowd = asyncio.run(servers.run_load(port, [body()] * 64))
     alone = servers.Load()
     for _ in range(NUM_SEQUENTIAL):
@@ -98,7 +98,7 @@ def throughput(port: int) -> dict[str, float]:
 
 
 async def ping_under_load(port: int) -> list[float]:
-    """Seconds of each `/ping`, on a connection of its own, while 64 streams run."""
+    """The seconds of each `/ping`, each on its own connection, while 64 streams run."""
     load = asyncio.create_task(servers.run_load(port, [body()] * 64))
     times_s: list[float] = []
     while not load.done():
@@ -116,7 +116,7 @@ async def ping_under_load(port: int) -> list[float]:
 
 
 def measure(model: str | None = None) -> dict[str, float]:
-    """All figures on one model folder, the demo by default."""
+    """Measure all figures on one model folder, the demo by default."""
     from lmi.settings.model_folder import demo_folder
 
     figures: dict[str, float] = {}

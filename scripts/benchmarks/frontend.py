@@ -1,4 +1,4 @@
-"""CPU of the front-end process per streamed token, against a bare uvicorn application at the same token rate."""
+"""The CPU time of the front end per streamed token, against a bare uvicorn application at the same token rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def us_per_token(port: int, pid: int) -> float:
 
 
 def measure(rounds: int = ROUNDS) -> dict[str, float]:
-    """Alternates between the two servers; the ratio is the median over the rounds."""
+    """Alternate between the two servers. The ratio is the median over the rounds."""
     port = servers.free_port()
     bare = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.bare:app"]
     bare += ["--port", str(port), "--http", "httptools", "--loop", "uvloop", "--no-access-log", "--lifespan", "off"]

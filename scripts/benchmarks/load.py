@@ -1,8 +1,8 @@
-"""A lean load of streams over kept-alive connections, and the CPU that everybody used meanwhile.
+"""A lean load of streams over kept-alive connections, and the CPU that all processes use meanwhile.
 
-The client keeps the bytes and the time of each read and looks into them after the round. It runs at real-time
-priority: on few cores an engine that spins while it waits would keep an ordinary client off its core for a whole
-answer, and the times would be the client's own. Where that is not allowed the figures say so.
+The client keeps the bytes and the time of each read and parses them after the round. It runs at real-time priority: on
+few cores an engine that spins while it waits would keep an ordinary client off its core for a whole answer, and the
+times would be those of the client. If the system does not allow it, the figures say so.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import uvloop
 
 from scripts.benchmarks import servers
 
-WHOLE = b"\r\n0\r\n\r\n"  # what ends a chunked body
+WHOLE = b"\r\n0\r\n\r\n"  # ends a chunked body
 ROUND_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Records:
-    """How to find the records of a streamed answer and the number of tokens of any answer."""
+    """The patterns that find the records of a streamed answer and the number of tokens of any answer."""
 
     mark: re.Pattern[bytes]  # once in every record that carries tokens
-    count: re.Pattern[bytes] | int = 1  # tokens of an answer: in its last match, or so many to each record
+    count: re.Pattern[bytes] | int = 1  # the number of tokens: in the last match of an answer, or for each record
 
 
 @dataclass
 class Answer:
-    """One answer as it came: what, and when."""
+    """The reads of one answer: their bytes and times."""
 
     start_s: float
     reads: list[bytes] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         if self._num_missing is not None:
             self._num_missing -= len(data)
         elif len(self._answer.reads) == 1:
-            head, _, body = data.partition(b"\r\n\r\n")  # servers write a head in one piece
+            head, _, body = data.partition(b"\r\n\r\n")  # servers write a head in one write
             if size := re.search(rb"(?i)content-length: *(\d+)", head):
                 self._num_missing = int(size[1]) - len(body)
         self._tail = (self._tail + data)[-len(WHOLE) :]
@@ -96,7 +96,7 @@ def request(path: str, body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round brought."""
+    """The results of one round."""
 
     num_tokens: int
     num_records: int
@@ -104,7 +104,7 @@ class Round:
     first_s: tuple[float, ...]  # from request to first token, of each answer
     gaps_s: tuple[float, ...]  # between two tokens of an answer; 0 where they came in one read
     cpu_s: dict[str, float]  # by role
-    foreign: float  # CPU of everybody else, 1 = a whole core
+    foreign: float  # cores that all other processes used
     client_cpu_s: float = 0.0
 
     @property
@@ -116,7 +116,7 @@ class Round:
 
 
 class Meter:
-    """CPU of some processes by role, and of everybody else, from when it is made."""
+    """A meter measures the CPU of some processes by role, and of all others, from when it is made."""
 
     def __init__(self, roles: Mapping[int, str]) -> None:
         self._roles = dict(roles)
@@ -129,7 +129,7 @@ class Meter:
         return time.perf_counter(), idle_s, cpu_s
 
     def stop(self) -> tuple[dict[str, float], float]:
-        """(CPU seconds by role, cores that foreign processes used)."""
+        """The CPU seconds by role, and the cores that foreign processes used."""
         (from_s, idle_from_s, cpu_from_s), (to_s, idle_to_s, cpu_to_s) = self._before, self._now()
         used_s = {pid: cpu_to_s[pid] - cpu_from_s[pid] for pid in cpu_to_s}
         by_role: dict[str, float] = {}
@@ -142,7 +142,7 @@ class Meter:
 
 @contextmanager
 def realtime() -> Iterator[bool]:
-    """This thread before all ordinary ones; yields whether the system allowed it. Children do not inherit it."""
+    """Run this thread at real-time priority. Yields whether the system allows it. Children do not inherit it."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except PermissionError:
@@ -155,7 +155,7 @@ def realtime() -> Iterator[bool]:
 
 
 def run_round(port: int, requests: list[list[bytes]], records: Records, roles: Mapping[int, str]) -> Round:
-    """Every list of requests is a user who sends them one after another."""
+    """Run one round. Each list of requests is a user who sends them one after another."""
     gc.collect()
     gc.disable()
     client_from_s, meter = time.process_time(), Meter(roles)

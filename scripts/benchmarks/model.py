@@ -1,10 +1,10 @@
 """The embedded executor's model step against one call of the Hugging Face model, in one run.
 
-Both have the same random weights, float32 (but for the rows that say int8), a static batch, and a context of 128
-tokens before the first step; the Hugging Face model keeps its DynamicCache. They take turns in short blocks, so that
-both meet the same noise of the machine, and the first step of a block, which finds the other's data in the
-processor's cache, is not counted. Sampling and scheduling are not part of a step. The table has medians and, in
-brackets, minima; the last line is one JSON object of ratios.
+Both have the same random weights, float32 (except in rows that say int8), a static batch, and a context of 128 tokens
+before the first step. The Hugging Face model keeps its DynamicCache. They take turns in short blocks, so that both meet
+the same noise of the machine. The first step of a block is not counted, because it finds the other model's data in the
+processor's cache. Sampling and scheduling are not part of a step. The table has medians and, in brackets, minima. The
+last line is one JSON object of ratios.
 
     python -m scripts.benchmarks.model [demo] [135m] [--batches 1,8,32,64] [--threads N]
 """
@@ -52,7 +52,7 @@ SHAPES = {
         "vocab_size": 49152,
     },
 }
-VARIANTS: dict[str, dict[str, object]] = {  # key of a figure ends with the variant's name
+VARIANTS: dict[str, dict[str, object]] = {  # the key of a figure ends with the variant's name
     "ours": {},
     "variant": {"batch_invariant": False},
     "int8": {"quantize": "int8"},
@@ -62,7 +62,10 @@ Step = Callable[[], object]
 
 
 def measure() -> dict[str, float]:
-    """Our median steps over the reference's: `demo_8`; `_variant` is without invariance, `_int8` with int8 weights."""
+    """The ratios of median steps, lmi's to the reference's, by key: `demo_8`.
+
+    A key with `_variant` is without invariance, one with `_int8` has int8 weights.
+    """
     figures: dict[str, float] = {}
     for shape in SHAPES:
         figures |= measure_shape(shape, BATCHES, default_threads(shape))
@@ -153,7 +156,7 @@ def print_row(shape: str, batch: int, times_ms: dict[str, list[float]], medians:
 
 
 def default_threads(shape: str) -> int:
-    """What the engine takes by default: a small model leaves one core to the front end."""
+    """The engine's default number of threads. A small model leaves one core to the front end."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores - 1) if shape == "demo" else cores
 

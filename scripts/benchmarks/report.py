@@ -1,6 +1,6 @@
 """Runs the benchmarks and reports each figure beside its goal: a table for people, then one line of JSON.
 
-`--write` puts the table into README.md between its marks. Absolute times are this machine's; only ratios travel.
+`--write` puts the table into README.md between its marks. Absolute times hold for this machine; only ratios compare.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A running `lmi serve` and a load of streams, for the benchmarks: start, find its processes, count their CPU time.
+"""A running `lmi serve` and a load of streams, for the benchmarks: start it, find its processes, count their CPU time.
 
-Standard library alone. All traffic stays on loopback.
+It uses only the standard library. All traffic stays on loopback.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Server:
 
 
 def has_title(pid: int, start: str) -> bool:
-    """Whether the process's command line or its name, of which the kernel keeps 15 characters, starts so."""
+    """Whether the command line or the name of a process starts so. The kernel keeps 15 characters of the name."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     return command.startswith(start) or Path(f"/proc/{pid}/comm").read_text().strip().startswith(start[:15])
 
@@ -55,7 +55,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and all its threads so far, from the scheduler's nanoseconds."""
+    """The CPU seconds of a process and all its threads so far, from the scheduler's nanoseconds."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -71,8 +71,8 @@ def rss_mb(pid: int) -> float:
 def process(
     command: list[str], port: int, environ: Mapping[str, str | None] | None = None, health: str = "/ping"
 ) -> Iterator[Server]:
-    """Run a server until the block ends; ready when `health` says 200. A variable that is None is taken away."""
-    output = tempfile.TemporaryFile()  # read when something went wrong
+    """Run a server until the block ends; it is ready when `health` is 200. A variable that is None is removed."""
+    output = tempfile.TemporaryFile()  # read after a failure
     variables = {**os.environ, **(environ or {})}
     began_s = time.monotonic()
     child = subprocess.Popen(
@@ -94,9 +94,9 @@ def process(
 
 
 def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
-    """SIGTERM to the server, then the end of whatever it leaves behind."""
+    """Send SIGTERM to the server, then kill the processes that it leaves behind."""
     tree = []
-    with suppress(OSError):  # it may be gone
+    with suppress(OSError):  # it may have ended
         tree = [os.pidfd_open(pid) for pid in descendants(child.pid)]
     child.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -126,7 +126,7 @@ def wait_ready(port: int, child: subprocess.Popen[bytes], health: str = "/ping",
 def lmi(
     properties: Mapping[str, object], model: str | None = None, environ: Mapping[str, str | None] | None = None
 ) -> Iterator[Server]:
-    """`lmi serve` with these settings, on a free port of loopback."""
+    """Run `lmi serve` with these settings, on a free port of loopback."""
     port = free_port()
     command = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", str(port)]
     for name, value in {"log_level": "WARNING", **properties}.items():
@@ -137,7 +137,7 @@ def lmi(
 
 @dataclass
 class Load:
-    """What a number of streams brought."""
+    """The results of a number of streams."""
 
     num_tokens: int = 0
     seconds: float = 0.0
@@ -150,7 +150,7 @@ class Load:
 
 
 async def stream(port: int, body: dict[str, object], load: Load) -> None:
-    """One streaming request; a token is a line."""
+    """Send one streaming request. Each line of the answer is a token."""
     payload = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
@@ -170,7 +170,7 @@ async def stream(port: int, body: dict[str, object], load: Load) -> None:
 
 
 async def run_load(port: int, bodies: list[dict[str, object]]) -> Load:
-    """All bodies at once."""
+    """Send all bodies at once."""
     load = Load()
     start_s = time.monotonic()
     await asyncio.gather(*(stream(port, body, load) for body in bodies))

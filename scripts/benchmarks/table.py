@@ -7,11 +7,11 @@ import platform
 from pathlib import Path
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-Goal = tuple[str, str, str, float]  # figure, what it is, relation, bound
+Goal = tuple[str, str, str, float]  # figure, its description, relation, bound
 
 
 def table(figures: dict[str, float], goals: list[Goal], otherwise: str = "") -> str:
-    """A row for each figure, and where `otherwise` says why, for each goal without one."""
+    """A row for each figure that has a goal. `otherwise` fills the rows of goals without a figure."""
     lines = ["| figure | measured | goal |", "|---|---|---|"]
     for name, text, relation, goal in goals:
         sign = "≤" if relation == "<=" else "≥"

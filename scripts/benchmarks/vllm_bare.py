@@ -1,6 +1,6 @@
-"""The bare vLLM engine in this process, token ids in and out: what no server around it can exceed.
+"""The bare vLLM engine in this process, token ids in and out. No server around it can be faster.
 
-Its input is one JSON object of settings, see `main`. One line of the output is one round as JSON.
+Its input is one JSON object with the arguments of `main`. Each line of the output is one round as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 
 
 def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens: int) -> Any:
-    """As the load does: each user asks again as soon as it has its answer."""
+    """Run one round. As in `load`, each user asks again as soon as it has its answer."""
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
@@ -47,7 +47,7 @@ def run_round(engine: Any, prompts: list[list[int]], num_users: int, num_tokens:
 
 
 def main(model: str, num_users: int, num_tokens: int, rounds: list[list[str]]) -> None:
-    """`rounds` are the prompts of each; the first is for warming up and is not printed."""
+    """`rounds` has the prompts of each round. The first round is a warm-up and is not printed."""
     from tokenizers import Tokenizer
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine

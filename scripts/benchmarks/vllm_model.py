@@ -1,7 +1,7 @@
 """The model of the vLLM benchmark: a random Llama of five million parameters, and prompts for it.
 
-So small that the servers around it are measured, not its kernels. Its tokenizer learned 4096 pieces of made-up words,
-so that every token is text.
+It is so small that a benchmark measures the servers around it, not its kernels. Its tokenizer has learned 4096 pieces
+of made-up words, so that every token is text.
 
     python -m scripts.benchmarks.vllm_model FOLDER
 """
@@ -15,18 +15,18 @@ from pathlib import Path
 from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 
 NUM_PIECES = 4096
-WORDS_EACH = 32  # of a prompt
+WORDS_EACH = 32  # in a prompt
 
 
 def words(num_words: int = 6000) -> list[str]:
-    """Always the same ones."""
+    """Made-up words, the same in every run."""
     draw = random.Random(0)
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     return ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(num_words)]
 
 
 def prompts(num_prompts: int, seed: str) -> list[str]:
-    """Random words; a seed always gives the same ones, and no two prompts have a start in common worth caching."""
+    """Prompts of random words. A seed always gives the same ones. No two share a start that is worth caching."""
     draw, choice = random.Random(seed), words()
     return [" ".join(draw.choices(choice, k=WORDS_EACH)) for _ in range(num_prompts)]
 

@@ -2,7 +2,7 @@
 
     scripts/bench vllm [--quick] [--write]
 
-Figures are medians over the rounds that count, a ratio is that of two medians. `--write` puts tables and plot into
+A figure is the median over the rounds that count. A ratio is that of two medians. `--write` puts tables and plot into
 README.md between their marks.
 """
 
@@ -99,7 +99,7 @@ COLUMNS: dict[str, Callable[[Round], float]] = {
 
 
 def ratios(records: dict[str, Record]) -> dict[str, float]:
-    """Those whose both sides were measured."""
+    """The ratios of which both sides were measured."""
     ours, theirs = records[LMI], records[VLLM]
     pairs: dict[str, tuple[float | None, float | None]] = {}
     for num_streams in ASKS:
@@ -148,7 +148,7 @@ def streams_table(records: dict[str, Record]) -> str:
 
 
 def stream_cells(record: Record, case: tuple[str, int], *, has_times: bool) -> list[str]:
-    """What stands behind a server's name in the table of streams."""
+    """The cells after a server's name in the table of streams."""
     cells = {name: record.median(case, figure) for name, figure in COLUMNS.items()}
     whole = record.median((WHOLE, case[1]), tokens_per_s) if case[0] == STREAMED else None
     times = [f"{cells[f'{name}_p50_ms']:.1f} / {cells[f'{name}_p99_ms']:.1f}" for name in ("first", "gap")]
@@ -213,7 +213,7 @@ def plot(records: dict[str, Record]) -> None:
 
 
 def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[str, object]:
-    """Everything for the last line."""
+    """All figures, for the last line."""
     servers = {}
     for key, record in records.items():
         cases = {

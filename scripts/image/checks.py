@@ -1,7 +1,7 @@
-"""What must be true of the image: how it is described, what is in it, and how it starts, serves and stops.
+"""Checks of the image: its description, its content, and how it starts, serves and stops.
 
-Every server runs as a platform would run it, and harder: read-only root, no capabilities, 2 GB, /tmp in memory. A check
-prints one line; the last line counts them.
+Every server runs under stricter limits than a platform sets: read-only root, no capabilities, 2 GB, /tmp in memory.
+Each check prints one line, and the last line counts them.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Report:
 
     @contextmanager
     def check(self, what: str, server: "Server | None" = None) -> Iterator[None]:
-        """Count and print how the block ends; where it fails, with the last lines of the server's log."""
+        """Count and print how the block ends. If it fails, print the last lines of the server's log too."""
         started_s = time.monotonic()
         try:
             yield
@@ -61,7 +61,7 @@ class Report:
 
 @dataclass
 class Server:
-    """A running container; leaving the block removes it."""
+    """A running container. The end of the block removes it."""
 
     docker: Docker
     image: str
@@ -100,7 +100,7 @@ class Server:
         return json.loads(text)["generated_text"]
 
     def stream(self, max_new_tokens: int, on_first: Callable[[], None] = lambda: None) -> tuple[list[dict], float]:
-        """The records of one stream, and when the last one came."""
+        """The records of one stream, and the time of the last one."""
         parameters = {"max_new_tokens": max_new_tokens, "ignore_eos_token": True, "details": True}
         body = {"inputs": "Tell me a story about a fox.", "parameters": parameters, "stream": True}
         records = []
@@ -122,11 +122,11 @@ class Server:
 
 
 def check_image(docker: Docker, tag: str, base: str | None) -> int:
-    """The exit code: 0 when every check passed."""
+    """Run all checks. Returns the exit code, 0 if every check passed."""
     report = Report()
     with tempfile.TemporaryDirectory(prefix="lmi-image-test-") as temporary:
         folder = Path(temporary)
-        folder.chmod(0o755)  # a container's user 1000 reads models in it
+        folder.chmod(0o755)  # user 1000 of a container reads models in it
         with report.check("hadolint finds nothing in the Dockerfile"):
             lint(folder)
         is_built = False
@@ -189,7 +189,7 @@ def check_content(report: Report, docker: Docker, image: str) -> None:
 
 
 def saved(docker: Docker, image: str) -> tuple[list[str], list[str]]:
-    """Every file of every layer, and those that hold a build secret; the image's own description counts as a file."""
+    """Every file of every layer, and the files that hold a build secret. The image's description counts as a file."""
     names: list[str] = []
     marked: list[str] = []
 
@@ -239,7 +239,7 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
 
 
 def check_serving(report: Report, docker: Docker, image: str, user: str) -> None:
-    """One server: `serve` for root, no word at all for the other user."""
+    """Check one server. root starts it with `serve`, the other user without a word."""
     words, said = (("serve",), "serve") if user == "0" else ((), "no word")
     with (
         report.check(f"user {user}: {said} starts it"),

@@ -1,7 +1,7 @@
-"""A Docker daemon and a base image for a machine that has neither, without any registry of images.
+"""A Docker daemon and a base image for a machine that has neither, without a registry of images.
 
-The daemon is Debian's, with its own socket and data, no bridge and no rules in the firewall, so it disturbs nothing and
-its containers use the host's network. The base is made by debootstrap from the mirror of the machine's own apt sources.
+The daemon is Debian's. It has its own socket and data, no bridge and no firewall rules, so it does not affect the host,
+and its containers use the host's network. debootstrap makes the base from the mirror in the machine's apt sources.
 """
 
 import os
@@ -30,7 +30,7 @@ def answers(docker: Docker) -> bool:
 
 @contextmanager
 def own_docker(work: Path) -> Iterator[Docker]:
-    """A daemon that lives in `work` and no longer than the block."""
+    """Run a daemon in the folder `work` until the block ends."""
     _install_packages()
     docker = Docker(CLIENT, f"unix://{work}/docker.sock", is_own=True)
     command = ["dockerd", f"--host={docker.host}", f"--data-root={work}/data", f"--exec-root={work}/exec"]
@@ -51,7 +51,7 @@ def own_docker(work: Path) -> Iterator[Docker]:
 
 
 def own_base(docker: Docker, work: Path) -> str:
-    """Name of an image with the machine's own Debian, Python and nothing else; made once for each `work`."""
+    """The name of an image with only the machine's Debian and Python. It is made once for each daemon."""
     if docker.run("image", "inspect", BASE).returncode == 0:
         return BASE
     codename, mirror = _release()
@@ -98,7 +98,7 @@ def _wait_until_it_answers(docker: Docker, daemon: subprocess.Popen, log: Path) 
 
 
 def _release() -> tuple[str, str]:
-    """Codename of this Debian, and the mirror that apt has for it."""
+    """The codename of this Debian, and apt's mirror of it."""
     lines = Path("/etc/os-release").read_text().splitlines()
     codename = next(line.partition("=")[2].strip('"') for line in lines if line.startswith("VERSION_CODENAME="))
     targets = subprocess.run(
@@ -112,7 +112,7 @@ def _release() -> tuple[str, str]:
 
 
 def _unmount_below(work: Path) -> None:
-    """What a daemon that was killed left mounted; the innermost first."""
+    """Unmount what a killed daemon left mounted, the innermost first."""
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for mount in sorted((mount for mount in mounts if mount.startswith(f"{work}/")), reverse=True):
         subprocess.run(["umount", "--lazy", mount], check=False)
