@@ -1,7 +1,7 @@
 """The APIs of the server: what each reads, how it answers, and which status each error has there.
 
-A row is a handful of functions. `read` decodes the body and says in which format it is answered, `parse` checks its
-requests, `formatter` writes their answer, `errors` answers what went wrong. Pure: nothing here sends.
+A row holds a few functions. `read` decodes the body and chooses the format of its answer, `parse` checks its requests,
+`formatter` writes their answer, and `errors` writes errors. Nothing here does I/O.
 
     bytes --read--> Message[Format] --parse--> Parsed[Format] --formatter--> Formatter[Format] --> bytes
 """
@@ -47,12 +47,12 @@ class Api(Generic[Format]):
     """One API.
 
     `default_format` is the format of the answer to a body that `read` refuses. `read_for_events` reads the body of a
-    client whose Accept asks for server-sent events. At /invocations Custom-Attributes may name the API by `route`, or a
-    body chooses it by having `body_field`.
+    client whose Accept asks for server-sent events. At /invocations a request selects the API with its `route` in
+    Custom-Attributes, or with `body_field` in its body.
     """
 
     name: str
-    prefixes: tuple[str, ...]  # of the paths whose 404, 405 and the like are answered as this API does
+    prefixes: tuple[str, ...]  # of the paths whose 404, 405 and similar errors have this API's form
     default_format: Callable[[ModelConfig], Format]
     read: Callable[[bytes, str | None, ModelConfig], Message[Format]]
     parse: Callable[[Message[Format]], Parsed[Format]]
@@ -71,11 +71,11 @@ class Api(Generic[Format]):
         return self.errors.render_status(status, message, format)
 
     def whole(self, media_type: str, body: bytes) -> bytes:
-        """A body that goes out in one piece."""
+        """Return a body that is sent in one piece, with `json_end` if it is JSON."""
         return body + self.json_end if media_type == LmiWhole.media_type else body
 
     def for_accept(self, accept: str) -> Api[Format]:
-        """This API as it reads the body of a client with this Accept header."""
+        """Return this API with the `read` for a client with this Accept header."""
         if self.read_for_events is None or "text/event-stream" not in accept.lower():
             return self
         return replace(self, read=self.read_for_events)
@@ -180,7 +180,7 @@ OPENAI_COMPLETIONS = replace(
 )
 
 
-# OpenAI's APIs at /invocations: a stream is lines or events, unless body or settings name the other.
+# OpenAI's APIs at /invocations: a stream is lines, or events if Accept asks for them; body or settings may override it.
 OPENAI_CHAT_LINES = replace(
     OPENAI_CHAT,
     name="openai_chat_lines",
@@ -234,13 +234,13 @@ ROWS: tuple[AnyApi, ...] = (
 APIS = {api.name: api for api in ROWS}
 BY_ROUTE = {api.route: replace(api, json_end=b"\n") for api in ROWS if api.route}
 BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
-"""The APIs that /invocations serves beside its own; the newline is what clients read that path by."""
+"""Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by lines."""
 
 
 def api_at(path: str, model: ModelConfig) -> AnyApi:
-    """The API that a path belongs to, also where nothing is served: the one with the longest prefix.
+    """Return the API with the longest prefix of a path, even if nothing is served there.
 
-    With dynamic batches that API takes the place of the LMI API.
+    With dynamic batches DYNAMIC_BATCH replaces LMI.
     """
     places = [(prefix, api) for api in APIS.values() for prefix in api.prefixes]
     api = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]

@@ -1,10 +1,10 @@
-"""The whole way of a request on one page: encode, check, submit, decode, stop, cancel.
+"""The whole way of a request: encode, check, submit, decode, stop, cancel.
 
     GenerationRequest --tokenizer--> Request ==engine socket==> Result --answer text--> Delta
 
-Nothing here knows a wire format or a device. A bad request is refused before it is sent, so it can never hurt its
-neighbours; every request ends with a Delta that has a finish reason or with an LmiError; Cancel is sent from the one
-`finally` below, on every way out.
+Nothing here knows a wire format or a device. A bad request is refused before it is submitted, so it cannot affect other
+requests. Every sequence ends with a Delta that has a finish reason, or the request ends with an LmiError. On every way
+out, one `finally` closes the stream, which sends Cancel unless the engine has finished.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Pipeline:
         self._chat_template = chat_template
 
     def generate(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
-        """The answer as it comes. Raises LmiError, before the first Delta or after some.
+        """Yield the Deltas of the answer. Raises LmiError, before the first Delta or after some.
 
-        Requests that are answered together run at once, and the first of them that fails ends the answer.
+        Requests that are answered together run concurrently, and the first failure ends the whole answer.
         """
         return self._generate(requests[0]) if len(requests) == 1 else self._generate_all(requests)
 
     async def _prepare(self, request: GenerationRequest) -> tuple[str, Request]:
-        """The text that the answer continues, and the request as engines get it.
+        """Return the text that the answer continues, and the request for the engine.
 
         Raises InvalidRequest, or Unavailable when no engine is ready.
         """
@@ -74,7 +74,7 @@ class Pipeline:
                 await stream.arrival()
                 result = stream.take()
                 index = result.sequence_index
-                if index not in open_texts:  # behind a stop string
+                if index not in open_texts:  # a stop string has ended it
                     continue
                 delta = read_result(open_texts[index], result)
                 delta.index, delta.prompt = first_index + index, prompt
@@ -90,7 +90,7 @@ class Pipeline:
             stream.close()
 
     async def _generate_all(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
-        prepared = await asyncio.gather(*map(self._prepare, requests))  # one that is refused begins no other
+        prepared = await asyncio.gather(*map(self._prepare, requests))  # if one is refused, none begins
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
         tasks = [
@@ -123,7 +123,7 @@ class Pipeline:
             arrived.put_nowait(error)
 
     async def _encode(self, request: GenerationRequest, prompt: str, info: EngineInfo) -> list[int]:
-        """The prompt's token ids. Raises InvalidParameter for a prompt that is too long without an answer."""
+        """Return the prompt's token ids. Raises InvalidParameter for a prompt that leaves no room for an answer."""
         if request.prompt_token_ids is not None:
             return list(request.prompt_token_ids[-(request.truncate or 0) :])
         return await self._tokenizer.encode_prompt(
@@ -148,7 +148,7 @@ class Pipeline:
     def _engine_request(
         self, request: GenerationRequest, prompt_ids: list[int], bad_words: list[tuple[int, ...]], info: EngineInfo
     ) -> Request:
-        """In the engine's words. An answer that would outgrow the context is shortened to what fits."""
+        """Build the request for the engine. `max_tokens` is at most the room that the prompt leaves in the context."""
         room = max(1, info.max_sequence_length - len(prompt_ids))
         return Request(
             input_token_ids=tuple(prompt_ids),
@@ -179,7 +179,10 @@ class Pipeline:
 
 
 def read_result(answer: AnswerText, result: Result) -> Delta:
-    """What one Result says, as text. A stop string ends the answer wherever in it it was found."""
+    """Turn one Result into a Delta. A stop string ends the answer even if the engine has not finished.
+
+    Raises DeadlineExceeded or EngineLost if the engine gave up the request.
+    """
     reason = result.finish_reasons[0]
     if reason is FinishReason.TIMED_OUT:
         raise DeadlineExceeded("the engine's time for this request ran out")

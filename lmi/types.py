@@ -1,7 +1,7 @@
-"""The types of the front end, between the wire's and the engine's.
+"""The types of the front end, between those of the wire and those of the engine.
 
-A schema turns bytes into a GenerationRequest, the pipeline turns engine Responses into Deltas, a formatter turns
-Deltas into bytes. No wire format's names and no I/O here.
+A schema turns bytes into a GenerationRequest, the pipeline turns engine Results into Deltas, and a formatter turns
+Deltas into bytes. The types use no names of a wire format and do no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lmi.executor import GuidedDecodingParams, SamplingConfig
 
 
 class AnswerEnd(enum.StrEnum):
-    """Why an answer ended, in the words of the LMI wire; other APIs translate."""
+    """Why an answer ended, in the words of the LMI API. Other APIs translate them."""
 
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
@@ -24,7 +24,7 @@ class AnswerEnd(enum.StrEnum):
 
 
 class OutputFormat(enum.StrEnum):
-    """What separates the records of an answer."""
+    """The framing of an answer: one JSON value, JSON lines or server-sent events."""
 
     JSON = "json"
     JSONLINES = "jsonlines"
@@ -33,11 +33,11 @@ class OutputFormat(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """How the answer to a request looks. Known before the parameters are checked, so that errors can use it.
+    """The format of the answer to a request. It is known before the parameters are checked, so that errors can use it.
 
-    An API that has more to say has a subclass beside its schema. What only the parameters say is filled in when they
-    are checked. `details`: the answer holds more than its text. `field_names` are the request's own names for fields of
-    the engines' contract, beside those that its API always has.
+    An API with more to say has a subclass in its schema. Fields that depend on the parameters are set when those are
+    checked. With `details` the answer holds more than its text. `field_names` maps fields of the engines' contract to
+    this request's names for them, in addition to the API's names.
     """
 
     output_format: OutputFormat = OutputFormat.JSON
@@ -55,9 +55,9 @@ Format = TypeVar("Format", bound=AnswerFormat)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation, for the model's chat template. `variables` are further names for the template.
+    """A conversation for the model's chat template. `variables` are further names for the template.
 
-    `add_generation_prompt`: the prompt ends where the model's next answer begins.
+    With `add_generation_prompt` the prompt ends where the model's next answer begins.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -70,11 +70,12 @@ class Chat:
 class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every API.
 
-    The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values that mean
-    something ("off" values are None by now); its `num_return_sequences` is how many sequences are generated.
-    `max_new_tokens` None: what the context has room for. `stop_token_ids` end the answer like a stop string.
-    `needs_log_probs`: those of the generated tokens, which cost an engine time; `num_top_log_probs` None: no others.
-    `is_streaming`: the answer is wanted piece by piece. `token_biases` are added to the logits of (token id, bias).
+    The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values with an effect
+    ("off" values are None), and its `num_return_sequences` is the number of sequences to generate. With
+    `max_new_tokens` None the answer may fill the context. `stop_token_ids` end the answer like a stop string.
+    `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
+    there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
+    the bias that is added to its logit.
     """
 
     prompt: str = ""
@@ -102,7 +103,7 @@ class GenerationRequest:
 
     @property
     def num_sequences(self) -> int:
-        """How many are generated."""
+        """The number of sequences to generate."""
         return self.sampling.num_return_sequences
 
 
@@ -110,9 +111,9 @@ class GenerationRequest:
 class Token:
     """One token of prompt or answer.
 
-    `text` is the piece of text that this token released: the pieces of an answer concatenate exactly to the whole
-    text, so it is "" while half a character or a possible stop string is held back. `raw_text` is the text before the
-    search for stop strings, None where there is no search. `log_prob` None: unknown (first prompt token).
+    `text` is the text that this token completes. It is "" while part of a character or a possible stop string is held
+    back, so the texts of an answer's tokens concatenate to the whole text. `raw_text` is the text before the search for
+    stop strings, None without a search. `log_prob` is None where it is unknown (first prompt token).
     """
 
     id: int
@@ -124,21 +125,21 @@ class Token:
 
     @property
     def spelling(self) -> str:
-        """What the token adds to the text, also where that is held back for a stop string."""
+        """The text that the token adds, even if it is held back for a stop string."""
         return self.text if self.raw_text is None else self.raw_text
 
 
 @dataclass(slots=True)
 class Delta:
-    """What one engine Response brought of one sequence: new tokens, and on its last Delta the reason of the end.
+    """The new tokens of one sequence from one engine Result. The last Delta of a sequence has a `finish_reason`.
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
-    of the second. `prefill` (prompt tokens), `num_prompt_tokens` and `prompt_token_ids` are on the first Delta of
-    each request, prefill when it was asked for. `prompt` is the text that the answer continues, on every Delta: as
-    given, as rendered from a chat, or, where `return_full_text` asks for it, as decoded from token ids. `stop_reason`:
-    the stop string or the stop token's id that ended the sequence. An error inside a stream is raised by the
-    pipeline, never hidden in a Delta. A sequence's whole text is the concatenation of all its token texts.
-    `is_followed`: the next Delta has come already, so that a writer may put both into one record.
+    of the second. The first Delta of each request has `num_prompt_tokens`, `prompt_token_ids` and, if the request asks
+    for it, `prefill` (the prompt's tokens). Every Delta has `prompt`, the text that the answer continues: as given, as
+    rendered from a chat, or, if `return_full_text` asks for it, as decoded from token ids. `stop_reason` is the stop
+    string or the id of the stop token that ended the sequence. A sequence's whole text is the concatenation of its
+    token texts. The pipeline raises an error inside a stream and never puts it into a Delta. With `is_followed` the
+    next Delta has already arrived, so a writer may put both into one record.
     """
 
     tokens: list[Token]
@@ -154,7 +155,7 @@ class Delta:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole sequence: all its Deltas put together."""
+    """A whole sequence, joined from its Deltas."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
@@ -177,18 +178,18 @@ class Answer:
 
 
 class Answers:
-    """The sequences of one or more requests that are answered together, as their Deltas come."""
+    """The sequences of requests that are answered together, joined from Deltas as they arrive."""
 
     def __init__(self, num_sequences: int) -> None:
         self.all = [Answer() for _ in range(num_sequences)]
         self._num_open = num_sequences
 
     def add(self, delta: Delta) -> bool:
-        """True when this Delta was the last of all."""
+        """Add a Delta. Returns True if it was the last of all sequences."""
         self.all[delta.index].add(delta)
         self._num_open -= delta.finish_reason is not None
         return self._num_open == 0
 
     def ranked(self) -> list[Answer]:
-        """The most probable first; equals stay in order."""
+        """Return the answers, the most probable first. Equal ones stay in order."""
         return sorted(self.all, key=lambda answer: -answer.cum_log_prob)
