@@ -1,8 +1,8 @@
-"""What every JSON API shares: reading a body, and reading one field of it.
+"""Readers that every JSON API uses: for a whole body, and for one field of it.
 
-Bytes in, plain values out. A reader takes the field's name and its value and returns the checked value, or raises an
-error that names field, rule and value. Types are strict: `true` and "5" are not numbers, 5 is a float too.
-An error never quotes a body, only a shortened value of it. The last of duplicate keys counts.
+A reader of a field takes its name and its value. It returns the checked value, or raises an error that names field,
+rule and value. Types are strict: `true` and "5" are not numbers, but an integer is also a float. An error quotes only
+a shortened value, never the body. The last of duplicate keys counts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
 MAX_VALUES_BYTES = 1 << 20
-"""The limit for everything but the prompt. A text may fill a whole body, but sixty megabytes of small values take ten
-seconds to make and to free, and the front end answers no other request meanwhile."""
+"""The limit for a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten
+seconds to create and free, and the front end answers no other request meanwhile."""
 
 Reader = Callable[[str, object], Any]
 JSON_SCHEMAS: dict[Reader, dict[str, Any]] = {}
-"""The JSON Schema of what a reader takes, for /openapi.json; a reader that is not here takes anything."""
+"""The JSON Schema of the values that a reader takes, for /openapi.json. A reader without an entry takes any value."""
 
 
 def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
-    """Record the JSON Schema of what a reader takes."""
+    """Record the JSON Schema of the values that a reader takes."""
 
     def note(reader: Reader) -> Reader:
         JSON_SCHEMAS[reader] = schema
@@ -51,9 +51,9 @@ class Message(Generic[Format]):
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[Format]):
-    """What a body asks for: one request, or several that are answered together, and the format of their answer.
+    """The requests of a body, one or several that are answered together, and the format of their answer.
 
-    `ignored` has a line for the log on each name in the body that has no effect.
+    `ignored` has a line for the log for each name in the body that has no effect.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -62,7 +62,7 @@ class Parsed(Generic[Format]):
 
     @property
     def num_sequences(self) -> int:
-        """How many are generated for all requests."""
+        """The number of sequences to generate for all requests."""
         return sum(request.num_sequences for request in self.requests)
 
     @property
@@ -73,7 +73,7 @@ class Parsed(Generic[Format]):
 
 
 class _Outline(msgspec.Struct):
-    """An object whose values stay raw; the fields are the names that APIs have for the prompt."""
+    """An object whose values stay raw. The fields are the names that APIs have for the prompt."""
 
     inputs: msgspec.Raw = msgspec.Raw()
     text_input: msgspec.Raw = msgspec.Raw()
@@ -81,9 +81,9 @@ class _Outline(msgspec.Struct):
 
 
 def check_values(body: bytes, max_texts: int = 0) -> None:
-    """Raise MalformedRequest if a large body holds more than a large prompt, in a fraction of the time to read it.
+    """Raise MalformedRequest if a body without its prompt has over MAX_VALUES_BYTES.
 
-    `max_texts`: how many texts the prompt may be a list of.
+    This takes a fraction of the time that reading the body takes. The prompt may be a list of up to `max_texts` texts.
     """
     if len(body) <= MAX_VALUES_BYTES:
         return
@@ -98,12 +98,12 @@ def check_values(body: bytes, max_texts: int = 0) -> None:
 
 
 def _num_text_bytes(prompt: bytes, max_texts: int) -> int:
-    """The bytes of a prompt that is a text, or a list of so many; of anything else 0."""
+    """Return the length of a prompt that is a text or a list of at most `max_texts` texts, else 0."""
     return len(prompt) if prompt[:1] == b'"' or (prompt[:1] == b"[" and _is_texts(prompt, max_texts)) else 0
 
 
 def _is_texts(prompt: bytes, max_texts: int) -> bool:
-    num_quotes = prompt.count(b'"') - prompt.count(b'\\"')  # two a text, and fewer where one ends with a backslash
+    num_quotes = prompt.count(b'"') - prompt.count(b'\\"')  # two for each text, fewer if one ends with a backslash
     if num_quotes > 2 * max_texts:
         return False
     try:
@@ -114,7 +114,7 @@ def _is_texts(prompt: bytes, max_texts: int) -> bool:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that the whole body is. Raises MalformedRequest."""
+    """Decode a body that is one JSON object. Raises MalformedRequest."""
     if not body.strip():
         raise MalformedRequest("the body is empty, a JSON object is needed")
     try:
@@ -127,7 +127,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_text(body: bytes) -> str:
-    """A plain text body. Raises MalformedRequest."""
+    """Decode a plain text body. Raises MalformedRequest."""
     try:
         return body.decode()
     except UnicodeDecodeError as error:
@@ -163,7 +163,7 @@ def text(name: str, value: object) -> str:
 
 @takes({"type": ["string", "array"], "items": {"type": "string"}, "maxItems": 1})
 def adapter(name: str, value: object) -> str | None:
-    """The name of a LoRA adapter: a string or a list of one. None for the base model."""
+    """Read the name of a LoRA adapter, a string or a list of one. None means the base model."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str | None):
@@ -188,7 +188,7 @@ def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Reader:
-    """A finite number in [low, high], or (low, high] with `low_open`."""
+    """Make a reader of a finite number in [low, high], or in (low, high] with `low_open`."""
     bound = f"over {low:g}" if low_open else f"at least {low:g}"
     bound += "" if high == math.inf else f" and at most {high:g}"
     limits = {"exclusiveMinimum" if low_open else "minimum": low, "maximum": high}
@@ -217,7 +217,7 @@ def choice(allowed: Sequence[str]) -> Reader:
 
 
 def strings(max_items: int) -> Reader:
-    """A list of non-empty strings, each of at most MAX_WORD_BYTES."""
+    """Make a reader of a list of non-empty strings, each of at most MAX_WORD_BYTES."""
     item_schema = {"type": "string", "minLength": 1, "maxLength": MAX_WORD_BYTES}
 
     @takes({"type": "array", "items": item_schema, "maxItems": max_items})

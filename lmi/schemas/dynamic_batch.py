@@ -1,8 +1,8 @@
 """The LMI schema with `option.rolling_batch=disable`: `{"inputs": ["...", "..."], "parameters": {...}}`.
 
-Each input is one request; all have the same parameters, which mean what they mean in the rolling-batch schema.
-What that schema puts into details has no effect here, and no request says whether it is streamed: that is
-`option.enable_streaming`. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
+Each input is one request. All requests share the parameters, which mean the same as in the rolling-batch schema.
+Parameters that affect details there have no effect here. `option.enable_streaming` decides for all requests whether
+they are streamed. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def default_format(model: ModelConfig) -> AnswerFormat:
 
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
-    """The body as a whole. Raises MalformedRequest."""
+    """Decode the body and check it as a whole. Raises MalformedRequest."""
     is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
     if not is_text:
         check_values(body, MAX_INPUTS)
@@ -56,7 +56,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
 
 
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
-    """One request for each input. Raises InvalidParameter or Unsupported."""
+    """Return one request for each input. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
     parameters, ignored = dict(fields.get("parameters") or {}), []
     for name in WITHOUT_EFFECT:
@@ -80,7 +80,7 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
 
 
 def _adapters(value: object, num_inputs: int) -> list[str | None]:
-    """One adapter for all inputs, or a list with one for each."""
+    """Read one adapter for all inputs, or a list with one for each input."""
     if isinstance(value, list) and len(value) == num_inputs:
         return [adapter("adapters", name) for name in value]
     return [adapter("adapters", value)] * num_inputs

@@ -1,9 +1,9 @@
-"""The structure that an answer must have, by each name that a client may ask for it.
+"""Readers of the structure that an answer must have, for each name under which a client may ask for it.
 
-`response_format` is OpenAI's; `structured_outputs` and `guided_json`, `guided_regex`, `guided_choice` and
-`guided_grammar` are vLLM's, which the LMI schema takes among its parameters too. A reader returns the guide that its
-field asks for, None where the field asks for nothing. A schema is a whole: one that refers to elsewhere is refused,
-since nothing is fetched and what it leaves open would be no structure at all.
+`response_format` is OpenAI's. `structured_outputs`, `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`
+are vLLM's. The LMI schema takes all but `structured_outputs` among its parameters. A reader returns the guide that its
+field asks for, or None. A JSON schema that refers to another document is refused, because nothing is fetched and the
+reference would leave that part of the answer without structure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def an_object(name: str, value: object) -> dict[str, Any]:
 
 
 def json_schema(name: str, value: object) -> GuidedDecodingParams:
-    """A JSON schema, given as an object or as the text of one."""
+    """Read a JSON schema, given as an object or as its text."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -47,7 +47,7 @@ def json_schema(name: str, value: object) -> GuidedDecodingParams:
 
 
 def check_levels(name: str, value: dict[str, Any]) -> bytes:
-    """The JSON of an object. Raises InvalidParameter for one with too many levels to walk through."""
+    """Return the JSON of an object. Raises InvalidParameter if it has too many levels."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:  # of more than 254 levels
@@ -55,7 +55,7 @@ def check_levels(name: str, value: dict[str, Any]) -> bytes:
 
 
 def check_references(name: str, schema: dict[str, Any]) -> None:
-    """Raise InvalidParameter for a schema with a `$ref`, or a kin of it, that leads out of it."""
+    """Raise InvalidParameter if one of REFERENCES in a schema points outside the schema."""
     pending: list[Any] = [schema]
     while pending:
         value = pending.pop()
@@ -95,7 +95,7 @@ def json_object(name: str, value: object) -> GuidedDecodingParams | None:
 
 @takes({"type": "object"})
 def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
-    """vLLM's: an object of which one kind is given."""
+    """Read vLLM's field, an object with one kind of guide."""
     given = an_object(name, value)
     read = [KINDS[kind](f"{name}.{kind}", given[kind]) for kind in KINDS if given.get(kind) is not None]
     guides = [guide for guide in read if guide is not None]
@@ -106,7 +106,7 @@ def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
 
 @takes({"type": "object"})
 def response_format(name: str, value: object) -> GuidedDecodingParams | None:
-    """OpenAI's."""
+    """Read OpenAI's field. The type `text` asks for no guide."""
     wanted = an_object(name, value)
     kind = wanted.get("type", "text")
     if kind == "text":
@@ -137,9 +137,9 @@ GUIDED: dict[str, Reader] = {
 
 
 def asked_guide(given: Mapping[str, Any], prefix: str = "") -> tuple[GuidedDecodingParams | None, dict[str, str]]:
-    """The guide among checked fields, and its name in the contract with the name of the field that asked for it.
+    """Return the guide among checked fields, and a map from its name in the contract to the field that asked for it.
 
-    `prefix` begins a field's name in an error.
+    `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a guide.
     """
     names = [name for name in (*GUIDED, "structured_outputs") if given.get(name) is not None]
     if len(names) > 1:

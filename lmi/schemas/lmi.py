@@ -1,12 +1,12 @@
 """The LMI schema with a rolling batch: `{"inputs": "...", "parameters": {...}, "stream": false}`.
 
-Two steps, because a refused parameter is answered in the format that the client asked for: `read` checks the body as
-a whole and chooses the format of the answer, `parse` checks the parameters. A known name is checked even where it has
-no effect; unknown names and names without effect in this request are ignored and come back for the log, as the
-reference ignores them; null is as if left out. Its documented defaults mean "as if left out". The pages give
-temperature and penalties no bounds; ours are those of the contract with the engines. Names: the LMI handlers' inference
-API schema (v0.28.0 page), and of TGI and vLLM what the reference hands on (`top_n_tokens`, `min_tokens`, `stop` as a
-list).
+Reading has two steps, because a refused parameter is answered in the format that the client asked for. `read` checks
+the body as a whole and chooses the format of the answer. `parse` checks the parameters. A known name is checked even if
+it has no effect. As in the reference, unknown names and names without effect in this request are ignored; they are
+returned for the log. null and the documented defaults mean "left out". The documentation gives temperature and
+penalties no bounds, so their bounds are those of the contract with the engines. Sources of the names: the LMI handlers'
+inference API schema (v0.28.0 page), and the parameters of TGI and vLLM that the reference passes on (`top_n_tokens`,
+`min_tokens`, `stop` as a list).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ FORMATS = tuple(format.value for format in OutputFormat)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmiFormat(AnswerFormat):
-    """`tgi_compat`: keys have TGI's names, and a whole answer is a list of one."""
+    """The format of an answer. With `tgi_compat` keys have TGI's names, and a whole answer is a list of one."""
 
     tgi_compat: bool = False
 
@@ -77,7 +77,7 @@ STOP_SEQUENCES = strings(MAX_STOP_SEQUENCES)
 
 @takes({"anyOf": [{"type": "boolean"}, JSON_SCHEMAS[STOP_SEQUENCES]]})
 def _stop(name: str, value: object) -> tuple[str, ...]:
-    """The seed's table calls `stop` a boolean of no stated meaning, its clients send a list of strings."""
+    """Read a list of strings, which clients send, or a boolean, which is documented without a meaning."""
     return () if isinstance(value, bool) else STOP_SEQUENCES(name, value)
 
 
@@ -131,22 +131,21 @@ WIRE_NAMES = {
     "num_return_sequences": "parameters.n",
     "lora_config": "adapters",
 } | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed", "temperature")}
-"""Fields of the engines' contract, by the name that clients of this API have for them; an engine's refusal uses it."""
+"""This API's names for fields of the engines' contract. An engine's refusal is reported under them."""
 
 
 def default_format(model: ModelConfig) -> LmiFormat:
-    """The format of the answer to a body that cannot be read."""
+    """Return the format of the answer to a body that cannot be read."""
     return LmiFormat(tgi_compat=model.tgi_compat)
 
 
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, accepts_events: bool = False
 ) -> Message[LmiFormat]:
-    """The body as a whole. Raises MalformedRequest.
+    """Decode the body, check it as a whole and choose the format of its answer. Raises MalformedRequest.
 
-    `accepts_events`: the client asks for server-sent events, if nothing else says in which format it is answered.
-    `text/plain` is a prompt. Every other content type, or none, is read as JSON: a bare `curl -d` says form-encoded,
-    boto3 says nothing.
+    With `accepts_events` the answer is server-sent events unless body or settings choose another format. A body of type
+    `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl -d` sends a form's type, boto3 sends none.
     """
     is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
     if not is_text:
@@ -171,7 +170,7 @@ def _check_fields(fields: dict[str, Any]) -> None:
 
 
 def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> LmiFormat:
-    """The request's own `output_formatter` beats the configured one, which beats `stream`, which beats Accept."""
+    """Choose the format: the request's `output_formatter`, else the configured one, else `stream`, else Accept."""
     parameters = fields.get("parameters") or {}
     wanted, details = parameters.get("output_formatter"), parameters.get("details")
     name = wanted if wanted in FORMATS else model.output_formatter
@@ -186,7 +185,7 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
 
 
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
-    """The request that the message asks for. Raises InvalidParameter or Unsupported."""
+    """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
     ignored = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
@@ -217,7 +216,7 @@ def _check_together(given: Given, *, is_streamed: bool) -> None:
 
 
 def _without_effect(given: Given, format: LmiFormat, is_greedy: bool) -> dict[str, str]:
-    """The parameters that this request cannot use, and why."""
+    """Return the parameters that this request cannot use, with the reasons."""
     reasons = dict.fromkeys(("length_penalty", "early_stopping"), "without beams")
     if is_greedy:
         reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")

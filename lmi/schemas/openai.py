@@ -1,9 +1,9 @@
-"""What OpenAI's two schemas share, and the schema of completions: `{"model": "m", "prompt": "Once", "max_tokens": 16}`.
+"""The schema of completions, `{"model": "m", "prompt": "Once", "max_tokens": 16}`, and fields that chat shares with it.
 
-Sampling is on unless `temperature` is 0. Names, defaults and bounds: OpenAI's API reference; beside them what vLLM's
-server takes too (`top_k`, `min_tokens`, `guided_json` …). Fields of theirs that ask for nothing here (`user`,
-`store` …) are taken without a word, unknown ones with a line in the log; what would change the answer and cannot be
-done is refused.
+Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds are those of OpenAI's API reference.
+Fields of vLLM's server are taken too (`top_k`, `min_tokens`, `guided_json` …). Known fields without effect here
+(`user`, `store` …) are ignored silently, and unknown ones with a line in the log. A field that would change the answer
+but is not supported is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_PROMPT_IDS = 1 << 20
 MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
-UNNAMED = ("dummy", "tgi")  # what huggingface_hub and TGI's examples say where only the URL names the model
+UNNAMED = ("dummy", "tgi")  # huggingface_hub and TGI's examples send these where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
 OFF: dict[str, tuple[float, ...]] = {
@@ -71,10 +71,11 @@ OFF: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIFormat(AnswerFormat):
-    """`num_choices` of each prompt's sequences are the answer. `model` is `adapter` where the request names one.
+    """The format of an answer, which holds `num_choices` sequences of each prompt.
 
-    `function` is the one that a forced call names: the whole text is its arguments. `tool_calls` is the form of other
-    calls in the text, `reasoning` the form of thoughts: the server's settings until the parameters are checked.
+    `model` equals `adapter` if the request names one. `function` is the function that the model is forced to call; the
+    whole text is its arguments. `tool_calls` is the form of other calls in the text, `reasoning` the form of thoughts.
+    Both are the server's settings until the parameters are checked.
     """
 
     model: str
@@ -111,7 +112,7 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
 
 @takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
 def _logprobs(name: str, value: object) -> int:
-    """A number in completions; some clients send true or false as for chat."""
+    """Read a number. Some clients send true or false, as for chat."""
     return int(value) if isinstance(value, bool) else TOP(name, value)
 
 
@@ -155,7 +156,7 @@ COMPLETION: dict[str, Reader] = SHARED | {
     "echo": boolean,
     "suffix": text,
 }
-# Fields of OpenAI's and vLLM's that change nothing in an answer from here.
+# Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
     "request_id cache_salt guided_decoding_backend guided_whitespace_pattern return_token_ids "
@@ -180,7 +181,7 @@ WIRE_NAMES = {
     "stop_sequences": "stop",
     "lora_config": "model",
 }
-"""Fields of the engines' contract, by the name that clients of these APIs have for them."""
+"""These APIs' names for fields of the engines' contract."""
 
 
 def default_format(model: ModelConfig) -> OpenAIFormat:
@@ -190,10 +191,10 @@ def default_format(model: ModelConfig) -> OpenAIFormat:
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
 ) -> Message[OpenAIFormat]:
-    """The body as a whole. Raises MalformedRequest, or UnknownModel for a name that is not the model's.
+    """Decode the body and choose the format of its answer. Raises MalformedRequest, or UnknownModel for another model.
 
-    `stream_format` None: a stream is server-sent events; else it is what `output_formatter` or the server's settings
-    say, or this where they name no form of a stream.
+    With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
+    of the server's settings, else `stream_format`.
     """
     check_values(body, MAX_PROMPTS)
     return message(body, model, stream_format)
@@ -217,7 +218,7 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
 
 
 def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | None) -> OutputFormat:
-    """The request's format beats the configured one, which beats the usual; json does not count here."""
+    """Choose the request's format, else the configured one, else the usual one. json is not a format of a stream."""
     if usual is None:
         return OutputFormat.SSE
     named = (form for name in (wanted, model.output_formatter) for form in STREAMS if form == name)
@@ -225,7 +226,7 @@ def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | Non
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
-    """The requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
+    """Return the requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
     given, ignored = read_fields(message.fields, COMPLETION, CANNOT)
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
@@ -271,7 +272,7 @@ def _completion_request(given: Given, format: OpenAIFormat) -> GenerationRequest
 
 
 def _prompts(value: object) -> list[dict[str, Any]]:
-    """Each prompt's own fields of a request: a text, token ids, or a list of such."""
+    """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
     if isinstance(value, str) and value:
         return [{"prompt": value}]
     rule = "a non-empty string, a list of token ids, or a list of such"
@@ -298,7 +299,7 @@ PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
 def read_fields(
     fields: Mapping[str, Any], known: Mapping[str, Reader], cannot: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The given fields, checked, and a line on each unknown one. null is as if left out."""
+    """Return the checked fields, and a line for the log for each unknown one. null means "left out"."""
     given: dict[str, Any] = {}
     ignored: list[str] = []
     for name, value in fields.items():
@@ -325,7 +326,7 @@ def wants_usage(given: Mapping[str, Any]) -> bool:
 
 
 def openai_request(given: Given, format: OpenAIFormat, max_tokens: int | None) -> GenerationRequest:
-    """A request with the fields that both schemas fill in the same way."""
+    """Build a request from the fields that both schemas share."""
     is_greedy = given.get("temperature") == 0 or given.get("top_p") == 0
     used = {name: value for name, value in given.items() if not _is_unused(name, value, is_greedy)}
     return replace(

@@ -1,8 +1,8 @@
 """The schema of chat completions: `{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}`.
 
-Messages go to the model's chat template as templates know them: text as one string, `developer` as `system`, the
-arguments of earlier calls as objects. A forced call of tools is a JSON schema that the answer must fit; a free one is
-found in the text later. What both schemas share, and where it comes from: `schemas/openai.py`.
+Messages are passed to the model's chat template in the form that templates expect: text as one string, `developer` as
+`system`, and the arguments of earlier calls as objects. If a call is forced, the answer must fit a JSON schema. Other
+calls are found in the text later. `schemas/openai.py` holds what both schemas share, and names the sources.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lmi.types import Chat, OutputFormat
 
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")  # that templates know as they are
+MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")  # passed to templates unchanged
 CHAT: dict[str, Reader] = SHARED | {
     "messages": lambda name, value: value,
     "max_tokens": integer(1),
@@ -78,7 +78,7 @@ class _Said(msgspec.Struct):
 
 
 class _Outline(msgspec.Struct):
-    """A body that is only looked over."""
+    """The part of a body that `_check_values` decodes."""
 
     messages: list[_Said] = []
 
@@ -86,14 +86,14 @@ class _Outline(msgspec.Struct):
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
 ) -> Message[OpenAIFormat]:
-    """The body as a whole, as `schemas/openai.py: read`."""
+    """Decode the body and choose the format of its answer, as `schemas/openai.py: read` does."""
     if len(body) > MAX_VALUES_BYTES:
         _check_values(body)
     return message(body, model, stream_format)
 
 
 def _check_values(body: bytes) -> None:
-    """Raise MalformedRequest for a large body that holds more than large texts (`schemas/common.py: check_values`)."""
+    """Raise MalformedRequest if a body without its texts has over MAX_VALUES_BYTES (`schemas/common.py`)."""
     try:
         num_bytes = len(body) - sum(_num_text_bytes(bytes(said.content)) for said in _decode(body).messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -114,7 +114,7 @@ def _num_text_bytes(content: bytes) -> int:
 
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
-    """The request of a chat. Raises InvalidParameter or Unsupported."""
+    """Return the request of a chat. Raises InvalidParameter or Unsupported."""
     given, ignored = read_fields(message.fields, CHAT, CANNOT_CHAT)
     _check_together(given)
     max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
@@ -194,7 +194,7 @@ def _message(name: str, value: object) -> dict[str, Any]:
 
 
 def _content(name: str, value: object, *, is_needed: bool) -> str:
-    """Text, or the texts of a list of parts, one a line."""
+    """Read a text, or a list of text parts, which newlines join."""
     if isinstance(value, str):
         return value
     if value is None and not is_needed:
@@ -214,7 +214,7 @@ def _part(name: str, value: object) -> str:
 
 
 def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
-    """The calls of an earlier answer; templates write their arguments as objects, the wire has them as text."""
+    """Read the calls of an earlier answer. The wire has their arguments as text, but templates expect objects."""
     if not isinstance(value, list):
         raise InvalidParameter(name, "a list of calls", value)
     calls = []
@@ -230,17 +230,17 @@ def _past_calls(name: str, value: object) -> list[dict[str, Any]]:
 
 
 def _parsed(arguments: str) -> Any:
-    """As an object where it is one that templates can walk through."""
+    """Return the arguments as an object if templates can walk through it, else as they are."""
     try:
         value = orjson.loads(arguments or "{}")
         orjson.dumps(value)
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # no JSON; nested too deep
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # not JSON, or nested too deeply
         return arguments
     return value if isinstance(value, dict) else arguments
 
 
 def _tools(value: object) -> dict[str, dict[str, Any]]:
-    """The tools by the names of their functions."""
+    """Read the tools. Returns them by the names of their functions."""
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
         raise InvalidParameter("tools", f"a list of at most {MAX_TOOLS} tools", value)
     tools: dict[str, dict[str, Any]] = {}
@@ -261,7 +261,7 @@ def _tools(value: object) -> dict[str, dict[str, Any]]:
 
 
 def _tool_choice(value: object, tools: Mapping[str, Any]) -> str:
-    """auto, none, required, or the name of the function that must be called."""
+    """Return auto, none, required, or the name of the function that must be called."""
     if value is None:
         return "auto" if tools else "none"
     if isinstance(value, str):
@@ -278,7 +278,7 @@ def _tool_choice(value: object, tools: Mapping[str, Any]) -> str:
 
 
 def _tool_call_form(choice: str, tools: Mapping[str, Any], parser: str | None) -> str | None:
-    """The form of calls in the text, None where there are none. `parser` is the server's."""
+    """Return the form of calls in the text, None if it has none. `parser` is the server's setting."""
     if choice == "none" or choice in tools:
         return None
     if choice == "required":
@@ -289,7 +289,7 @@ def _tool_call_form(choice: str, tools: Mapping[str, Any], parser: str | None) -
 
 
 def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
-    """The arguments of a named function, or else the list of calls, which has one where calls are not parallel."""
+    """Return a guide for the arguments of a named function, or for a list of calls (one call unless parallel)."""
     if choice in tools:
         return json_schema("tools", _parameters(tools[choice]) or {"type": "object"})
     definitions: dict[str, Any] = {}
@@ -301,7 +301,7 @@ def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel
 
 
 def _call_schema(name: str, tool: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one function's call. Its definitions move to the root, where its references look for them."""
+    """Return the schema of one function's call. Its definitions move to the root, where references look for them."""
     parameters = dict(_parameters(tool) or {"type": "object"})
     for key, definition in an_object("tools.parameters.$defs", parameters.pop("$defs", {})).items():
         if definitions.setdefault(key, definition) != definition:

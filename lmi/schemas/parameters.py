@@ -1,7 +1,7 @@
-"""What the schemas share beyond single fields: limits, rules between parameters, and what a request is made of.
+"""Limits, rules between parameters, and the building of a request, which the schemas share.
 
-`given` holds the checked parameters of one body that mean something, under the names that most APIs have for them.
-`named` turns such a name into what an error calls it.
+`given` holds the checked parameters of one body that have an effect, under the names that most APIs have for them.
+`named` turns such a name into the name that an error uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmi.types import GenerationRequest
 
 MAX_SEQUENCES = 16  # of one prompt
 MAX_IGNORED = 32  # lines for the log of one request
-MAX_TOP_N_TOKENS = 20  # what engines offer; LMI's clients ask for more by the name of logprobs
+MAX_TOP_N_TOKENS = 20  # what engines offer; clients of the LMI API may ask for more with logprobs
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
 
 Given = Mapping[str, Any]
@@ -26,29 +26,29 @@ Named = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """How a parameter is read, and which of its values mean the same as leaving it out."""
+    """The reader of a parameter, and the values that mean the same as leaving it out."""
 
     read: Reader
     off: tuple[object, ...] = ()
 
 
 def unknown(fields: Given, known: Collection[str]) -> list[str]:
-    """A line on each field that no table knows."""
+    """Return a line for the log for each field that is not in `known`."""
     return [f"{shorten(name)}: unknown" for name, value in fields.items() if name not in known and value is not None]
 
 
 def in_parameters(name: str) -> str:
-    """How an error names a field of `parameters`."""
+    """Return the name that an error uses for a field of `parameters`."""
     return f"parameters.{name}"
 
 
 def read_parameters(parameters: Given, table: Mapping[str, Parameter], ignored: list[str]) -> dict[str, Any]:
-    """The known parameters that mean something, checked."""
+    """Check the known parameters and return those with an effect. Adds a line to `ignored` for each unknown one."""
     given: dict[str, Any] = {}
     for name, value in parameters.items():
         parameter = table.get(name)
         if value is None:
-            continue  # as if left out, which clients write for every name they know
+            continue  # left out; some clients send null for every name they know
         if parameter is None:
             ignored.append(f"{in_parameters(shorten(name))}: unknown")
         elif (checked := parameter.read(in_parameters(name), value)) not in parameter.off:
@@ -57,7 +57,7 @@ def read_parameters(parameters: Given, table: Mapping[str, Parameter], ignored: 
 
 
 def drop(given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str], named: Named = str) -> None:
-    """Remove the names that have no effect in this request, so that no engine refuses them, with a line on each."""
+    """Remove names without effect, so that no engine refuses them. Adds a line to `ignored` for each."""
     for name, reason in reasons.items():
         if name in given:
             del given[name]
@@ -70,7 +70,7 @@ def check_best_of(given: Given, named: Named = str) -> None:
 
 
 def check_one_sequence(given: Given, named: Named) -> None:
-    """For an answer that is streamed."""
+    """Raise Unsupported if a streamed answer asks for several sequences."""
     for name in ("n", "best_of"):
         if name in given:
             raise Unsupported(named(name), ONE_SEQUENCE_STREAMED)
@@ -79,14 +79,14 @@ def check_one_sequence(given: Given, named: Named) -> None:
 def check_least_tokens(
     given: Given, names: Iterable[str], limit_name: str, limit: int | None, named: Named = str
 ) -> None:
-    """`limit` is the value of `limit_name`: the most tokens of the answer."""
+    """Raise InvalidParameter if a least number of tokens is over `limit`, the value of `limit_name`."""
     for name in names:
         if limit is not None and given.get(name, 0) > limit:
             raise InvalidParameter(named(name), f"at most {limit_name} ({limit})", given[name])
 
 
 def check_stop(given: Given, other: str, named: Named) -> None:
-    """`other` is the name that gives stop sequences beside `stop`."""
+    """Raise InvalidParameter if `stop` and the parameter `other` together hold too many stop sequences."""
     if len(given.get(other, ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
         raise InvalidParameter(named("stop"), f"at most {MAX_STOP_SEQUENCES} with {other}", given["stop"])
 
@@ -110,7 +110,7 @@ def sampling_config(given: Given, *, is_greedy: bool) -> SamplingConfig:
 def shared_request(
     given: Given, *, max_new_tokens: int | None, is_greedy: bool, is_streaming: bool
 ) -> GenerationRequest:
-    """A request with the fields that APIs have one name for; each schema replaces the others."""
+    """Build a request from the fields that have one name in all APIs. Each schema replaces the other fields."""
     return GenerationRequest(
         max_new_tokens=max_new_tokens,
         sampling=sampling_config(given, is_greedy=is_greedy),

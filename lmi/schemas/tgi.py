@@ -1,9 +1,9 @@
 """TGI's schema: `{"inputs": "...", "parameters": {...}, "stream": false}` at `/`, `/generate` and `/generate_stream`.
 
-Names, rules and defaults are those of Text Generation Inference 3.3 (its router's request types and validation). What
-it ignores is ignored here too and comes back for the log; null always means "left out". As there, each of temperature,
-top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0 is greedy, where TGI
-refuses it, and requests without `parameters` are greedy too.
+Names, rules and defaults are those of Text Generation Inference 3.3 (its router's request types and validation). Names
+that TGI ignores are ignored here too and returned for the log. null always means "left out". As in TGI, each of
+temperature, top_k, top_p and typical_p turns sampling on, and stop strings stay in the text. A temperature of 0 means
+greedy decoding here, while TGI refuses it. Requests without `parameters` are greedy too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from lmi.schemas.parameters import (
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
-DEFAULT_MAX_NEW_TOKENS = 1024  # as TGI's own API description says; shortened to what the context has room for
+DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
 KNOWN_FIELDS = ("inputs", "parameters", "stream")
 SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
 GRAMMARS = ("json", "json_object", "json_schema", "regex")
@@ -59,14 +59,14 @@ GRAMMARS = ("json", "json_object", "json_schema", "regex")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TgiFormat(AnswerFormat):
-    """`is_list`: a whole answer is a list of one, as at `/`."""
+    """The format of an answer. With `is_list` a whole answer is a list of one, as at `/`."""
 
     is_list: bool = False
 
 
 @takes({"type": "object", "required": ["type", "value"], "properties": {"type": {"enum": list(GRAMMARS)}}})
 def _grammar(name: str, value: object) -> GuidedDecodingParams:
-    """`{"type": "regex", "value": "..."}` and the like."""
+    """Read a grammar such as `{"type": "regex", "value": "..."}`."""
     if not isinstance(value, dict) or "value" not in value:
         raise InvalidParameter(name, "an object with type and value", value)
     kind, guide = choice(GRAMMARS)(f"{name}.type", value.get("type")), value["value"]
@@ -114,20 +114,20 @@ WIRE_NAMES = {
     "guided_decoding_params": "parameters.grammar",
     "lora_config": "parameters.adapter_id",
 } | {name: f"parameters.{name}" for name in ("typical_p", "seed", "temperature")}
-"""Fields of the engines' contract, by the name that clients of this API have for them; an engine's refusal uses it."""
+"""This API's names for fields of the engines' contract. An engine's refusal is reported under them."""
 
 
 def default_format(model: ModelConfig) -> TgiFormat:
-    """The format of the answer to a body that cannot be read."""
+    """Return the format of the answer to a body that cannot be read."""
     return TgiFormat()
 
 
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream: bool | None = None
 ) -> Message[TgiFormat]:
-    """The body as a whole, of any content type. Raises MalformedRequest.
+    """Decode a body of any content type and check it as a whole. Raises MalformedRequest.
 
-    `stream` None: the body says whether it wants a stream, and a whole answer is a list.
+    With `stream` None the body says whether the answer is streamed, and a whole answer is a list.
     """
     check_values(body)
     fields = read_object(body)
@@ -149,7 +149,7 @@ def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
 
 
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
-    """The request that the message asks for. Raises InvalidParameter or Unsupported."""
+    """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
     ignored = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
@@ -162,7 +162,7 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
 
 
 def _is_greedy(fields: dict[str, Any], given: dict[str, Any]) -> bool:
-    """As in TGI a value that changes nothing (temperature 1) does not sample, but it is enough for best_of."""
+    """Whether decoding is greedy. As in TGI, a value without effect (temperature 1) samples only beside best_of."""
     is_sampling = bool(given.keys() & {"do_sample", *SAMPLING})
     if "best_of" in given:
         is_sampling = is_sampling or any(fields.get(name) is not None for name in SAMPLING)
@@ -180,7 +180,7 @@ def _check_together(given: Given, *, is_streamed: bool, is_greedy: bool) -> None
 
 
 def _without_effect(format: TgiFormat, is_greedy: bool) -> dict[str, str]:
-    """The parameters that this request cannot use, and why."""
+    """Return the parameters that this request cannot use, with the reasons."""
     reasons = dict.fromkeys(("seed", *SAMPLING), "in greedy decoding") if is_greedy else {}
     if not format.is_streamed and not format.details:
         reasons["top_n_tokens"] = "without details or a stream"

@@ -1,11 +1,11 @@
 """The request of Triton's generate extension: `{"id": "42", "text_input": "...", "parameters": {...}}`.
 
-Each model behind that extension chooses its inputs; here they are the union of the names that Triton's vLLM backend and
-TensorRT-LLM's models have. A name means the same at the top level, in `parameters`, and in the JSON
-text of `sampling_parameters`; the same name twice is refused. A scalar may come as a list of one, a number or flag as
-text. An unknown name is ignored if it is a scalar, and refused if it is anything else. Greedy
-unless a temperature over 0 is given. Sources: Triton's extension_generate.md; the inputs of vllm_backend, and of
-TensorRT-LLM's ensemble, BLS and LLM-API models; refusals in the words of Triton's HTTP front end.
+In Triton each model chooses its inputs. Here they are all inputs of Triton's vLLM backend and of TensorRT-LLM's models.
+A name means the same at the top level, in `parameters`, and in the JSON text of `sampling_parameters`. A name that
+comes twice is refused. A scalar may come as a list of one, a number or flag as text. An unknown name is ignored if its
+value is a scalar, and refused otherwise. Decoding is greedy unless `temperature` is over 0, and if `top_p` is 0.
+Refusals use the words of Triton's HTTP front end. Sources: Triton's extension_generate.md; the inputs of vllm_backend,
+and of TensorRT-LLM's ensemble, BLS and LLM-API models.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ GUIDE_TYPES = {"json": GuideType.JSON, "json_schema": GuideType.JSON_SCHEMA, "re
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One thing that can be asked: how it is read, as what tensor it is announced, and its other names.
+    """One input: its reader, the datatype of its tensor in the metadata, and its other names (`twins`).
 
-    `off`: the values that mean the same as leaving it out.
+    `off` holds the values that mean the same as leaving it out.
     """
 
     read: Reader
@@ -84,9 +84,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonFormat(AnswerFormat):
-    """`head` begins every object: the id if there is one, model_name, model_version.
+    """The format of an answer. Each object has the keys of `head`: the id if there is one, model_name, model_version.
 
-    `outputs` are the further keys that were asked for; `num_answers` is how many sequences the answer shows.
+    `outputs` are the further keys that the request asks for. `num_answers` is the number of sequences in the answer.
     """
 
     head: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def _prompt(name: str, value: object) -> str:
 
 
 def _words(max_words: int) -> Reader:
-    """A string or a list of strings, where "" counts as left out."""
+    """Make a reader of a string or a list of strings, where "" counts as left out."""
     read_list = strings(max_words)
 
     @takes({"type": ["string", "array"], "items": {"type": "string"}})
@@ -113,7 +113,7 @@ def _words(max_words: int) -> Reader:
 
 
 def _stop(name: str, value: object) -> tuple[str, ...]:
-    """A flag in TensorRT-LLM's LLM-API model, where it ends the running request of the same id."""
+    """Read stop words. In TensorRT-LLM's LLM-API model `stop` is a flag that ends the running request of that id."""
     if value is True or value == [True]:
         raise Unsupported(name, "a request is cancelled by closing its connection")
     return () if value is False else STOP_WORDS(name, value)
@@ -124,7 +124,7 @@ def _unless_empty(read: Reader) -> Reader:
 
 
 def _refused(reason: str) -> Reader:
-    """Nothing may be asked by this name, but asking for nothing is allowed."""
+    """Make a reader that refuses every value except those that ask for nothing."""
 
     def read(name: str, value: object) -> None:
         if value not in ("", [], [""], [0], [False], 0):
@@ -208,7 +208,7 @@ MEANINGS = {name: meaning for meaning, entry in INPUTS.items() for name in (mean
 
 
 def said(name: str) -> str:
-    """An input as a refusal names it, unlike the contract's own names, which WIRE_NAMES translates."""
+    """Return the name that an error uses for an input. WIRE_NAMES translates the contract's names."""
     return f"input '{name}'"
 
 
@@ -236,10 +236,10 @@ def default_format(model: ModelConfig) -> TritonFormat:
 
 
 def reader(output_format: OutputFormat) -> Callable[[bytes, str | None, ModelConfig], Message[TritonFormat]]:
-    """`read` of one of the two URLs: JSON for generate, SSE for generate_stream."""
+    """Make the `read` of one of the two URLs: JSON for generate, SSE for generate_stream."""
 
     def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[TritonFormat]:
-        """The body as a whole; its content type is not looked at. Raises MalformedRequest."""
+        """Decode a body of any content type. Raises MalformedRequest."""
         body = body.removeprefix(BOM)
         check_values(body)
         try:
@@ -263,7 +263,7 @@ def _id(fields: dict[str, Any]) -> str:
 
 
 def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
-    """The request that the message asks for. Raises InvalidRequest."""
+    """Check the inputs and build the request. Raises InvalidRequest."""
     reading = Reading()
     for where, name, value in _members(message.fields):
         reading.add(where, name, value)
@@ -281,7 +281,7 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
 
 
 def _members(fields: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Every (prefix for a refusal, name, value) of the body."""
+    """Yield (prefix for an error, name, value) for each field of the body."""
     for name, value in fields.items():
         if name == "parameters":
             if not isinstance(value, dict):
@@ -293,7 +293,7 @@ def _members(fields: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
 
 
 class Reading:
-    """The inputs of one request, as they are found. `given` holds those that mean something, checked."""
+    """Collects the inputs of one request. `given` holds the checked values that have an effect."""
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
@@ -307,7 +307,7 @@ class Reading:
             self._names.add(name)
         if name == PACKED:
             for inner, inner_value in _unpack(value).items():
-                if inner_value is not None:  # written out by a client's library: as if left out
+                if inner_value is not None:  # left out; some clients' libraries write null
                     self.add(f"Converting keyword: '{PACKED}': ", inner, inner_value)
         elif name in REFUSED:
             REFUSED[name](said(name), value)
@@ -371,7 +371,7 @@ def _check_together(given: Given, is_streaming: bool) -> None:
 
 
 def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:
-    """The inputs that this request cannot use, and why."""
+    """Return the inputs that this request cannot use, with the reasons."""
     reasons = dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {}
     if is_streaming:
         reasons["exclude_input_in_output"] = "in a stream"
