@@ -1,7 +1,7 @@
-"""What every formatter shares: its interface, and the keys of a plain error.
+"""The interface of formatters, and the keys of a plain error.
 
-A formatter belongs to one answer: Deltas in, records out, each record one body message. It knows nothing of HTTP
-statuses, sockets or where the tokens come from. orjson writes strings and floats, so NaN and infinities become null.
+A formatter writes one answer. It turns Deltas into records, each of which is sent as one body message. It knows nothing
+of HTTP statuses, sockets or engines. orjson writes strings and floats, so NaN and infinities become null.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lmi.schemas.common import Parsed
 from lmi.types import Delta, Format, Token
 
 NO_TOKEN = Token(id=-1, text="", is_special=True)
-"""Takes the place of a token where an answer ends without one, as the reference writes an empty step."""
+"""Replaces the last token if an answer ends without one. The reference writes an empty step this way."""
 
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
@@ -39,7 +39,7 @@ class AsyncFormatter(ABC):
 
     @abstractmethod
     def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
-        """The records that each delta completes. An empty record only begins the response."""
+        """Yield the records that each delta completes. An empty record only begins the response."""
 
 
 class Formatter(AsyncFormatter, Generic[Format]):
@@ -51,7 +51,7 @@ class Formatter(AsyncFormatter, Generic[Format]):
 
     @abstractmethod
     def feed(self, delta: Delta) -> list[bytes]:
-        """The records that this Delta completes, in order; if not streaming, the whole body after the last."""
+        """Return the records that this Delta completes, in order. If not streaming, the last one completes the body."""
 
     async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
         async for delta in deltas:
@@ -61,25 +61,25 @@ class Formatter(AsyncFormatter, Generic[Format]):
     @staticmethod
     @abstractmethod
     def error(error: ErrorFields) -> bytes:
-        """The one record that reports why there is no answer, or no more of it."""
+        """Return the record that reports why the answer failed, before it began or after."""
 
     def _full_text(self, text: str) -> str:
         return self._request.prompt + text if self._request.return_full_text else text
 
 
 def error_fields(error: ErrorFields) -> bytes:
-    """The two or three keys that every error ends with."""
+    """Return the two or three keys that every error ends with."""
     fields = b'"error": %b, "code": %d' % (dumps(error.message), error.code)
     return fields if error.kind is None else b'%b, "error_type": %b' % (fields, dumps(error.kind))
 
 
 def plain_error(error: ErrorFields) -> bytes:
-    """The body that answers a request which could not be read."""
+    """Return the body that answers a request which could not be read."""
     return b"{%b}" % error_fields(error)
 
 
 def one_line(fields: bytes) -> bytes:
-    """JSON in which U+0085, U+2028 and U+2029 are escaped: clients that split text into lines cut a record there."""
+    """Escape U+0085, U+2028 and U+2029 in JSON, because clients that split text into lines cut a record there."""
     if not fields.isascii():
         for char, escape in ESCAPES.items():
             fields = fields.replace(char, escape)

@@ -1,4 +1,4 @@
-"""The answers to several inputs at once, as a list or as lines that hold what each input has gained.
+"""Answers to several inputs: a list, or lines that hold the new text of each input.
 
     [
       {
@@ -7,8 +7,8 @@
     ]
     {"outputs": ["This", ""]}
 
-Indents, separators and escapes are those of the reference. The most probable of an input's sequences is its
-answer. Source: LMI handlers' inference API schema (v0.28.0 page), second half.
+Indents, separators and escapes are those of the reference. The most probable sequence of an input is its answer.
+Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BatchWhole(Formatter[AnswerFormat]):
     def feed(self, delta: Delta) -> list[bytes]:
         if not self._answers.add(delta):
             return []
-        num = self._requests[0].num_sequences  # the same of all
+        num = self._requests[0].num_sequences  # equal for all requests
         texts = [
             self._text(request, self._answers.all[n * num : (n + 1) * num]) for n, request in enumerate(self._requests)
         ]
@@ -55,7 +55,7 @@ class BatchWhole(Formatter[AnswerFormat]):
 
 
 class BatchStream(Formatter[AnswerFormat]):
-    """The answer as it comes: a line for what comes together, as of one step, "" for the inputs it has nothing of."""
+    """The answer as a stream. A line holds the Deltas that arrived together, and "" for inputs without new text."""
 
     media_type = "application/jsonlines"
     is_streaming = True

@@ -1,7 +1,7 @@
 """How each API answers an error: a table of statuses and kinds, and a function that writes the body.
 
-The first row of a table that fits an error counts. An error that fits none keeps its own status, and its kind is the
-one that the API gives to every error of that status. Pure: nothing here sends.
+The first row of a table that matches an error counts. An error without a row keeps its status, and its kind is the one
+that the API gives to every error of that status, else its label. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """An error as it goes out. After the first byte only `body` does: it is a whole record of the stream."""
+    """The response to an error. After the first byte only `body` is sent, which is a whole record of the stream."""
 
     status: int
     media_type: str
@@ -54,7 +54,7 @@ class Rendered:
 
 
 class Row(NamedTuple):
-    """What an API answers for one class of errors."""
+    """An API's answer to one class of errors."""
 
     cause: type[LmiError]
     status: int
@@ -65,12 +65,12 @@ class Row(NamedTuple):
 
 class Write(Protocol[AnyFormat]):
     def __call__(self, error: ErrorFields, format: AnyFormat, *, in_answer: bool) -> tuple[str, bytes]:
-        """Media type and body. `in_answer`: in the form of the answer or of its last record, else in a form for all."""
+        """Return the media type and the body. With `in_answer` the body has the form of the answer or a last record."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRules(Generic[AnyFormat]):
-    """How one API answers errors. `names`: its own names for fields of the contract with engines."""
+    """How one API answers errors. `names` holds the API's names for fields of the contract with engines."""
 
     write: Write[AnyFormat]
     rows: tuple[Row, ...] = ()
@@ -78,7 +78,7 @@ class ErrorRules(Generic[AnyFormat]):
     kind_of_status: Callable[[int], str | None] = lambda status: None
 
     def render(self, error: LmiError, format: AnyFormat, *, accepted: bool) -> Rendered:
-        """`accepted`: the answer has begun, and the error is the last record of a stream; else it is the answer."""
+        """Render an error as the whole answer, or with `accepted` as the last record of a stream that has begun."""
         row = next((row for row in self.rows if isinstance(error, row.cause)), Row(LmiError, error.status))
         names = {**self.names, **format.field_names}
         fields = ErrorFields(
@@ -92,13 +92,13 @@ class ErrorRules(Generic[AnyFormat]):
         return Rendered(row.status, media_type, body, headers)
 
     def render_status(self, status: int, message: str, format: AnyFormat) -> Rendered:
-        """An error of HTTP only: 404, 405, 408, 413, 415, 431."""
+        """Render an error of HTTP: 404, 405, 408, 413, 415, 431."""
         fields = ErrorFields(message, status, self.kind_of_status(status))
         return Rendered(status, *self.write(fields, format, in_answer=False))
 
 
 def written_by(whole: type[Formatter[Any]], stream: type[Formatter[Any]]) -> Write[AnswerFormat]:
-    """An error as a body of `whole`, and in an answer as a record of `stream`."""
+    """Make a Write that writes an error as a body of `whole`, or inside an answer as a record of `stream`."""
 
     def write(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
         formatter = stream if in_answer else whole
@@ -117,7 +117,7 @@ def _write_lmi(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tup
 
 
 def _write_openai(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
-    """A stream ends with a record that the client raises, and the end that it waits for."""
+    """Write an error. In a stream it is a record that the client raises, and the end that the client waits for."""
     stream = ChatLines if format.output_format is OutputFormat.JSONLINES else ChatStream
     return written_by(ChatWhole, stream)(error, format, in_answer=in_answer)
 
@@ -163,7 +163,7 @@ TGI_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
 )
 OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
     _write_openai,
-    (  # where its clients look for a kind, they have OpenAI's; the others are our labels
+    (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
         Row(UnknownModel, 404, "model_not_found", param="model"),
         Row(UnknownAdapter, 404, "model_not_found"),
         Row(PromptTooLong, 400, "context_length_exceeded"),

@@ -1,13 +1,13 @@
-"""The answers of the LMI API: one object, or a stream with a token a line or event.
+"""Answers of the LMI API: one object, or a stream with a line or event for each token.
 
     {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
     {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}}
     {"token": {}, "generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
 
-The most probable of several sequences is the answer, its details hold the others. The bytes are the reference's: `", "`
-and `": "` between things, UTF-8 not escaped, keys in a fixed order. Under tgi_compat the log-prob and the special flag
-have TGI's names, and TGI's flag is never left out. Source: LMI handlers' inference API schema.
+The most probable of several sequences is the answer, and its details hold the others. The bytes are the reference's:
+`", "` and `": "` as separators, UTF-8 not escaped, keys in a fixed order. With tgi_compat the log-prob and the special
+flag have TGI's names, and the flag is never left out. Source: LMI handlers' inference API schema.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LmiFormatter(Formatter[LmiFormat]):
         prefill: list[Token] | None,
         others: Iterable[Answer] = (),
     ) -> bytes:
-        """The Details object; `tokens` is None in a stream, `others` are the sequences that are not the answer."""
+        """Write the Details object. `tokens` is None in a stream. `others` are the sequences besides the answer."""
         items = [
             b'"finish_reason": %b' % dumps(finish_reason),
             b'"generated_tokens": %d' % num_tokens,
@@ -48,7 +48,7 @@ class LmiFormatter(Formatter[LmiFormat]):
             items.append(b'"tokens": %b' % self._tokens(tokens))
         shown = prefill if self._request.prefill_details else None
         if shown is None and tokens is not None and self._format.tgi_compat:
-            shown = []  # TGI's client refuses a whole answer without
+            shown = []  # TGI's client refuses a whole answer without it
         if shown is not None:
             items.append(b'"prefill": [%b]' % b", ".join(map(self._prompt_token, shown)))
         if tokens is not None and self._request.num_top_log_probs:
@@ -76,7 +76,7 @@ class LmiFormatter(Formatter[LmiFormat]):
 
 
 class LmiWhole(LmiFormatter):
-    """One object, under tgi_compat a list of one. `Api.whole` adds the newline that ends the body."""
+    """One object, or with tgi_compat a list of one. `Api.whole` adds the newline that ends the body."""
 
     media_type = "application/json"
     is_streaming = False
@@ -104,8 +104,8 @@ class LmiWhole(LmiFormatter):
 class LmiStream(LmiFormatter):
     """A line for each token.
 
-    Every line ends in a newline, the last too: client libraries loop for ever on an unterminated one. Where the end
-    brings no token, the last line has the token -1.
+    Every line ends with a newline, the last one too, because client libraries loop endlessly on a line without one. If
+    the answer ends without a token, the last line has the token -1.
     """
 
     media_type = "application/jsonlines"

@@ -1,11 +1,11 @@
-"""What the answers of OpenAI's two APIs share, and those of completions.
+"""Answers of completions, and the parts that answers of chat completions share with them.
 
     {"id": "cmpl-…", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": " upon",
      "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1, …}}
 
-A stream sends such objects as server-sent events, each with new text of one choice, and ends with `data: [DONE]`; or
-as lines, which end with the body.
-JSON without spaces, keys in a fixed order. Source: OpenAI's API reference; what its client reads.
+A stream sends such objects as server-sent events or lines, each with new text of one choice. Events end with
+`data: [DONE]`, lines with the body. JSON has no spaces, and its keys have a fixed order. Sources: OpenAI's API
+reference; the fields that its client reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REASONS = {
 
 
 class OpenAIFormatter(Formatter[OpenAIFormat]):
-    """Counts tokens, and knows which choice of the answer each sequence is."""
+    """Writes the fields that all answers share, and counts tokens and open sequences."""
 
     kind: ClassVar[str]  # of the objects
     id_prefix: ClassVar[str]
@@ -97,7 +97,7 @@ class OpenAIWhole(OpenAIFormatter):
         return [dumps(self._object(choices) | {"usage": self._usage()})]
 
     def _chosen(self) -> list[tuple[int, Answer]]:
-        """The answers that are wanted, by sequence: the first, or where more were made, the most probable."""
+        """Return the index and answer of each choice. Of more sequences than choices the most probable are taken."""
         num_made, num_wanted = self._request.num_sequences, self._format.num_choices
         indexed = list(enumerate(self._answers.all))
         chosen = []
@@ -144,7 +144,7 @@ class OpenAIStream(OpenAIFormatter):
 
     @abstractmethod
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
-        """The new choices, one record each."""
+        """Return the new choices. Each is sent as one record."""
 
 
 class OpenAILines(OpenAIStream):
@@ -163,7 +163,7 @@ class CompletionWhole(OpenAIWhole):
     def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
         text, log_probs = answer.text, LogProbs(self._format)
         if self._format.has_log_probs and self._format.echoes_prompt:
-            first = index - index % self._request.num_sequences  # whose Delta brought the request's prompt
+            first = index - index % self._request.num_sequences  # its Delta has the prompt's tokens
             log_probs.add(self._answers.all[first].prefill or [])
         if self._format.is_answer_wanted:
             log_probs.add(shown_tokens(answer.tokens, answer.finish_reason))
@@ -210,7 +210,7 @@ class CompletionStream(OpenAIStream):
         ]
 
     def _prefill(self, delta: Delta) -> list[Token]:
-        """The prompt tokens of the delta's request. They come with its first sequence, which others may overtake."""
+        """Return the prompt tokens of the delta's request. They come with its first sequence, which may be late."""
         request = delta.index // self._request.num_sequences
         if delta.prefill:
             self._prefills[request] = delta.prefill
@@ -227,7 +227,7 @@ class CompletionLines(OpenAILines, CompletionStream):
 
 
 class LogProbs:
-    """The four lists of a completion's log-probs. Offsets are those of the tokens' spellings, side by side."""
+    """The four lists of a completion's log-probs. Offsets count characters of the tokens' joined spellings."""
 
     def __init__(self, format: OpenAIFormat, offset: int = 0) -> None:
         self._num_top = format.num_top_log_probs
@@ -257,13 +257,13 @@ class LogProbs:
 
 
 def shown_tokens(tokens: list[Token], finish_reason: AnswerEnd | None) -> list[Token]:
-    """The tokens whose log-probs the answer shows: not the end token, which has no text."""
+    """Return the tokens whose log-probs the answer shows: all except the end token, which has no text."""
     is_end = finish_reason is AnswerEnd.EOS_TOKEN and tokens and not tokens[-1].spelling
     return tokens[:-1] if is_end else tokens
 
 
 def log_prob(token: Token) -> float | None:
-    """Finite; None for a first prompt token."""
+    """Return the log-prob as a finite number, None for a first prompt token."""
     if token.log_prob is None:
         return None
     return max(token.log_prob, LEAST_LOG_PROB) if math.isfinite(token.log_prob) else LEAST_LOG_PROB

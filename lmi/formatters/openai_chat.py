@@ -1,12 +1,12 @@
-"""The answers of chat completions: what a model says, thinks and calls, each in its own field.
+"""Answers of chat completions, with fields for content, thoughts and calls.
 
     {"id": "chatcmpl-…", "object": "chat.completion", …, "choices": [{"index": 0, "message": {"role": "assistant",
      "content": "Hi", "refusal": null}, "logprobs": null, "finish_reason": "stop"}], "usage": {…}}
 
-A stream sends the role first, then the text, then the reason of the end in a separate delta, whose content is empty as
-vLLM's: clients read it from every delta. Calls of tools and thoughts are found in the text (`text/tool_calls.py`,
-`text/reasoning.py`). Source: OpenAI's API reference;
-`reasoning_content` is DeepSeek's and vLLM's.
+A stream sends the role first, then the text, then the finish reason in a separate delta. The content of that delta is
+empty as in vLLM, because clients read it from every delta. Calls of tools and thoughts are found in the text
+(`text/tool_calls.py`, `text/reasoning.py`). Source: OpenAI's API reference; `reasoning_content` is DeepSeek's and
+vLLM's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MessageSplitter:
         self._num_calls = 0
 
     def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
-        """The fields of the next deltas; neighbours of one kind are joined."""
+        """Return the fields of the next deltas, one dict for each."""
         thought, said = self._reasoning.feed(text) if self._reasoning else ("", text)
         if is_last and self._reasoning:
             more_thought, more_said = self._reasoning.flush()
@@ -105,7 +105,7 @@ class ChatStream(OpenAIStream):
         deltas += splitter.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
         tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
         if tokens and len(deltas) == num_opening:
-            deltas.append({"content": ""})  # text held back: its log-probs are not
+            deltas.append({"content": ""})  # the text is held back, but its log-probs are not
         choices = [choice(delta.index, fields) for fields in deltas]
         if tokens:
             choices[num_opening]["logprobs"] = log_prob_fields(tokens)
@@ -123,7 +123,7 @@ def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None)
 
 
 def whole_message(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """A stream's deltas put together; content is null where there are only calls or thoughts."""
+    """Join a stream's deltas to one message. Its content is null if there are only calls or thoughts."""
     texts: dict[str, str] = {}
     calls: list[dict[str, Any]] = []
     for fields in deltas:

@@ -1,11 +1,11 @@
-"""TGI's answers: an object or a list of one, or server-sent events with a token each.
+"""Answers of the TGI API: an object, a list of one, or server-sent events with a token each.
 
     {"generated_text":"...","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"prefill":[],...}}
     data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
 
-Keys, their order and the separators as Text Generation Inference 3.3 writes them: no space after the colon of `data:`,
-no `[DONE]`, events counted from 1, what was not asked for left out or null. `seed` is the client's. The most
-probable of several sequences is the answer, its details hold the others.
+Keys, their order and the separators are those of Text Generation Inference 3.3: `data:` without a space after it, no
+`[DONE]`, events counted from 1, and fields that were not asked for left out or null. `seed` is the client's. The most
+probable of several sequences is the answer, and its details hold the others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The answers of Triton's generate extension.
+"""Answers of Triton's generate extension.
 
     {"id":"42","model_name":"demo","model_version":"1","text_output":" Paris."}
 
-The object comes once, or as server-sent events that each hold one Delta; only the end of the body ends the answer,
-since clients read every line that is not empty as such an object. Bytes are Triton's: keys sorted, no spaces, UTF-8 not
-escaped (except what clients take for the end of a line). Outputs that were asked for are further keys; like a tensor,
-one of one element is a scalar, and those of several sequences follow one another.
+An answer is one object, or a stream of server-sent events that each hold one Delta. Only the end of the body ends a
+stream, because clients read every line that is not empty as such an object. The bytes are Triton's: keys sorted, no
+spaces, UTF-8 not escaped (except characters that clients take for the end of a line). Outputs that were asked for are
+further keys. Like a tensor, an output of one element is a scalar, and the values of several sequences form one list.
 Sources: Triton's extension_generate.md; the outputs of vllm_backend and of TensorRT-LLM's models.
 """
 
@@ -22,7 +22,7 @@ from lmi.schemas.triton import TritonFormat
 from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
 
 REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
-OUTPUTS = {  # beside text_output, as a model's metadata names them
+OUTPUTS = {  # besides text_output, under the names of a model's metadata
     "finish_reason": "BYTES",
     "num_input_tokens": "UINT32",
     "num_output_tokens": "UINT32",
@@ -54,7 +54,7 @@ class TritonWhole(Formatter[TritonFormat]):
         return [self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])]
 
     def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:
-        """`cum_log_probs`: the sum for each sequence up to here, which in a stream covers earlier events too."""
+        """Write an object. `cum_log_probs` holds the sum of each sequence so far, which covers earlier events too."""
         fields: dict[str, Any] = {
             **self._format.head,
             "text_output": _tensor([self._full_text(a.text) for a in answers]),
@@ -86,7 +86,7 @@ class TritonOneEvent(TritonWhole):
 
 
 class TritonStream(TritonOneEvent):
-    """An event for each Delta of the one sequence."""
+    """An event for each Delta of the only sequence."""
 
     is_streaming = True
 
@@ -106,7 +106,7 @@ def _tensor(values: Sequence[Any]) -> Any:
 
 
 def _values(name: str, answer: Answer) -> list[Any]:
-    """The values that one sequence, or a part of it, adds to an output."""
+    """Return the values that one sequence, or a part of it, adds to an output."""
     if name == "finish_reason":
         return ["None" if answer.finish_reason is None else REASONS[answer.finish_reason]]
     if name == "num_output_tokens":
@@ -117,7 +117,7 @@ def _values(name: str, answer: Answer) -> list[Any]:
 
 
 def _alternatives(token: Token) -> dict[int, dict[str, object]]:
-    """A position of `logprobs` as vLLM's backend writes it: the token itself and the most probable ones, by id."""
+    """Return a position of `logprobs` as vLLM's backend writes it: the token and the most probable ones, by id."""
     entries: dict[int, dict[str, object]] = {token.id: _entry(token, None)}
     for rank, other in enumerate(token.top or (), 1):
         entries[other.id] = _entry(other, rank)
