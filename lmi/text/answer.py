@@ -1,7 +1,7 @@
-"""The text side of one answer: engine tokens in, Tokens with their text out.
+"""The text of one answer: token ids of the engine become Tokens with text.
 
-Puts the detokenizer and the stop strings together and decides what an end shows: the end token and a stop token have
-no text of their own; text that was held back until the end stands in the last Token. Knows no socket and no wire.
+This joins the detokenizer and the stop strings, and decides the text at the end: the end token and a stop token have no
+text, and the last Token gets the text that was held back. It knows no sockets and no wire format.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from lmi.types import Token
 
 
 class AnswerText:
-    """Give each Result's tokens to `feed`. `stopped` turns True once a stop string ended the answer.
+    """Turns the tokens of each Result into Tokens. `stopped` becomes True when a stop string has ended the answer.
 
-    Like end tokens, stop strings count only behind the first `min_tokens` tokens.
+    Like end tokens, stop strings count only after the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class AnswerText:
 
     @property
     def stop_string(self) -> str | None:
-        """The one that ended the answer."""
+        """The stop string that ended the answer."""
         return None if self._stop is None else self._stop.matched
 
     def feed(
@@ -59,10 +59,10 @@ class AnswerText:
         top: Sequence[Sequence[TokenLogProb]] | None = None,
         finish_reason: FinishReason = FinishReason.NOT_FINISHED,
     ) -> list[Token]:
-        """The Tokens of one Result; those behind a stop string are dropped, and further Results give nothing.
+        """Return the Tokens of one Result. Tokens after a stop string are dropped, also those of further Results.
 
-        With a `finish_reason` the text held back goes into the last Token, or into one more for the last id when this
-        Result has none.
+        With a `finish_reason` the last Token gets the text that was held back. If the Result has no tokens, an
+        additional Token with the last id gets it.
         """
         tokens: list[Token] = []
         num_spoken = len(ids) - self._is_last_silent(ids, finish_reason)
@@ -86,7 +86,7 @@ class AnswerText:
         return tokens
 
     def _release(self, piece: str, tokens: list[Token]) -> None:
-        """Let go what was held back: `raw_text`, of half a character, and a stop string that did not come whole."""
+        """Add the text that was held back: part of a character (also to `raw_text`), and part of a stop string."""
         text = self._flush(piece)
         if text and not tokens:
             tokens.append(Token(self._last_id, "", raw_text=None if self._stop is None else ""))
@@ -122,7 +122,7 @@ class AnswerText:
 def prompt_tokens(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], log_probs: Sequence[PromptLogProb] | None
 ) -> list[Token]:
-    """The prompt as Tokens (`prefill` on the wire), each by itself; bare when the engine gave no log-probs."""
+    """Return the prompt as Tokens (`prefill` on the wire), each decoded separately, with log-probs if there are any."""
     tokens = [_lone_token(tokenizer, token_id, None) for token_id in prompt_ids]
     for token, position in zip(tokens, log_probs or (), strict=False):
         token.log_prob = position.log_prob

@@ -1,8 +1,8 @@
-"""Messages to a prompt, with the Jinja template that came with the model.
+"""Renders messages to a prompt, with the model's Jinja template.
 
-Renders what transformers' `apply_chat_template` renders: the same sandbox, filters and globals. A template is code of
-the model folder, so a rendering has bounds in time (looked at in every loop and macro) and in length. It may take
-seconds up to the bound, so callers run it in a thread. Knows no tokenizer and no wire.
+The sandbox, filters and globals are those of transformers' `apply_chat_template`, and so is the result. A template is
+code from the model folder, so its time (checked in every loop and macro) and its output have limits. A rendering may
+take seconds up to the limit, so callers run it in a thread. It knows no tokenizer and no wire format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_RENDER_S = 2.0
 
 
 class ChatTemplate:
-    """One or more templates of a model; `tool_use` is taken when there are tools, else `default`."""
+    """One or more templates of a model. With tools `tool_use` is rendered, else `default`."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, source: str = "") -> None:
         self._environment = _Environment()
@@ -42,7 +42,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path, special_tokens: Mapping[str, str], override: str | None = None) -> Self | None:
-        """The model's template, or `override` (a file, or the template itself); None when there is neither."""
+        """Load `override` (a file, or the template itself), else the model's template. Returns None without either."""
         folder = Path(folder)
         if override is not None:
             return cls({"default": _override_text(folder, override)}, special_tokens, source="option.chat_template")
@@ -57,9 +57,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Raises InvalidRequest when the template refuses the messages, GenerationFailed over a bound.
+        """Return the prompt. `variables` are further names for the template (`enable_thinking` ...).
 
-        `variables` are further names for the template (`enable_thinking` ...).
+        Raises InvalidRequest if the template refuses the messages, and GenerationFailed if it exceeds a limit.
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default") or next(iter(self._templates.values()))
@@ -110,7 +110,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the model's own words for training; here its inside is only a scope of its own."""
+    """`{% generation %}` marks the model's text for training. Here the block is only a scope."""
 
     tags = {"generation"}
 
@@ -132,7 +132,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter would write HTML escapes."""
+    """Write JSON without HTML escapes, which Jinja's filter would write."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -141,7 +141,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _override_text(folder: Path, override: str) -> str:
-    """A template stands for itself when it holds a Jinja tag or spans lines, else it names a file."""
+    """Return an override that holds a Jinja tag or spans lines as it is, else the text of the file that it names."""
     if "{{" in override or "{%" in override or "\n" in override:
         return override
     file = next((file for file in (folder / override, Path(override)) if file.is_file()), None)
@@ -151,7 +151,7 @@ def _override_text(folder: Path, override: str) -> str:
 
 
 def _templates_in(folder: Path) -> tuple[dict[str, str], Path]:
-    """The folder's templates by name, and their file: chat_template.jinja goes before tokenizer_config.json."""
+    """Return the folder's templates by name, and their file. chat_template.jinja goes before tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         named = {extra.stem: _read_text(extra) for extra in sorted(folder.glob("additional_chat_templates/*.jinja"))}
@@ -163,7 +163,7 @@ def _templates_in(folder: Path) -> tuple[dict[str, str], Path]:
 
 
 def _templates_of(value: Any) -> dict[str, str]:
-    """One template, or a list of {"name": …, "template": …}."""
+    """Read one template, or a list of {"name": …, "template": …}. Returns templates by name."""
     if isinstance(value, list):
         return {item["name"]: item["template"] for item in value}
     return {"default": value} if isinstance(value, str) else {}

@@ -1,7 +1,8 @@
 """Print the tokenizer.json of a model folder that has only an older form of tokenizer.
 
-A program of its own, started by tokenizer.py: transformers takes seconds to load and may bring torch, 400 MB that a
-front-end worker must not hold. Offline: the folder is all it reads. The last line on standard error tells a fault.
+tokenizer.py runs this program in a child process, because transformers takes seconds to load and may import torch,
+400 MB that a front end must not hold. It works offline and reads only the folder. The last line on standard error
+reports a fault.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Marks in running text: where one stands, and how much of a text's end may be the beginning of one. Pure."""
+"""Marks in streamed text: where a mark is, and how much of a text's end may be the beginning of one."""
 
 from __future__ import annotations
 
 
 def cut(text: str, mark: str) -> tuple[str, bool, str]:
-    """Text before the mark, whether it is there, and what is left: behind the mark, or held back for the next piece."""
+    """Return the text before the mark, whether the mark was found, and the rest.
+
+    The rest is the text after the mark. Without a mark it is the end of the text that may be the beginning of one.
+    """
     before, found, behind = text.partition(mark)
     if found:
         return before, True, behind

@@ -1,8 +1,9 @@
-"""What a model thinks aloud, apart from what it says: the text between `<think>` and `</think>`.
+"""Separates a model's thoughts, the text between `<think>` and `</think>`, from the rest of its answer.
 
-Reads the answer as it comes; the parts are the same however the text is cut. Thinking stands at the start of an answer
-or nowhere; where the model's template has opened it in the prompt already, the answer starts inside. White
-space around the marks belongs to neither side. Marks: DeepSeek R1, Qwen 3, QwQ. Knows no wire.
+It reads the answer piece by piece, and the cuts between pieces make no difference. A thought is only at the start of an
+answer. If the prompt ends with the opening mark, as some templates write it, the answer begins with the thought. White
+space around the marks belongs to neither side. Models with these marks: DeepSeek R1, Qwen 3, QwQ. It knows no wire
+format.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 class _Place(enum.Enum):
-    START = enum.auto()  # nothing but white space so far, or the beginning of a mark
+    START = enum.auto()  # only white space so far, or the beginning of a mark
     THINKING = enum.auto()
-    BEHIND = enum.auto()  # the closing mark was the last thing
+    BEHIND = enum.auto()  # directly after the closing mark
     ANSWER = enum.auto()
 
 
 class Reasoning:
-    """`feed` gives (thought, said) for each piece of text, `flush` what was held back."""
+    """`feed` returns (thought, said) for each piece of text, and `flush` the text that was held back."""
 
     def __init__(self, prompt: str = "") -> None:
         self._is_opened = prompt.rstrip().endswith(OPENING)
@@ -47,7 +48,7 @@ class Reasoning:
         return thought, said
 
     def flush(self) -> tuple[str, str]:
-        """The end of the answer: a thought without an end, or a mark that never became one."""
+        """Return (thought, said) at the end of the answer: the rest of an open thought, or of an incomplete mark."""
         held, self._held = self._held, ""
         if self._place is _Place.THINKING or (self._place is _Place.START and self._is_opened):
             return held.rstrip(), ""
@@ -62,7 +63,7 @@ class Reasoning:
             self._held = text if self._is_opened else self._held
 
     def _think(self) -> str:
-        """Thought that is complete; its white space is held back, since the mark may follow."""
+        """Return the thought that is certain. White space at its end is held back, because the mark may follow."""
         before, is_found, behind = cut(self._held, CLOSING)
         if is_found:
             self._place, self._held = _Place.BEHIND, behind

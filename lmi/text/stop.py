@@ -1,10 +1,10 @@
-"""Stop strings in running text.
+"""Stop strings in streamed text.
 
-Reads character by character, so where the text is cut makes no difference: the stop string that is complete first ends
-the answer, and of two that end at the same character the longer one. Held back is only text that may still
-become a stop string: the longest end of the text that is the beginning of one. Knows no tokens.
+The text is read by characters, so the cuts between its pieces make no difference. The stop string that is complete
+first ends the answer; if two end at the same character, the longer one does. Only text that may still become a stop
+string is held back: the longest end of the text that is the beginning of one.
 
-Source of the search: Knuth, Morris and Pratt, 1977; one pass whatever the strings are.
+Source of the search, which takes one pass: Knuth, Morris and Pratt, 1977.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lmi.errors import InvalidParameter
 
 
 class StopStrings:
-    """`feed` text and pass on what comes back. `matched`: the stop string that was found; nothing comes after it."""
+    """`feed` returns the text to pass on. `matched` is the stop string that was found, after which no text follows."""
 
     __slots__ = ("_first_char", "_held", "_is_included", "_patterns", "_states", "matched")
 
@@ -34,7 +34,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that can no longer be part of a stop string; all before it once one is complete."""
+        """Return the text that cannot be part of a stop string any more, or all text before a complete one."""
         if self._first_char is None:
             return text
         if self.matched is not None:
@@ -52,12 +52,12 @@ class StopStrings:
         return text[:num_released]
 
     def flush(self) -> str:
-        """The text held back, which is no stop string after all."""
+        """Return the text that was held back and did not become a stop string."""
         text, self._held = self._held, ""
         return text
 
     def _find_end(self, text: str) -> int:
-        """Read `text` up to the end of the first stop string, whose position in `text` it returns; else its length."""
+        """Return the end of the first stop string in `text`, or the length of `text` if there is none."""
         for position, char in enumerate(text):
             for n, (stop, fallbacks) in enumerate(self._patterns):
                 state = self._states[n]
@@ -73,7 +73,7 @@ class StopStrings:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """For each beginning of `stop`: the length of its longest proper end that is a beginning too."""
+    """Return for each beginning of `stop` the length of its longest proper end that is also a beginning of `stop`."""
     lengths = [0] * len(stop)
     length = 0
     for n in range(1, len(stop)):

@@ -1,9 +1,9 @@
-"""A model's tokenizer: text to token ids, token ids to pieces of text, and the facts about its special tokens.
+"""A model's tokenizer: it encodes text, decodes tokens to pieces of text, and knows the special tokens.
 
-Reads a Hugging Face model folder: tokenizer.json, and laid over it as transformers does tokenizer_config.json,
-special_tokens_map.json, generation_config.json and config.json. Needs the `tokenizers` library alone; a folder without
-tokenizer.json is converted by a child process (convert.py), since transformers would bring torch into this one.
-Knows no request and no wire.
+It reads a Hugging Face model folder: tokenizer.json, and with the precedence of transformers tokenizer_config.json,
+special_tokens_map.json, generation_config.json and config.json. It needs only the `tokenizers` library. A child process
+(convert.py) converts a folder without tokenizer.json, because transformers would import torch here. It knows no request
+and no wire format.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tokenizers import AddedToken
 
 from lmi.errors import GenerationFailed, InvalidParameter, ModelUnusable, PromptTooLong, cause_line
 
-# The library's own threads would idle (one text a call) and do not survive a fork.
+# The library's threads would idle (one text in each call) and do not survive a fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MAX_INLINE_CHARS = 4096  # takes 0.8 ms with a vocabulary of 129k; longer texts leave the event loop
-WORD_CHARS = 256  # a short word takes as long as so many characters of a text
+WORD_CHARS = 256  # encoding a short word takes as long as this many characters of a text
 NUM_THREADS = 2  # for long texts, so that a few of them cannot take every core
 CONVERSION_TIMEOUT_S = 120.0
 
@@ -44,7 +44,7 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """What the model folder says about its special tokens. `named`: "bos_token" → "<s>" and so on."""
+    """The special tokens that the model folder declares. `named` maps "bos_token" to "<s>" and so on."""
 
     named: Mapping[str, str] = field(default_factory=dict)
     ids: frozenset[int] = frozenset()
@@ -52,7 +52,7 @@ class SpecialTokens:
 
 
 class TokenTexts(dict[int, str | bytes]):
-    """Token id → what it adds to a running text, found at first use: text, or bytes where a character is not whole."""
+    """Token id → the text that it adds inside a text, or bytes for part of a character. Computed at first use."""
 
     def __init__(self, text_of: Callable[[int], str | bytes]) -> None:
         self._text_of = text_of
@@ -63,7 +63,7 @@ class TokenTexts(dict[int, str | bytes]):
 
 
 class Tokenizer:
-    """Encode prompts, decode tokens. Special tokens are in `token_texts`, and "" in `token_texts_without_special`."""
+    """Encodes prompts and decodes tokens. In `token_texts_without_special` the text of special tokens is ""."""
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens | None = None) -> None:
         special = special or SpecialTokens()
@@ -85,7 +85,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a model folder. Raises ModelUnusable with one line that names the file."""
+        """Load a model folder. Raises ModelUnusable with one line that names the file."""
         folder = Path(path)
         if not folder.is_dir():
             raise ModelUnusable(f"{folder}: no such folder")
@@ -104,7 +104,7 @@ class Tokenizer:
         return cls(backend, _special_tokens(folder, backend, named))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a raw prompt, with the special tokens that the model's own tokenizer puts around it."""
+        """Return the token ids of a text, with the special tokens that the model's tokenizer adds to a prompt."""
         try:
             with _panics_as_failures():
                 # Unlike `encode`, a batch (of one) releases the interpreter lock.
@@ -113,7 +113,7 @@ class Tokenizer:
             raise InvalidParameter("inputs", "text of whole Unicode characters", "a lone surrogate") from error
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """`encode` that never holds up the event loop: a long text goes to one of a few threads."""
+        """Encode without blocking the event loop. A thread encodes a long text."""
         encode = partial(self.encode, text, add_special_tokens=add_special_tokens)
         if len(text) <= MAX_INLINE_CHARS:
             return encode()
@@ -127,10 +127,10 @@ class Tokenizer:
     async def encode_prompt(
         self, text: str, *, max_tokens: int, truncate: int | None = None, add_special_tokens: bool = True
     ) -> list[int]:
-        """Token ids of a prompt that may have `max_tokens` of them; with `truncate` the last `truncate` ids.
+        """Return the token ids of a prompt, with `truncate` only the last `truncate` ids.
 
-        A text that cannot fit whatever its tokens are is refused before any work; with `truncate` its far left is cut
-        off instead.
+        A text that is certain to have over `max_tokens` tokens is refused before any work. With `truncate` its left end
+        is cut off instead.
         """
         if truncate is None:
             self.check_length(text, max_tokens)
@@ -141,14 +141,14 @@ class Tokenizer:
         return ids if truncate is None else ids[-truncate:]
 
     def check_length(self, text: str, max_tokens: int) -> None:
-        """Refuse a text with more characters than `max_tokens` of the longest token could hold."""
+        """Raise PromptTooLong for a text with more characters than `max_tokens` of the longest token hold."""
         least = -(-len(text) // self.max_token_chars)
         if least > max_tokens:
             counted = f"at least {least} tokens ({len(text)} characters, at most {self.max_token_chars} in each)"
             raise PromptTooLong(f"shorter than the model's context of {max_tokens + 1} tokens", counted)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Every way to write a word in tokens: with and without a space before it, at the start of a text or inside."""
+        """Return all encodings of a word: with and without a space before it, at the start of a text and inside."""
         found: dict[tuple[int, ...], None] = {}
         line = self.encode("\n", add_special_tokens=False)
         bare = word.lstrip(" ") or word
@@ -161,7 +161,7 @@ class Tokenizer:
         return list(found)
 
     async def spellings_async(self, words: Sequence[str]) -> list[tuple[int, ...]]:
-        """The spellings of all words, which take four encodings each: off the event loop unless they are few."""
+        """Return the spellings of all words. Each takes four encodings, so a thread encodes more than a few words."""
 
         def spell_all() -> list[tuple[int, ...]]:
             return [ids for word in words for ids in self.spellings(word)]
@@ -175,16 +175,16 @@ class Tokenizer:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself as it reads inside a text: with its leading space, U+FFFD for part of a character."""
+        """Return the text of one token inside a text: with its leading space, U+FFFD for part of a character."""
         piece = self.token_texts[token_id]
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 
     def token_name(self, token_id: int) -> str:
-        """The token as the vocabulary spells it."""
+        """Return the token as the vocabulary spells it."""
         return self._backend.id_to_token(token_id) or ""
 
     def _find_anchor(self) -> int:
-        """A plain token to put around another one, so that decoders that trim the ends of a text leave it whole."""
+        """Return a plain token. Put around another token, it keeps decoders from trimming that token's text."""
         for token_id in chain(self.encode("a", add_special_tokens=False), range(self.vocab_size)):
             text = self.decode([token_id])
             if token_id not in self.special_ids and text.isascii() and text.isalnum():
@@ -210,7 +210,7 @@ class Tokenizer:
 
 
 def _bytes_of_token(token: str) -> bytes:
-    """The bytes that a byte-level token stands for; an added token that is not in that alphabet stands for itself."""
+    """Return the bytes of a byte-level token. An added token outside that alphabet is its text in UTF-8."""
     try:
         return bytes(_BYTE_OF_CHAR[char] for char in token)
     except KeyError:
@@ -218,7 +218,7 @@ def _bytes_of_token(token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Printable Latin-1 stands for its own byte, each other byte for the next character from U+0100 on (GPT-2)."""
+    """Return GPT-2's alphabet: printable Latin-1 characters are their bytes, U+0100 and up the other bytes in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -229,7 +229,7 @@ _BYTE_OF_CHAR = _byte_alphabet()
 
 @contextmanager
 def _panics_as_failures() -> Iterator[None]:
-    """A panic of the library (a regex that runs wild) is a BaseException; here it fails one request and no more."""
+    """Raise GenerationFailed for a panic of the library, a BaseException (a runaway regex), so it fails one request."""
     try:
         yield
     except TypeError:
@@ -241,7 +241,7 @@ def _panics_as_failures() -> Iterator[None]:
 
 
 def _is_from_library(error: BaseException) -> bool:
-    """A plain Exception or a panic, whose class cannot be imported."""
+    """Whether the error is a plain Exception or a panic, whose class cannot be imported."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -254,7 +254,7 @@ def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """A file's object; empty when there is no such file."""
+    """Return the object in a JSON file, {} if the file does not exist. Raises ModelUnusable."""
     try:
         value = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -281,7 +281,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _convert(folder: Path) -> str:
-    """The text of a tokenizer.json for a folder that has only an older form."""
+    """Return the text of a tokenizer.json for a folder that has only an older form. Raises ModelUnusable."""
     file = next((folder / name for name in _SLOW_FILES if (folder / name).is_file()), None)
     if file is None:
         raise ModelUnusable(f"{folder}: no tokenizer: tokenizer.json is missing, and so are {', '.join(_SLOW_FILES)}")
@@ -297,9 +297,9 @@ def _convert(folder: Path) -> str:
 
 
 def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict[str, str]:
-    """Add to the backend what tokenizer_config.json says beyond tokenizer.json; the named special tokens by name.
+    """Add the tokens of tokenizer_config.json to the backend. Returns the named special tokens by name.
 
-    `add_bos_token` and `add_eos_token` mean nothing beside a tokenizer.json, whose post-processor already says it.
+    `add_bos_token` and `add_eos_token` have no effect, because the post-processor in tokenizer.json decides that.
     """
     listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     backend.add_tokens(_unknown([_added_token(token) for _, token in listed], backend, repr))
@@ -318,7 +318,7 @@ def _apply_config(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> dict
 def _unknown(
     tokens: list[AddedToken], backend: tokenizers.Tokenizer, key: Callable[[AddedToken], str]
 ) -> list[AddedToken]:
-    """The tokens that the backend does not hold yet under the same key."""
+    """Return the tokens whose key is not yet a key of the backend's added tokens."""
     known = set(map(key, backend.get_added_tokens_decoder().values()))
     return [token for token in tokens if key(token) not in known]
 
@@ -344,10 +344,10 @@ def _special_tokens(folder: Path, backend: tokenizers.Tokenizer, named: dict[str
 
 
 def _first(layers: Sequence[Mapping[str, Any]], key: str) -> Any:
-    """The value of the first layer that has one."""
+    """Return the value of the first layer that has one."""
     return next((layer[key] for layer in layers if layer.get(key) is not None), None)
 
 
 def _ids(value: Any) -> list[int]:
-    """Token ids that stand as one number or as a list."""
+    """Read token ids, given as one number or as a list."""
     return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int and item >= 0]

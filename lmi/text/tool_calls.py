@@ -1,12 +1,12 @@
-"""Calls of tools in the text of an answer, found while it comes.
+"""Finds calls of tools in the text of an answer while it arrives.
 
     hermes    any text, and calls as <tool_call>{"name": "f", "arguments": {…}}</tool_call> (Hermes, Qwen)
     json      the whole answer is one such object, several with ; between, or a list of them (Llama 3, forced calls);
               `parameters` is another name of `arguments`
 
-The parts are the same however the text is cut, once those of one kind in a row are joined. A call begins when its name
-is known and its arguments begin; they come out as the model writes them. What looks like a call and is none stays
-text. Knows no wire.
+The cuts between pieces of text make no difference to the parts, once neighbours of one kind are joined. A call begins
+when its name is known and its arguments begin. Arguments are passed on as the model writes them. Text that only
+resembles a call stays text. This knows no wire format.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that is no call."""
+    """Text outside calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call begins."""
+    """The beginning of a call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the JSON of the last call's arguments."""
+    """A further piece of the JSON of the last call's arguments."""
 
     text: str
 
@@ -57,10 +57,10 @@ class ToolCalls(Protocol):
 
 
 class CallReader:
-    """The JSON object of one call, character by character.
+    """Reads the JSON object of one call character by character.
 
-    `is_over`: its last brace was read. `is_broken`: it is no call, and `text` holds all that was read; a call that has
-    begun to be passed on is never broken.
+    `is_over` becomes True when its last brace was read. `is_broken` becomes True if it is not a call, and `text` holds
+    all characters that were read. A call is never broken after its first part was passed on.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class CallReader:
         self._num_released = 0
 
     def feed(self, text: str) -> tuple[list[Part], str]:
-        """What is new, and the text behind the call."""
+        """Return the new parts, and the text after the call."""
         parts: list[Part] = []
         start = len(self.text)
         self.text += text
@@ -116,7 +116,7 @@ class CallReader:
         if self._depth == 2 and self._key in ARGUMENTS and char == "{" and self._arguments_from < 0:
             self._arguments_from = at
         self.is_broken = self.is_broken or (self._depth <= 0 and not self.is_over and char not in SPACE)
-        self.is_broken = self.is_broken and not self._can_begin  # what was passed on cannot be taken back
+        self.is_broken = self.is_broken and not self._can_begin  # parts that were passed on cannot be taken back
 
     def _read_in_string(self, at: int, char: str) -> None:
         if self._is_escaped:
@@ -134,7 +134,7 @@ class CallReader:
             self._name = _loaded(self.text[self._from : at]) or ""
             self.is_broken = not self._name
         elif self._key in ARGUMENTS and self._arguments_from < 0:
-            self.is_broken = True  # no object
+            self.is_broken = True  # not an object
         self._key = None
 
     @property
@@ -156,7 +156,7 @@ class CallReader:
 
 
 class Hermes:
-    """Calls between marks, any text around them. White space beside a call is no text."""
+    """Calls between marks, with any text around them. White space next to a call is dropped."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -172,7 +172,7 @@ class Hermes:
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """Read on; False when more text is needed."""
+        """Read one element. Returns False when more text is needed."""
         if self._reader is not None:
             return self._read_call(self._reader, parts)
         if self._is_behind_call and not self._skip_closing():
@@ -199,7 +199,7 @@ class Hermes:
         return True
 
     def _skip_closing(self) -> bool:
-        """Drop the closing mark, where there is one; False while it may still come."""
+        """Drop the closing mark if there is one. Returns False while it may still come."""
         self._held = self._held.lstrip()
         if not self._held or (len(self._held) < len(CLOSING) and CLOSING.startswith(self._held)):
             return False
@@ -217,12 +217,12 @@ class Hermes:
 
 
 class JsonCalls:
-    """The whole answer is calls, or none of it is."""
+    """Calls without marks. From the first character that cannot belong to one the answer is text."""
 
     def __init__(self) -> None:
         self._held = ""
         self._reader: CallReader | None = None
-        self._before = ""  # what stands before the call that is read
+        self._before = ""  # the text before the call that is read
         self._num_calls = 0
         self._is_text = False
 
@@ -250,7 +250,7 @@ class JsonCalls:
         return True
 
     def _find_call(self) -> bool:
-        """Read what may stand before an object; False while that is not known."""
+        """Find the beginning of the next call. Returns False if the text has none, or not yet."""
         start = self._held.find("{")
         before = self._held if start < 0 else self._held[:start]
         is_first = not self._num_calls
@@ -273,7 +273,7 @@ class JsonCalls:
 
 
 class Named:
-    """The whole answer is the arguments of one call whose name was settled beforehand."""
+    """The whole answer is the arguments of one call, whose function the request names."""
 
     def __init__(self, name: str) -> None:
         self._name: str | None = name
@@ -293,7 +293,7 @@ PARSERS: dict[str, Callable[[], ToolCalls]] = {"hermes": Hermes, "json": JsonCal
 
 
 def _loaded(text: str) -> str | None:
-    """The JSON string that a text is, or None."""
+    """Return the value of a JSON string, or None if the text is not one."""
     try:
         value = json.loads(text)
     except ValueError:
