@@ -1,6 +1,6 @@
-"""Request bodies in one process: how many bytes of them there may be, and how their memory goes back.
+"""Memory of the request bodies in one process: its limit, and its return to the kernel.
 
-A client may announce more than it sends, so bytes count as they come. They count until their request has ended,
+A client may announce more than it sends, so bytes count when they arrive. They count until their request has ended,
 because the request holds its prompt until then.
 """
 
@@ -19,16 +19,16 @@ _libc = ctypes.CDLL(None)
 
 
 class BodyRecord(Protocol):
-    """Where a process shows what its bodies hold."""
+    """The record in which a process reports the bytes of its bodies."""
 
     num_body_bytes: int
 
 
 class BodyMemory:
-    """The bytes of bodies in one process, at most `max_bytes`; `record` shows how many there are.
+    """Counts the bytes of bodies in one process, at most `max_bytes`, and writes the count to `record`.
 
-    Small bodies have an additional eighth of that: they are served beside large ones, and a few of them do not keep a
-    large one out.
+    Small bodies have an additional eighth of `max_bytes`. Large bodies do not keep them out, and a few of them do not
+    keep a large one out.
     """
 
     def __init__(self, record: BodyRecord, max_bytes: int) -> None:
@@ -45,7 +45,7 @@ class BodyMemory:
             raise Overloaded(f"request bodies hold the {self._max_bytes} bytes that they may have (max_body_memory)")
 
     def change(self, num_before: int, num_after: int) -> None:
-        """Count a body of `num_before` bytes that has `num_after` now; 0 when its request has ended."""
+        """Count a body of `num_before` bytes that has `num_after` bytes now, 0 when its request has ended."""
         self._num_small_bytes, self._num_large_bytes = self._changed(num_before, num_after)
         self._record.num_body_bytes = self._num_small_bytes + self._num_large_bytes
         self._num_ended_bytes += num_before if num_after == 0 and num_before > SMALL_BODY_BYTES else 0
@@ -62,7 +62,7 @@ class BodyMemory:
         return num_small, num_large
 
     def _trim_heap(self) -> None:
-        """Return free memory to the kernel: glibc keeps what lies between used blocks. Source: malloc_trim(3)."""
+        """Return free memory to the kernel. glibc keeps free memory between used blocks. Source: malloc_trim(3)."""
         self._trim, self._num_ended_bytes = None, 0
-        if hasattr(_libc, "malloc_trim"):  # another C library has none
+        if hasattr(_libc, "malloc_trim"):  # other C libraries lack it
             _libc.malloc_trim(0)

@@ -1,8 +1,8 @@
-"""One HTTP exchange: a request as a route reads it, and the response as it writes it.
+"""One HTTP exchange: the request that a route reads, and the response that it writes.
 
-A thin layer over ASGI's scope, receive and send. It adds the fields that each of our responses has (request id, echoed
-Custom-Attributes), keeps the status for log and metrics, and raises `ClientGone` when the client leaves, in streams and
-before them. Nothing wraps `send`, so a token costs no extra call.
+An Exchange is a thin layer over ASGI's scope, receive and send. It adds the headers that every response has (request
+id, echoed Custom-Attributes), keeps the status for log and metrics, and raises `ClientGone` when the client leaves.
+Nothing wraps `send`, so a token costs no extra call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class UnsupportedMediaType(LmiError):
 
 
 class Exchange:
-    """See the module. `status` is 0 until the response has started."""
+    """One request and its response. `status` is 0 until the response has started."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -87,20 +87,21 @@ class Exchange:
         )
 
     def _choose_id(self) -> str:
-        """The id that the client sent, if it is short printable ASCII, else a new one."""
+        """Return the id that the client sent, if it is short printable ASCII, else a new one."""
         given = (self.headers.get(name, "") for name in REQUEST_ID_HEADERS)
         return next((value for value in given if SAFE_ID.fullmatch(value)), None) or uuid.uuid4().hex
 
     def check_is_whole(self) -> None:
-        """Raise UnsupportedMediaType for a multipart body. Any other type is read, because curl calls JSON a form."""
+        """Raise UnsupportedMediaType for a multipart body. Other types pass, because curl labels JSON as a form."""
         given = self.headers.get("content-type", "")
         if given.strip().lower().startswith("multipart/"):
             raise UnsupportedMediaType(given)
 
     async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
-        """Read the whole body. Refuses it by its announced length before a byte is read, else once it is too long.
+        """Read the whole body. A body whose announced length is too long is refused before a byte is read.
 
-        Its bytes count in `memory` until the caller subtracts `num_body_bytes`. Raises Overloaded where that is full.
+        Its bytes count in `memory` until the caller subtracts `num_body_bytes`. Raises Overloaded if `memory` is full,
+        BodyTooLarge, UnsupportedEncoding or ClientGone.
         """
         encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
         if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
@@ -126,14 +127,14 @@ class Exchange:
         return bytes(body)
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
-        """Send the head, without a content type where `media_type` is ""."""
+        """Send the head, without a content type if `media_type` is ""."""
         fields = [("content-type", media_type), ("x-request-id", self.request_id), *self._echoed(), *headers]
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields if value or name != "content-type"]
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     def write(self, data: bytes) -> Awaitable[None]:
-        """Send one record, which is flushed at once; await it."""
+        """Send one record without buffering it. The result must be awaited."""
         return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
@@ -152,7 +153,7 @@ class Exchange:
 
     @asynccontextmanager
     async def deadline(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Raise DeadlineExceeded inside the block `timeout_s` after the request came. None: it has no deadline."""
+        """Raise DeadlineExceeded inside the block `timeout_s` after the request arrived, with None never."""
         left_s = None if timeout_s is None else max(0.0, self.started_s + timeout_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s) as timeout:
@@ -163,11 +164,10 @@ class Exchange:
             raise DeadlineExceeded(f"no answer within predict_timeout ({timeout_s:g} s)") from None
 
     async def run_while_there(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end; should the client leave first, cancel it and raise ClientGone.
+        """Run `work` to its end. If the client leaves first, cancel `work` and raise ClientGone.
 
-        Call it after the body was read: from then on `receive` can only bring the disconnect. `work` runs in its own
-        task, which is also faster: a task is resumed through all awaiting frames, and a route has a dozen of them
-        above it.
+        Call this after the body was read, when `receive` can only return the disconnect. `work` runs in its own task,
+        which is also faster: a task is resumed through all awaiting frames, and a route has a dozen of them above it.
         """
         worker = asyncio.create_task(work)
         departure = asyncio.create_task(self._until_gone())
@@ -179,8 +179,8 @@ class Exchange:
         finally:
             departure.cancel()
             worker.cancel()
-            await asyncio.wait((worker,))  # what it holds is free before anyone goes on
-            del worker  # it holds its error, whose traceback holds this frame: a body would wait for the collector
+            await asyncio.wait((worker,))  # its resources are free before the caller continues
+            del worker  # its error's traceback holds this frame, and the body would wait for the garbage collector
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

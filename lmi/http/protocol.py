@@ -1,10 +1,10 @@
-"""HTTP/1.1 with limits: uvicorn's httptools protocol, and what it lacks against hostile or broken clients.
+"""HTTP/1.1 with limits: uvicorn's httptools protocol, with defences against hostile and broken clients.
 
 httptools parses requests strictly but has no limits of size or time. This protocol limits the bytes, fields and seconds
 of a head, and the seconds, least speed and number of chunks of a body. It cuts off a client that stops reading, and
 refuses a request that could be read in two ways. A refusal is one JSON object, and the connection closes after it. The
-protocol does not wait for the rest of a body that nobody needs, and sends no chunks to an HTTP/1.0 client. It knows no
-route and no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
+protocol does not wait for the rest of a body after an early answer, and sends no chunks to an HTTP/1.0 client. It knows
+no route and no model. Sources: RFC 9112 and RFC 9110; the limits are those of edge proxies.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ MAX_FIELDS = 128
 MAX_CHUNKS = 65_536
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
-SLOW_START_S = 10.0  # so long a body may be slower
-LINGER_S = 1.0  # how long a refused client may go on sending before the connection is cut
-BODY_LINGER_S = 10.0  # how long a client may send the rest of a body that was answered early, before it reads
-MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; so much is discarded to keep the connection
+SLOW_START_S = 10.0  # a body may be slower for this long
+LINGER_S = 1.0  # a refused client may send for this long before the connection is cut
+BODY_LINGER_S = 10.0  # a client may send the rest of a body that was answered early for this long, before it reads
+MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this many are discarded to keep the connection
 BODY_LOOK_S = 1.0
-RESERVED_FDS = 40  # for everything that is not a client
+RESERVED_FDS = 40  # for files and sockets other than clients'
 
 
 class Refusal(Exception):
-    """This request is not served; raised inside the parser's callbacks."""
+    """This request is not served. The parser's callbacks raise it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -55,11 +55,11 @@ class Refusal(Exception):
 class Cycle(RequestResponseCycle):
     """One request and its response.
 
-    `num_missing_bytes` of the body have still to come; of a chunked body the number is unknown.
+    `num_missing_bytes` is the number of bytes of the body that have not arrived. For a chunked body it is unknown.
     """
 
     num_missing_bytes = 0
-    is_early = False  # the answer began before the body was whole, and the rest is not waited for
+    is_early = False  # the answer began before the body was complete, and the rest is not awaited
     is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
 
     def send(self, message: Any) -> Coroutine[Any, Any, None]:
@@ -77,7 +77,7 @@ class Cycle(RequestResponseCycle):
             self.is_delimited_by_close, self.chunked_encoding = True, False
         self.keep_alive = self.keep_alive and not self.is_early
         await super().send(message)
-        self.keep_alive = self.keep_alive or self.is_early  # the protocol closes when it has lingered
+        self.keep_alive = self.keep_alive or self.is_early  # the protocol lingers and then closes
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -128,7 +128,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """No request runs or waits here; part of a head may have come."""
+        """Whether no request runs or waits here. Part of a head may have arrived."""
         return self._num_unanswered == 0 and not self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
@@ -149,9 +149,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._mind_time()
 
     def _feed(self, data: bytes) -> None:
-        """Parse. An upgrade that a client offers is not taken: the request is read again without the offer.
+        """Parse the bytes. An upgrade that a client offers is not accepted: the request is parsed again without it.
 
-        The parser ends at such a head and would take the body for another protocol, yet some clients (Java's, h2c)
+        The parser stops at such a head and would treat the body as another protocol, but some clients (Java's, h2c)
         offer an upgrade with every first request.
         """
         while data:
@@ -164,10 +164,10 @@ class GuardedProtocol(HttpToolsProtocol):
                     head += [name, b": ", value, b"\r\n"] if name != b"upgrade" else []
                 data = b"".join([*head, b"\r\n", data[upgrade.args[0] :]])
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
 
     def _check_unparsed(self, num_new_bytes: int) -> None:
-        """Count the bytes of a field as they come: the parser reports only whole fields, and one may be endless."""
+        """Count the bytes of a field as they arrive. The parser reports only whole fields, and one may be endless."""
         self._num_unparsed_bytes += num_new_bytes
         if self._num_unparsed_bytes > MAX_HEAD_BYTES:
             raise _head_too_large()
@@ -198,7 +198,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             raise Refusal(405, "this is no proxy")
         if self.parser.should_upgrade():
-            return  # _feed comes back with it
+            return  # _feed parses the request again
         self._check_head()
         self._complete_scope()
         self._is_in_head, self._is_in_body = False, True
@@ -223,7 +223,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.scope["query_string"] = url.query or b""
 
     def _begin_request(self) -> None:
-        """Run the application, or queue the request behind the one that it works on."""
+        """Run the application, or queue the request behind the one that the application works on."""
         before = self.cycle
         self.cycle = Cycle(
             scope=self.scope,
@@ -260,7 +260,7 @@ class GuardedProtocol(HttpToolsProtocol):
         codings = b", ".join(values[b"transfer-encoding"]).decode("latin-1").lower()
         if version == "1.0" and codings:
             raise Refusal(400, "HTTP/1.0 has no Transfer-Encoding")
-        if codings not in ("", "chunked"):  # the body has no end that can be found unless chunked is the last
+        if codings not in ("", "chunked"):  # the end of the body can be found only if chunked is the last
             status = 501 if codings.endswith("chunked") else 400
             raise Refusal(status, f"Transfer-Encoding must be chunked, given {shorten(codings)}")
         if any(value.lower() != b"100-continue" for value in values[b"expect"]):
@@ -283,7 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _mind_time(self) -> None:
-        """Called after each read. Sets the deadline of a head or a body that has begun."""
+        """Set the deadline of a head or a body that has begun. Called after each read."""
         is_idle = self.cycle is None or self.cycle.response_complete
         due = self._look_at_body if self._is_in_body else self._head_is_late if self._is_in_head or is_idle else None
         if due == self._due and self._timer is not None:
@@ -303,7 +303,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._timer = None
         if not self._is_in_body or self._refusal is not None:
             return
-        if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:  # else we are the slow ones
+        if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:  # else the server is slow
             self._body_s += BODY_LOOK_S
         is_slow = self._body_s > SLOW_START_S and self._num_body_bytes < MIN_BODY_BYTES_PER_S * self._body_s
         if is_slow or self._body_s >= self.body_timeout_s:
@@ -319,7 +319,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # Bytes out.
 
     def pause_writing(self) -> None:
-        """The client reads too slowly. One that reads nothing for too long is cut off together with its request."""
+        """Note that the client reads too slowly. If it reads nothing for `stall_timeout_s`, the connection is cut."""
         super().pause_writing()
         self._watch_reader()
 
@@ -327,15 +327,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall = self.loop.call_later(self.stall_timeout_s, self._look_at_reader, self._num_unread_bytes())
 
     def _look_at_reader(self, num_unread_bytes: int) -> None:
-        if self._num_unread_bytes() < num_unread_bytes:  # nothing was written meanwhile, so some of it was read
+        if self._num_unread_bytes() < num_unread_bytes:  # nothing was written meanwhile, so the client read some
             self._watch_reader()
         else:
             self.transport.abort()
 
     def _num_unread_bytes(self) -> int:
-        """Bytes that wait for the client, here and in the kernel, which takes more once a third of its part is read.
+        """Return the bytes that wait for the client, in this process and in the kernel.
 
-        Source: tcp(7), SIOCOUTQ, which has the same number as TIOCOUTQ.
+        The kernel takes more once a third of its part is read. Source: tcp(7), SIOCOUTQ, which has the same number as
+        TIOCOUTQ.
         """
         num_queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         return self.transport.get_write_buffer_size() + int.from_bytes(num_queued, sys.byteorder)
@@ -350,7 +351,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stall = None
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer and close, after the answers to earlier requests of this connection."""
+        """Answer the refusal and close, after the answers to earlier requests of this connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = refusal
@@ -358,10 +359,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_in_body and not self.cycle.response_complete:
             self._drop_request(self.cycle)
         if self._num_unanswered == 0:
-            self._answer_refusal(refusal)  # else on_response_complete comes back to it
+            self._answer_refusal(refusal)  # else on_response_complete answers it later
 
     def _drop_request(self, cycle: RequestResponseCycle) -> None:
-        """Drop the request whose body is at fault. Where its application runs already, it sees the client leave."""
+        """Drop the request whose body is at fault. If its application is running, it sees the client leave."""
         self._num_unanswered -= 1
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
@@ -371,7 +372,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _answer_refusal(self, refusal: Refusal) -> None:
         if self._is_in_body and self.cycle.response_started:
-            self.transport.close()  # an answer to this request is out already, whole or in part
+            self.transport.close()  # an answer to this request has already begun
             self._start_timer(self.transport.abort, LINGER_S)
             return
         self.note_refusal(refusal)
@@ -391,7 +392,7 @@ class GuardedProtocol(HttpToolsProtocol):
         log.info("refused %s: %d %s", peer, refusal.status, refusal, extra={"status": refusal.status})
 
     def _linger(self, linger_s: float) -> None:
-        """Go on reading before the close: one with unread bytes would reset the connection and lose the answer."""
+        """Read on before closing. Closing with unread bytes would reset the connection and lose the answer."""
         self._is_lingering = True
         self._stop_timer()
         self._unset_keepalive_if_required()
@@ -420,7 +421,7 @@ def _head_too_large() -> Refusal:
 
 
 def _unreadable(error: httptools.HttpParserError) -> Refusal:
-    """The refusal of what httptools could not parse. Its messages are useful only where they name the version."""
+    """Return the refusal of bytes that httptools could not parse. Its messages are useful only about the version."""
     if "Invalid HTTP version" in str(error) or "PRI" in str(error):
         return Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     return Refusal(400, "this is no HTTP/1.1 request")

@@ -1,8 +1,8 @@
 """A gunicorn worker that serves an ASGI application with the guarded protocol.
 
-`gunicorn -k lmi.http.worker.GuardedWorker module:app` is enough for an application. A subclass sets other limits: it
-names its own protocol in `CONFIG_KWARGS`. A worker beats once a second until its process ends, also while it drains,
-because gunicorn kills a silent one; it drains when its master is gone.
+`gunicorn -k lmi.http.worker.GuardedWorker module:app` is enough for an application. A subclass sets other limits with
+its own protocol in `CONFIG_KWARGS`. A worker beats once a second until its process ends, also while it drains, because
+gunicorn kills a silent worker. It drains when its master is gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmi.http.protocol import GuardedProtocol
 from lmi.shared.pauses import Pauses
 
 BEAT_S = 1.0
-LATE_S = 3.0  # of the master, which looks at its workers once a second: it did not run meanwhile
+LATE_S = 3.0  # the master checks its workers once a second; in a gap of this length it did not run
 
 
 class Beat(WorkerTmp):  # type: ignore[misc]
@@ -63,19 +63,19 @@ class GuardedWorker(UvicornWorker):  # type: ignore[misc]
         self.tmp = Beat(self.cfg)
 
     def on_beat(self, now: float, lag_s: float, num_connections: int) -> None:
-        """Once a second, `lag_s` later than planned."""
+        """Called once a second. `lag_s` is its delay."""
 
     def is_told_to_stop(self, now: float) -> bool:
-        """Whether to finish open requests and end, though no signal said so. Asked once a second."""
+        """Whether to finish open requests and end, even without a signal. Called once a second."""
         return os.getppid() != self.ppid
 
     def failed_start_code(self) -> int:
-        """The exit code where the application did not start; this one ends the master too."""
+        """Return the exit code for an application that did not start. This code ends the master too."""
         code: int = Arbiter.WORKER_BOOT_ERROR
         return code
 
     async def _serve(self) -> None:
-        faulthandler.enable()  # gunicorn aborts a worker whose loop is blocked: then the stacks say where
+        faulthandler.enable()  # gunicorn aborts a worker with a blocked loop; the stacks show where
         self.config.app = self.wsgi
         server = Server(config=self.config)
         asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, os._exit, 0)
