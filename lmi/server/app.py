@@ -1,7 +1,7 @@
-"""The ASGI application: the table of routes, and the edge where every error becomes an answer.
+"""The ASGI application: the table of routes, and the middleware that turns every error into an answer.
 
-Built from starlette's Router alone. The edge is one plain ASGI function around it, which catches what a route raises
-before its response has started, counts the request and writes the access line.
+Of starlette it uses only the Router. ErrorMiddleware is the ASGI application around it. It answers the errors that a
+route raises before its response has started, counts the request and writes the access line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *user_code.ROUTES]
 
 
 def create_app() -> ASGIApp:
-    """The application of this front-end worker; its place and settings come from the environment."""
+    """Make the application of this front end. Its slot and settings come from the environment."""
     runtime = Runtime.from_environ()
     block = runtime.attach()
     config = runtime.config
@@ -75,7 +75,7 @@ def build_app(service: Service) -> ASGIApp:
     async def lifespan(app: object) -> AsyncIterator[None]:
         for connections in service.connections:
             await connections.start()
-        gc.freeze()  # what is loaded by now stays; without this each full collection would walk through it
+        gc.freeze()  # loaded objects stay; without this each full collection would walk through them
         yield
         for connections in service.connections:
             await connections.close()
@@ -90,7 +90,7 @@ def build_app(service: Service) -> ASGIApp:
 
 
 class Endpoint:
-    """A handler as an ASGI application: takes the exchange that the edge made."""
+    """A handler as an ASGI application. It takes the exchange that ErrorMiddleware made."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -100,7 +100,7 @@ class Endpoint:
 
 
 class ErrorMiddleware:
-    """The outermost application. What a route raises ends here as an answer in the form of the path's API."""
+    """The outermost application. It answers errors that a route raises, in the form of the path's API."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -125,7 +125,7 @@ class ErrorMiddleware:
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.status:
-                raise  # an answer has begun: the server cuts the connection, so that nobody takes it for whole
+                raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
             await refuse(exchange, self._service, 500, f"internal error, see the log for request {exchange.request_id}")
         finally:
             self._service.body_memory.change(exchange.num_body_bytes, 0)

@@ -1,7 +1,7 @@
-"""gunicorn's settings for the front end; `gunicorn -c python:lmi.server.gunicorn` reads this module.
+"""gunicorn's settings for the front end. `gunicorn -c python:lmi.server.gunicorn` reads this module.
 
-Only the gunicorn master imports it, and finds the runtime folder in its environment. Every lower-case name that
-gunicorn knows is a setting. A front end ends at once when the supervisor is gone, and drains when only its master is.
+Only the gunicorn master imports it. The environment names the runtime folder. Every lower-case name that gunicorn knows
+is a setting. A front end ends at once when the supervisor is gone, and drains when only its master is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmi.supervisor.restarts import FIRST_DELAY_S, LONGEST_DELAY_S, drain_notice
 
 util._setproctitle = lambda title: None  # it would replace our names where setproctitle is installed, as with vLLM
 
-SILENT_S = 15.0  # a record without a beat for so long is free
+SILENT_S = 15.0  # a record without a beat for this long is free
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_time
 
 
 def set_up_log(role: str) -> None:
-    """Give every line one form. What gunicorn and uvicorn say about their own life is for DEBUG only."""
+    """Give every line one form. Lines of gunicorn and uvicorn about their starts and stops appear only with DEBUG."""
     lmi.shared.log.setup(role, _server.log_level, _server.log_format)
     if _server.log_level.upper() != "DEBUG":
         for name in ("gunicorn.error", "uvicorn.error"):
@@ -52,14 +52,14 @@ def set_up_log(role: str) -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """False for what gunicorn says when a front end cannot start: the supervisor says it, with the reason."""
+    """False for gunicorn's lines about a front end that cannot start. The supervisor logs that, with the reason."""
     if record.msg == "Worker (pid:%s) exited with code %s." and isinstance(record.args, tuple):
         return record.args[1] not in (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
     return record.msg not in ("Shutting down: %s", "Reason: %s")
 
 
 class Log(Logger):  # type: ignore[misc]
-    """gunicorn's logger, with our form of a line."""
+    """gunicorn's logger, with the line format of lmi."""
 
     def setup(self, cfg: Config) -> None:
         guard_streams()
@@ -83,7 +83,7 @@ class FrontEndProtocol(GuardedProtocol):
 
 
 class FrontEndWorker(GuardedWorker):
-    """One front-end process, which keeps a record."""
+    """One front end, which keeps a record."""
 
     CONFIG_KWARGS = GuardedWorker.CONFIG_KWARGS | {
         "http": FrontEndProtocol,
@@ -100,8 +100,8 @@ class FrontEndWorker(GuardedWorker):
     def load_wsgi(self) -> None:
         """Load the application. While the server starts, a model that the front end cannot use ends it with one line.
 
-        Once the server was ready, this process tries again, while the engines and the other front ends go on: a model
-        that is gone by then may come back, as a lost mount does.
+        After the server was ready, this process tries again while the engines and the other front ends run on, because
+        a missing model may come back, as a lost mount does.
         """
         delay_s = FIRST_DELAY_S
         while (error := self._load()) is not None:
@@ -133,7 +133,7 @@ class FrontEndWorker(GuardedWorker):
         self.record.num_open_connections = num_connections
 
     def is_told_to_stop(self, now: float) -> bool:
-        """The master is gone, or the supervisor drains. Its TERM says so too, but one that comes early is lost."""
+        """Whether the master is gone or the supervisor drains. A TERM reports that too, but an early one is lost."""
         if os.getppid() not in (self.ppid, _supervisor_pid):
             os._exit(0)  # the supervisor is gone, and with it the container
         if _block.supervisor.phase != Phase.DRAINING:
@@ -142,7 +142,7 @@ class FrontEndWorker(GuardedWorker):
 
 
 def explain(error: Exception) -> int:
-    """Write down for the supervisor why this front end cannot start; returns the exit code."""
+    """Write the reason why this front end cannot start to a file for the supervisor. Returns the exit code."""
     if not isinstance(error, StartError):
         log.error("the front end failed as it started", exc_info=error)
     try:
@@ -163,7 +163,7 @@ def begin(server: Arbiter) -> None:
 
 
 def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the master, before the fork: give the worker the lowest slot that no live worker of any master has."""
+    """Give the worker the lowest slot that no live worker of any master has. Runs in the master, before the fork."""
     mine = {other.slot for other in server.WORKERS.values()}
     free = [i for i, record in enumerate(_block.frontends) if i not in mine and not _is_in_use(record)]
     if not free:  # masters died faster than the streams of their workers ended
@@ -178,7 +178,7 @@ def _is_in_use(record: FrontEndRecord) -> bool:
 
 
 def settle(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the new worker: set its record, its name, and the signal that it gets when the master dies."""
+    """Set the new worker's record, title and parent-death signal. Runs in the worker."""
     processes.die_with_parent(server.pid, signal.SIGTERM)
     processes.set_title(f"lmi-front-{worker.slot}")
     set_up_log(f"front end {worker.slot}")
@@ -192,7 +192,7 @@ def settle(server: Arbiter, worker: FrontEndWorker) -> None:
 
 
 def leave_slot(server: Arbiter, worker: FrontEndWorker) -> None:
-    """In the master, after a worker has ended: free its slot."""
+    """Free the slot of a worker that has ended. Runs in the master."""
     record = _block.frontends[worker.slot]
     if record.pid == worker.pid:
         record.release()

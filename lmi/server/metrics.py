@@ -1,7 +1,7 @@
 """The shared block as Prometheus text.
 
-Any front-end worker renders the text for all processes, so there is nothing to collect and a dead worker's totals stay.
-Counters and histograms are sums over the slots; gauges are sums over the processes that live.
+Any front end renders the text for all processes from shared memory, so a dead process's totals stay. Counters and
+histograms are sums over the slots. Gauges are sums over the processes that live.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def counter(name: str, text: str, value: float) -> Metric:
 
 
 def labelled(name: str, text: str, label: str, views: Iterable[CounterView]) -> Metric:
-    """The sum of the views, one line for each label."""
+    """Return the sum of the views, with one line for each label."""
     totals: Counter[str] = Counter()
     for view in views:
         totals.update(dict(view.items()))
@@ -111,7 +111,7 @@ def labelled(name: str, text: str, label: str, views: Iterable[CounterView]) -> 
 
 
 def histogram(name: str, text: str, views: Iterable[HistogramView]) -> Metric:
-    """The sum of the views, with cumulative buckets as the text format wants them."""
+    """Return the sum of the views, with the cumulative buckets of the text format."""
     views = list(views)
     buckets, total = [], 0
     for i, bound in enumerate([*views[0].bounds, "+Inf"]):
@@ -121,7 +121,7 @@ def histogram(name: str, text: str, views: Iterable[HistogramView]) -> Metric:
 
 
 def render(block: Block, config: Config) -> bytes:
-    """The whole text, for one scrape."""
+    """Return the whole text, for one scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BlockCollector(block, config))
     return generate_latest(registry)

@@ -1,7 +1,7 @@
-"""From a parsed request to the bytes of its answer.
+"""One inference request, from its body to the bytes of its answer.
 
 The response's head is held back until the first Delta or error exists, so that an early failure has a real status.
-After the first byte an error is written in the format of the answer and the body ends.
+After the first byte an error is written in the format of the answer, and the body ends.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ async def answer(
     model: ModelConfig | None = None,
     choose: Callable[[bytes], AnyApi] | None = None,
 ) -> None:
-    """Read one inference request and answer it, whatever ends it.
+    """Read one inference request and answer it, with an error if it fails.
 
-    `model`: as the path names it. `choose` finds the API in the body, where a path serves several; until the body is
-    read it is `api`.
+    `model` has the name that the path has for it. `choose` finds the API in the body, if a path serves several. Until
+    the body is read the API is `api`.
     """
     await Inference(exchange, service, api, model or service.model).answer(choose)
 
 
 class Inference:
-    """One inference request on the way to its answer: read the body, parse it, take a place, generate.
+    """Answers one inference request: reads the body, parses it, takes a place in the queue and generates.
 
-    The API is that of the path until the body has chosen one; the format of the answer is None until the body is read.
+    The API is that of the path until the body has chosen one. The format of the answer is None until the body is read.
     """
 
     def __init__(self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig) -> None:
@@ -68,7 +68,7 @@ class Inference:
             self._formatters.close()
 
     async def _read(self, choose: Callable[[bytes], AnyApi] | None) -> Message[Any]:
-        """The decoded body. From here on errors have the format of the answer."""
+        """Read and decode the body. After this, errors have the format of the answer."""
         exchange, service = self._exchange, self._service
         service.check_room()  # before the body: a full server reads nothing
         if not self._formatters.reads(self._api):
@@ -82,7 +82,7 @@ class Inference:
         return message
 
     def _parse(self, message: Message[Any]) -> Parsed[Any]:
-        """The checked requests, with what they ignore in the log."""
+        """Check the requests, and log the names that they ignore."""
         parsed = self._api.parse(self._formatters.asked(self._api, message))
         self._format = parsed.format
         self._service.report_ignored(parsed.ignored, self._exchange.request_id)
@@ -104,7 +104,7 @@ async def respond(
     parsed: Parsed[Any],
     formatter: AsyncFormatter,
 ) -> None:
-    """Generate and answer. Raises LmiError only before the first byte."""
+    """Generate and send the answer. Raises LmiError only before the first byte."""
     assert service.pipeline is not None
     meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
@@ -116,7 +116,7 @@ async def respond(
                 aclosing(formatter.records(counted)) as records,
             ):
                 body = await write(exchange, formatter, records)
-    except LmiError as error:  # the engine is free by now, however slowly the client reads the rest
+    except LmiError as error:  # the engine is already free, even if the client reads the rest slowly
         if not exchange.status:
             raise
         exchange.error_label = error.label
@@ -129,7 +129,7 @@ async def respond(
 
 
 async def write(exchange: Exchange, formatter: AsyncFormatter, records: AsyncIterator[bytes]) -> bytes:
-    """Send the records of a stream as they come. Returns the body of an answer that is not streamed."""
+    """Send the records of a stream as they arrive. Returns the body of an answer that is not streamed."""
     body = []
     async for record in records:
         if not formatter.is_streaming:
@@ -143,10 +143,10 @@ async def write(exchange: Exchange, formatter: AsyncFormatter, records: AsyncIte
 
 
 class Meter:
-    """Counts one answer as it comes: tokens, time to the first, time between them, and at the end the reason.
+    """Counts one answer while it is generated: tokens, time to the first, time between tokens, and the finish reason.
 
-    An answer that comes whole says nothing of its tokens' times. Works on views and plain numbers, since it runs for
-    every token; the totals are written when the answer ends.
+    The tokens of an answer that is not streamed are not timed. The Meter runs for every token, so it uses views and
+    plain numbers, and writes the totals when the answer ends.
     """
 
     def __init__(self, record: FrontEndRecord, started_s: float, *, is_streaming: bool) -> None:

@@ -1,4 +1,4 @@
-"""What every route needs: settings, shared state, engines, pipeline and user code of one front-end worker."""
+"""The objects that every route needs: settings, shared state, engines, pipeline and user code of one front end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MAX_REPORTED = 1000
 class Service:
     config: Config
     block: Block
-    record: FrontEndRecord  # this worker's own
-    engines: Engines | None = None  # None, and so is the pipeline: user code answers the requests
+    record: FrontEndRecord  # of this front end
+    engines: Engines | None = None  # engines and pipeline are None if user code answers the requests
     pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
     body_memory: BodyMemory = field(init=False)
@@ -46,7 +46,7 @@ class Service:
 
     @property
     def connections(self) -> list[Connections[Any]]:
-        """Those to the other processes of this server."""
+        """The connections to the other processes of this server."""
         return [connections for connections in (self.engines, self.user_code) if connections is not None]
 
     @property
@@ -55,11 +55,11 @@ class Service:
 
     @property
     def max_in_flight(self) -> int:
-        """Sequences that wait or run, of all front ends together."""
+        """The most sequences that wait or run, of all front ends together."""
         return self.config.server.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
 
     def check_model(self, name: str, version: str | None = None) -> None:
-        """Raise UnknownModel for what is not served here. The name `model` always answers."""
+        """Raise UnknownModel for a name or version that is not served here. The name `model` is always served."""
         model = self.config.model
         if name not in (model.name, "model", *model.aliases):
             raise UnknownModel(f"no model {shorten(name)} is served here, only {model.name!r}")
@@ -67,7 +67,7 @@ class Service:
             raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")
 
     def check_room(self, num_sequences: int = 1) -> None:
-        """Raise Unavailable while draining and Overloaded when the queue has no room for so many sequences."""
+        """Raise Unavailable while draining, and Overloaded if the queue has no room for `num_sequences` more."""
         if self.is_draining:
             raise Unavailable("the server is shutting down and takes no new requests")
         limit, num_taken = self.max_in_flight, sum(frontend.num_sequences for frontend in self.block.frontends)
@@ -78,7 +78,7 @@ class Service:
             )
 
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
-        """Raise InvalidParameter where one body asks for more sequences than it may, or than ever find room."""
+        """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""
         limit, reason = self._max_sequences()
         num_prompts, num_each = len(requests), max(request.num_sequences for request in requests)
         if num_prompts > limit:
@@ -89,7 +89,7 @@ class Service:
             raise InvalidParameter("num_return_sequences", rule, num_each)
 
     def _max_sequences(self) -> tuple[int, str]:
-        """Of one body, and the reason. What the queue holds is known when every engine is there."""
+        """Return the limit for one body, and the reason. The size of the queue is known when every engine is alive."""
         limit = self.config.server.max_request_sequences
         if self.max_in_flight < limit and all(engine.is_alive for engine in self.block.engines):
             return self.max_in_flight, "job_queue_size and the running batch"
@@ -97,7 +97,7 @@ class Service:
 
     @contextmanager
     def admitted(self, num_sequences: int = 1) -> Iterator[None]:
-        """Hold a place for each sequence of a request: all of them find room, or none."""
+        """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
         self.check_room(num_sequences)
         self.record.num_in_flight += 1
         self.record.num_sequences += num_sequences
@@ -108,13 +108,13 @@ class Service:
             self.record.num_sequences -= num_sequences
 
     def report_key(self) -> None:
-        """Log once that a client showed a key, since whoever gave it one may believe that it is needed."""
+        """Log once that a client sent an API key, because its owner may believe that the server checks it."""
         if not self._has_reported_key:
             self._has_reported_key = True
             log.warning("a client sent an API key, but this server has no keys and checks nothing: it serves everyone")
 
     def report_ignored(self, lines: tuple[str, ...], request_id: str) -> None:
-        """Log what had no effect in a request: loudly the first time, so that a busy client does not fill the log."""
+        """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""
         for line in lines:
             is_new = line not in self._reported and len(self._reported) < MAX_REPORTED
             log.log(logging.WARNING if is_new else logging.DEBUG, "%s", line, extra={"request_id": request_id})

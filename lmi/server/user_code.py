@@ -23,7 +23,7 @@ from lmi.user_code.messages import ReadInput
 
 
 def properties(exchange: Exchange) -> dict[str, str]:
-    """Headers in the case that clients write, and each `name=value` of the custom attributes, as in the reference."""
+    """Return headers with capitalised names, and each `name=value` of the custom attributes, as in the reference."""
     given = {name.title(): value for name, value in exchange.headers.items()}
     pairs = (part.partition("=") for part in exchange.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
     return given | {name.strip(): value.strip() for name, equals, value in pairs if equals}
@@ -34,7 +34,7 @@ def query(exchange: Exchange) -> dict[str, str]:
 
 
 class UserFormatters:
-    """The model's own input and output formatter around one request, if it has any. Always `close` it.
+    """The model's input and output formatter around one request, if it has any. Always `close` it.
 
     Both run in one call, so that the output formatter finds the object that the input formatter made.
     """
@@ -43,7 +43,7 @@ class UserFormatters:
         self._exchange = exchange
         self._service = service
         self._call: Call | None = None
-        self._takes_user_code = False  # the API of the path does, though the body may turn out to be OpenAI's
+        self._takes_user_code = False  # whether the API of the path does; the body's may be OpenAI's
 
     def reads(self, api: AnyApi) -> bool:
         """Whether the input formatter gets the bodies of this API."""
@@ -51,9 +51,9 @@ class UserFormatters:
         return code is not None and code.has_input_formatter and api.takes_user_code
 
     async def read(self, api: AnyApi, body: bytes) -> tuple[bytes, str | None]:
-        """The body and its content type, as the input formatter returns them if there is one.
+        """Return the body and its content type, after the input formatter if there is one.
 
-        Raises MalformedRequest with what the formatter raised.
+        Raises MalformedRequest with the message of an exception in the formatter.
         """
         self._takes_user_code = api.takes_user_code
         if not self.reads(api):
@@ -72,7 +72,7 @@ class UserFormatters:
                     raise MalformedRequest(f"the input formatter failed: {error}") from None
 
     def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
-        """The message to parse: with details, which an output formatter is given even if the client wants none."""
+        """Return the message to parse. It asks for details if the model has an output formatter, which needs them."""
         config = self._service.config
         if config.model.dynamic_batch or not api.takes_user_code or not has_output_formatter(config, message):
             return message
@@ -82,7 +82,7 @@ class UserFormatters:
         return replace(message, fields=message.fields | {"parameters": parameters | {"details": True}})
 
     def choose(self, api: AnyApi, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
-        """The formatter of the response, and the request as it needs it. `message`: as the client sent it."""
+        """Return the response's formatter, and the requests that it needs. `message` is as the client sent it."""
         workers = self._service.user_code
         if workers is None or not self._takes_user_code or not has_output_formatter(self._service.config, message):
             self.close()
@@ -99,10 +99,10 @@ class UserFormatters:
 
 
 def has_output_formatter(config: Config, message: Message[Any]) -> bool:
-    """Whether the model's own formatter writes the response: not if the request or a setting names another format."""
+    """Whether the model's formatter writes the response. It does not if the request or a setting names a format."""
     code = config.user_code
     if code is None or not code.has_output_formatter or config.model.output_formatter is not None:
         return False
-    parameters = message.fields.get("parameters")  # anything, in a body of OpenAI's API
+    parameters = message.fields.get("parameters")  # of any type in a body of OpenAI's API
     named = parameters.get("output_formatter") if isinstance(parameters, dict) else None
     return not (named or ("inputs" not in message.fields and message.fields.get("output_formatter")))

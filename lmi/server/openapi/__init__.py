@@ -1,8 +1,8 @@
-"""/openapi.json: every route of this server, as it is configured, in OpenAPI 3.2; a module for each API.
+"""/openapi.json: every route of this server with its settings, in OpenAPI 3.2. Each API has a module.
 
-The schemas of requests are made from the tables by which requests are read, so that the two cannot differ.
-tests/server/test_openapi.py holds the rest against the server: each route is here and nothing else, each example is
-answered, and schemathesis finds no answer that is not described.
+The schemas of requests are made from the tables that read the requests, so the two cannot differ.
+tests/server/test_openapi.py compares the rest with the server: the document has exactly the routes of the server, each
+example is answered, and schemathesis finds no answer that is not described.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lmi.settings.config import Config
 
 
 def document(config: Config) -> dict[str, Any]:
-    """The whole description, as JSON's objects."""
+    """Return the whole document, as JSON's objects."""
     apis = [lmi.describe(config), plain.describe(config)]
     if not config.is_user_code:
         apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]

@@ -1,6 +1,7 @@
-"""SageMaker's paths: the LMI schema, or the one with several inputs, both with OpenAI's beside it; or a model's code.
+"""SageMaker's paths.
 
-Which of them is described is up to the server's settings.
+The server's settings decide what is described: the LMI schema or the dynamic-batch schema, each together with OpenAI's
+schemas, or user code.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _any(*schemas: Schema) -> dict[str, Schema]:
 
 
 def _user_code(config: Config) -> ApiDescription:
-    """User code as the model: it decides what it takes and what it answers."""
+    """Describe user code as the model. It decides what it takes and what it answers."""
     described = answers({"*/*": {}}, content(ref("Error")), {LMI_INVALID_STATUS, *OF_INFERENCE})
     described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
 

@@ -1,7 +1,7 @@
-"""The pieces that a description is made of: schemas from readers, answers, operations.
+"""Parts of a description: schemas from readers, answers, operations.
 
-Source of the format: the OpenAPI 3.2 specification, whose schemas are JSON Schema 2020-12. `itemSchema` is that of one
-record of a stream; a server-sent event is an object there, with the text of its `data`.
+Source of the format: the OpenAPI 3.2 specification, whose schemas are JSON Schema 2020-12. `itemSchema` describes one
+record of a stream. It describes a server-sent event as an object with the text of its `data`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def array(items: Schema) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
-    """The schema, or null, which means "as if left out"."""
+    """Return the schema with null added, which means "left out"."""
     if not schema:
         return schema
     if "enum" in schema:
@@ -71,23 +71,23 @@ def or_null(schema: Schema) -> Schema:
 
 
 def struct(properties: Mapping[str, Schema], *optional: str) -> Schema:
-    """An object of an answer: nothing but these, all of them but the optional ones."""
+    """Describe an object of an answer. It has only these properties, and all except the `optional` ones."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": dict(properties), "required": required, "additionalProperties": False}
 
 
 def asked(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """An object of a request, of which more may come than is known."""
+    """Describe an object of a request, which may have further properties."""
     return {"type": "object", "properties": dict(properties), "required": list(required)}
 
 
 def taken(readers: Mapping[str, Reader]) -> dict[str, Schema]:
-    """What a table of readers takes, each or null."""
+    """Return the schemas of the values that a table of readers takes, each with null added."""
     return {name: or_null(JSON_SCHEMAS.get(read, {})) for name, read in readers.items()}
 
 
 def content(schema: Schema, *media_types: str, end: str = "") -> dict[str, Schema]:
-    """The schema by media type: of the body for JSON, of one record otherwise. `end`: an event that is not JSON."""
+    """Return the schema by media type: of the body for JSON, else of one record. `end` is an event that is not JSON."""
     return {media: _medium(schema, media, end) for media in media_types or (JSON,)}
 
 
@@ -103,7 +103,7 @@ def _medium(schema: Schema, media_type: str, end: str) -> Schema:
 
 
 def answers(ok: Mapping[str, Schema], error: Mapping[str, Schema], statuses: Iterable[int]) -> dict[str, Schema]:
-    """All that may come: `ok` for 200, `error` for each of the statuses."""
+    """Describe all answers of a route: `ok` for 200, `error` for each of the statuses."""
     failed = {str(status): {"description": REASONS[status], "content": dict(error)} for status in sorted(statuses)}
     return {"200": {"description": "the answer", "content": dict(ok)}, **failed}
 
@@ -115,7 +115,7 @@ def operation(
     body: Mapping[str, Schema] | None = None,
     names: Iterable[Schema] = (),
 ) -> Operation:
-    """`body`: schema by media type; `names`: the parameters in the path."""
+    """Describe one operation. `body` holds schemas by media type, `names` the parameters in the path."""
     described: Operation = {"tags": [tag], "summary": summary, "responses": dict(responses)}
     if body is not None:
         described["requestBody"] = {"required": True, "content": dict(body)}
@@ -125,7 +125,7 @@ def operation(
 
 
 def names(model: ModelConfig, path: str) -> list[Schema]:
-    """The parameters of a path, with all the values that are served here."""
+    """Return the parameters of a path, with all values that are served here."""
     values = {
         "model": list(dict.fromkeys((model.name, "model", *model.aliases))),
         "name": list(dict.fromkeys((model.name, "model", *model.aliases))),

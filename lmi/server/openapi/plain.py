@@ -1,4 +1,4 @@
-"""The routes outside the inference APIs: health, metrics, and this description itself."""
+"""The routes outside the inference APIs: health, metrics, and this document."""
 
 from __future__ import annotations
 

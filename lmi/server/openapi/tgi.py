@@ -38,7 +38,7 @@ def describe(config: Config) -> ApiDescription:
     streamed = content(ref("TgiEvent"), SSE)
 
     def post(summary: str, request: str, ok: dict[str, Schema]) -> dict[str, Schema]:
-        # An error is an event where an engine had the request before it failed.
+        # An error is an event if an engine had the request before it failed.
         failing = failed | content(ref("TgiError"), SSE) if SSE in ok else failed
         return {"post": operation(NAME, summary, answers(ok, failing, statuses), content(ref(request)))}
 

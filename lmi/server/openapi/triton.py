@@ -1,4 +1,4 @@
-"""Triton's API: the generate extension, and what KServe v2 clients ask around it."""
+"""Triton's API: the generate extension, and the other routes of KServe v2 clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "paramete
 
 
 def _input(entry: Input) -> Schema:
-    """A scalar may come as a list of one, a number or a flag as text, one word for a list of words."""
+    """Describe an input. A scalar may come as a list of one, a number or flag as text, a list of words as one word."""
     schema = JSON_SCHEMAS.get(entry.read, {})
     if not schema or entry.is_list:
         return schema

@@ -1,4 +1,4 @@
-"""`/openapi.json` and `/docs`, the page that shows it: one file, nothing loaded from anywhere but this server."""
+"""`/openapi.json`, and `/docs`, a page that shows it. The page is one file and loads only from this server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("docs.html").read_bytes()
 
 
 def _policy(page: bytes) -> str:
-    """What the page may do: run its own script and style, and read from this server."""
+    """Return a policy that lets the page use only its inline script and style, and read only from this server."""
     blocks = {tag: re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), page, re.DOTALL) for tag in (b"script", b"style")}
     script, style = (
         " ".join(f"'sha256-{b64encode(sha256(block).digest()).decode()}'" for block in found)

@@ -1,4 +1,4 @@
-"""`/ping` and `/metrics`: answered only from shared memory, so a busy or dead engine cannot delay them."""
+"""`/ping` and `/metrics`. They read only shared memory, so a busy or dead engine cannot delay them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmi.shared.state import Phase
 
 
 async def ping(exchange: Exchange, service: Service) -> None:
-    """200 when an engine can serve, 503 while none can, 500 when that is final. The body says why, for people."""
+    """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body says why."""
     status, body = health(service)
     await exchange.answer(status, "application/json", orjson.dumps(body))
 
@@ -38,13 +38,13 @@ def health(service: Service) -> tuple[int, dict[str, object]]:
 
 
 def has_formatters(service: Service) -> bool:
-    """Whether a process of user code is there, if the model has formatters."""
+    """Whether a process of user code is alive, if the model has formatters."""
     formatters = service.block.formatters
     return not formatters or any(formatter.is_alive for formatter in formatters)
 
 
 def unready(service: Service) -> dict[str, object]:
-    """Why no engine can serve: the one that is furthest on speaks for all."""
+    """Return the reason why no engine can serve. It is that of the engine with the most progress."""
     records = service.block.engines if has_formatters(service) else service.block.formatters
     engine = max(records, key=lambda engine: (engine.phase != Phase.LOST, engine.progress))
     if engine.phase == Phase.READY:

@@ -1,12 +1,12 @@
-"""`/invocations`, and the same under a model's name: one path for the bodies of several APIs.
+"""`/invocations`, and the paths with a model's name that do the same: one path for the bodies of several APIs.
 
 `inputs` belongs to the LMI schema (with `option.rolling_batch=disable` to the dynamic-batch schema), `messages` and
 `prompt` belong to OpenAI's. `route=/v1/...` in X-Amzn-SageMaker-Custom-Attributes names another inference route
-instead, as AWS's own containers read it: a client reaches every API where a platform forwards only this path.
+instead, as in AWS's containers. So a client reaches every API even if a platform forwards only this path.
 
-The path decides the format of the answer, the body the schema: a streamed chat comes as lines here, as `inputs` do,
-unless the client asks for events, and a named route answers in its own format. Every answer that is one JSON value ends
-with a newline, since clients read these paths by lines.
+The path decides the format of the answer, the body the schema. A streamed chat is sent as lines here, as `inputs` is,
+unless the client asks for events. A named route answers in its format. Every answer that is one JSON value ends with a
+newline, because clients read these paths by lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnknownRoute(LmiError):
 
 
 class _Body(msgspec.Struct):
-    """Which fields there are; their values are only looked over."""
+    """The fields that choose an API. Their values stay raw."""
 
     inputs: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
@@ -52,20 +52,20 @@ async def invocations(exchange: Exchange, service: Service) -> None:
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
-    """`/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
+    """Answer `/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
     named = exchange.scope["path_params"]
     service.check_model(named["model"], named.get("version"))
     await invocations(exchange, service)
 
 
 def attribute(attributes: str, name: str) -> str | None:
-    """A value of `a=1; route=/v1/completions`; None where it is not there."""
+    """Return a value of attributes such as `a=1; route=/v1/completions`, None if it is missing."""
     pairs = (pair.partition("=") for pair in attributes.split(";"))
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
 
 def api_of_route(route: str) -> AnyApi:
-    """Raises UnknownRoute."""
+    """Return the API of a route. Raises UnknownRoute."""
     if route not in BY_ROUTE:
         known = ", ".join(BY_ROUTE)
         raise UnknownRoute(f"route must be one of {known}, given {shorten(route)} ({CUSTOM_ATTRIBUTES})")
@@ -77,13 +77,13 @@ def api_of_inputs(model: ModelConfig) -> AnyApi:
 
 
 def api_of_body(body: bytes, usual: AnyApi, accept: str) -> AnyApi:
-    """The API whose field the body has, `inputs` before others; `usual` where the body is not such an object."""
+    """Return the API whose field the body has, `inputs` before others. Without such a field it is `usual`."""
     if not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
     try:
         fields = msgspec.json.decode(body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return usual  # its schema says what is wrong
+        return usual  # its schema reports the fault
     if fields.has("inputs"):
         return usual
     return next((api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual)

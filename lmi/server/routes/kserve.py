@@ -1,7 +1,7 @@
-"""What KServe v2 clients ask before they send a prompt: who is there, is it ready, what does it take.
+"""Routes that KServe v2 clients use before they send a prompt: metadata, readiness, statistics.
 
-It answers only what it knows: no model configuration, since there is none, and only counts as statistics. Health
-is that of `/ping`. Sources: Triton's HTTP protocol extensions, KServe's open inference protocol.
+The server has no model configuration to serve, and its statistics are only counts. Health is that of `/ping`. Sources:
+Triton's HTTP protocol extensions, KServe's open inference protocol.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def server(exchange: Exchange, service: Service) -> None:
 
 
 async def live(exchange: Exchange, service: Service) -> None:
-    """A server that answers is alive, unless it has given up for good."""
+    """Answer that the server is alive, unless it has failed finally."""
     await _tell_health(exchange, service, fine=(200, 207, 503))
 
 
@@ -40,7 +40,7 @@ async def model_ready(exchange: Exchange, service: Service) -> None:
 
 
 async def _tell_health(exchange: Exchange, service: Service, fine: tuple[int, ...] = (200, 207)) -> None:
-    """An empty 200, since clients compare with just that; else `/ping`'s status and state."""
+    """Answer an empty 200, which clients compare with, else `/ping`'s status and state."""
     status, state = health(service)
     if status in fine:
         await exchange.answer(200, "text/plain", b"")
@@ -68,7 +68,7 @@ def _tensor(name: str, entry: Input) -> dict[str, object]:
 
 
 async def stats(exchange: Exchange, service: Service) -> None:
-    """Counts of the model's generations through every API since the start."""
+    """Answer counts of the model's generations through every API since the start."""
     named = named_model(exchange, service) if exchange.scope["path_params"] else service.config.model
     ends = dict[str, int]()
     for frontend in service.block.frontends:
@@ -90,7 +90,7 @@ async def stats(exchange: Exchange, service: Service) -> None:
 
 
 async def index(exchange: Exchange, service: Service) -> None:
-    """The one model. The body, which may ask for only the ready ones, is ignored."""
+    """List the only model. The body, which may ask for only ready models, is ignored."""
     status, state = health(service)
     entry = {"name": service.config.model.name, "version": service.config.model.version}
     entry |= {"state": "READY"} if status < 400 else {"state": "UNAVAILABLE", "reason": str(state["status"])}

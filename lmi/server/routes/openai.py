@@ -43,7 +43,7 @@ async def model(exchange: Exchange, service: Service) -> None:
 
 
 def card(model: ModelConfig, name: str) -> dict[str, Any]:
-    """`created`: when the model's folder was last changed."""
+    """Return the entry of a model. `created` is when its folder was last changed."""
     return {"id": name, "object": "model", "created": int(Path(model.path).stat().st_mtime), "owned_by": "lmi"}
 
 

@@ -1,4 +1,4 @@
-"""The TGI API: `/`, `/generate`, `/generate_stream`, and what its clients ask before, `/info` and `/health`."""
+"""The TGI API: `/`, `/generate` and `/generate_stream`, and `/info` and `/health`, which clients read before them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmi.server.service import Service
 
 
 async def compatible(exchange: Exchange, service: Service) -> None:
-    """`/`: a list, or a stream where the body asks for one."""
+    """Answer `/` with a list, or with a stream if the body asks for one."""
     await answer(exchange, service, TGI)
 
 
@@ -28,7 +28,7 @@ async def generate_stream(exchange: Exchange, service: Service) -> None:
 
 
 async def info(exchange: Exchange, service: Service) -> None:
-    """TGI's names with this server's values. 503 until an engine is ready."""
+    """Answer with TGI's names and this server's values, or with 503 until an engine is ready."""
     assert service.engines is not None
     engine, config = await service.engines.ready(), service.config
     max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
@@ -52,7 +52,7 @@ async def info(exchange: Exchange, service: Service) -> None:
 
 
 async def check_health(exchange: Exchange, service: Service) -> None:
-    """200 without a body when an engine can serve, else 503."""
+    """Answer 200 without a body if an engine can serve, else 503."""
     status, _ = health.health(service)
     if status < 300:
         await exchange.answer(200, "text/plain", b"")

@@ -13,7 +13,7 @@ from lmi.settings.config import ModelConfig
 
 
 def named_model(exchange: Exchange, service: Service) -> ModelConfig:
-    """The model under the name that the path has for it. Raises UnknownModel."""
+    """Return the model under the name that the path has for it. Raises UnknownModel."""
     path = exchange.scope["path_params"]
     try:
         service.check_model(path["model"], path.get("version"))

@@ -1,6 +1,6 @@
 """Routes of a model that is user code: `handle` gets the whole request, and its Output is the response.
 
-They replace every other inference route. An error is a JSON object with the reference's three keys; an exception in
+They replace every other inference route. An error is a JSON object with the reference's three keys. An exception in
 `handle` has status 424.
 """
 
@@ -37,14 +37,14 @@ async def invocations(exchange: Exchange, service: Service) -> None:
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
-    """`/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
+    """Answer `/predictions/{model}[/{version}]` and `/models/{model}/invoke`."""
     named = exchange.scope["path_params"]
     service.check_model(named["model"], named.get("version"))
     await invocations(exchange, service)
 
 
 async def call_handler(exchange: Exchange, service: Service, body: bytes) -> None:
-    """Raises LmiError only before the first byte is sent."""
+    """Call `handle` and send its response. Raises LmiError only before the first byte is sent."""
     assert service.user_code is not None
     given, asked = properties(exchange), query(exchange)
     try:
@@ -59,7 +59,7 @@ async def call_handler(exchange: Exchange, service: Service, body: bytes) -> Non
 
 
 async def send_response(exchange: Exchange, call: Call) -> None:
-    """Send what the handler answers."""
+    """Send the handler's response."""
     head = await call.head()
     async with aclosing(call.chunks()) as chunks:
         if head.is_streaming:
@@ -70,7 +70,7 @@ async def send_response(exchange: Exchange, call: Call) -> None:
 
 
 async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[bytes]) -> None:
-    """The response begins when the first chunk is there, so that an early failure has a real status."""
+    """Send a stream. The response begins with the first chunk, so that an early failure has a real status."""
     chunk = await anext(chunks, None)
     await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
     while chunk is not None:
