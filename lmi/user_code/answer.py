@@ -1,6 +1,6 @@
-"""UserAnswers that a user's output formatter writes.
+"""Answers that a user's output formatter writes.
 
-Its parameters say how it is called:
+Its parameters decide how it is called:
 
     (token, first_token, last_token, details, generated_tokens, id)    once for each token
     (output: TextGenerationOutput), or RequestOutput                   until all tokens are read
@@ -32,12 +32,12 @@ BODY_FIELDS = ("inputs", "parameters", "stream")
 
 
 class UserAnswers:
-    """The answers to one body, by the index of their prompts. `media_type` "": no content type, as in the reference."""
+    """The answers to one body, by prompt. `media_type` "" means no content type, as in the reference."""
 
     def __init__(
         self, formatter: Callable[..., Any], opened: Open, request: Any, model_name: str, tokenizer: Any
     ) -> None:
-        """`request`: the object that the input formatter returned, None if it returned a dict or there is none."""
+        """`request` is the object that the input formatter returned, None if it returned a dict or there is none."""
         self._open = set(range(len(opened.prompts)))
         self.media_type = ""
         self._all: list[TokenAnswer] | list[ResponseAnswer]
@@ -53,7 +53,7 @@ class UserAnswers:
         return not self._open
 
     def feed(self, step: Feed) -> bytes:
-        """What the formatter writes for this step of one answer."""
+        """Return what the formatter writes for this step of one answer."""
         if step.finish_reason is not None:
             self._open.discard(step.index)
         return self._all[step.index].feed(step)
@@ -73,7 +73,7 @@ class TokenAnswer:
         self._text: list[str] = []
 
     def feed(self, step: Feed) -> bytes:
-        """Call the formatter until all tokens are read."""
+        """Call the formatter until all tokens are read. Returns what it writes."""
         self._take(step)
         written = []
         while self._sequence.has_next_token():
@@ -188,14 +188,14 @@ def takes_responses(formatter: Callable[..., Any]) -> bool:
 
 
 def format_response(formatter: Callable[..., Any], response: dict[str, Any], request: Any, tokenizer: Any) -> bytes:
-    """What the formatter writes for a response, as a line. It may write nothing."""
+    """Return what the formatter writes for a response, as a line, b"" if it writes nothing."""
     named = accepted(formatter, {"tokenizer": tokenizer, "request": request})
     written = as_bytes(call(formatter, attributes(response), **named))
     return written if not written or written.endswith(b"\n") else written + b"\n"
 
 
 def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> Any:
-    """The request for an output formatter: the input formatter's object, its empty fields filled in.
+    """Return the request for an output formatter: the input formatter's object, with its empty fields filled in.
 
     Without such an object it is a TextInput, with unknown fields of the body as attributes.
     """
@@ -215,7 +215,7 @@ def request_input(request: Any, opened: Open, prompt: str, tokenizer: Any) -> An
 
 
 def as_bytes(written: Any) -> bytes:
-    """Bytes as they are, str in UTF-8, anything else as JSON."""
+    """Return bytes as they are, str in UTF-8, and any other value as JSON."""
     if written is None:
         return b""
     if isinstance(written, bytes | bytearray | memoryview):

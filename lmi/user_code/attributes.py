@@ -1,4 +1,4 @@
-"""A JSON object whose keys are attributes too, so that user code reads a response as it would an engine's object."""
+"""A JSON object whose keys are attributes too, so that user code reads a response like an engine's object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Attributes(dict[str, Any]):
         self.pop(name)
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
-        """The object as plain dicts. pydantic's models have this method."""
+        """Return the object as plain dicts. pydantic's models have this method."""
         return json.loads(self.model_dump_json())  # type: ignore[no-any-return]
 
     def model_dump_json(self, **_: Any) -> str:
@@ -30,7 +30,7 @@ class Attributes(dict[str, Any]):
 
 
 def attributes(value: Any) -> Any:
-    """The value with an Attributes for each dict in it."""
+    """Return the value with an Attributes for each dict in it."""
     if isinstance(value, dict):
         return Attributes({name: attributes(item) for name, item in value.items()})
     return [attributes(item) for item in value] if isinstance(value, list) else value

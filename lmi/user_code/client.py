@@ -29,7 +29,7 @@ from lmi.user_code.messages import (
 
 
 class Call:
-    """One call. What comes back is taken in order. Always `close` it."""
+    """One call. Its messages are taken in order. Always `close` it."""
 
     def __init__(self, connection: WorkerConnection, call_id: int) -> None:
         self.id = call_id
@@ -37,11 +37,11 @@ class Call:
         self._inbox: asyncio.Queue[ToFrontEnd | LmiError] = asyncio.Queue()
 
     def send(self, message: ToWorker) -> None:
-        """Raises MalformedRequest if the message does not fit in a frame."""
+        """Send a message. Raises MalformedRequest if it does not fit in a frame."""
         self._connection.send(message)
 
     async def take(self) -> Head | BodyChunk | None:
-        """The next message, None after the last. Raises the LmiError that ended the call."""
+        """Wait for the next message. Returns None after the last. Raises the LmiError that ended the call."""
         item = await self._inbox.get()
         if isinstance(item, LmiError):
             raise item
@@ -64,7 +64,7 @@ class Call:
         return chunk.data
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """Every chunk up to the end of the call."""
+        """Yield every chunk up to the end of the call."""
         while (chunk := await self.take()) is not None:
             assert isinstance(chunk, BodyChunk)
             yield chunk.data

@@ -12,7 +12,7 @@ from lmi.user_code.messages import Work
 
 
 class CodeThread:
-    """Works on one message after the other, and writes into the record how far it is.
+    """Works on one message after the other, and writes its progress into the record.
 
     The supervisor reads the record to find code that never returns (`lmi/supervisor/restarts.py`).
     """
@@ -33,7 +33,7 @@ class CodeThread:
         self._queue.put((job, message))
 
     def beat(self) -> None:
-        """Say in the record that the process lives, and how many messages wait."""
+        """Write into the record that the process is alive, and how many messages wait."""
         self._record.beat_s = time.monotonic()
         self._record.num_waiting = self._queue.qsize()
 

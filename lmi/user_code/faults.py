@@ -1,4 +1,4 @@
-"""Exceptions of user code, as text for people."""
+"""Exceptions of user code, as text for error messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lmi.errors import writable
 
 
 def describe(error: BaseException) -> str:
-    """The last line of the traceback. Bytes in it that are not UTF-8 are replaced, so that it can be sent."""
+    """Return the last line of the traceback. Bytes in it that are not UTF-8 are replaced, so that it can be sent."""
     return writable(traceback.format_exception_only(error)[-1].strip())
 
 
@@ -18,7 +18,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def line_number(error: BaseException, path: str) -> int | None:
-    """The line of the file at `path` that raised, if the traceback knows it."""
+    """Return the line of the file at `path` that raised, None if the traceback does not name one."""
     if isinstance(error, SyntaxError):
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]

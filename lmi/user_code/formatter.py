@@ -1,4 +1,4 @@
-"""The formatters of a response that user code writes: they send it each Delta and return what it wrote."""
+"""Formatters of a response that user code writes. They send it each Delta and yield what it writes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EVENT = b"data: "
 
 
 class OutputFormatter(AsyncFormatter):
-    """The response to one prompt. The content type is the one that the user's output formatter names, if any."""
+    """Writes the response to one prompt. The content type is the one that the process of user code names, if any."""
 
     media_type = ""
     is_verbatim = True
 
     def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
-        """`call`: the one in which the input formatter has run, if there was one."""
+        """`call` is the one in which the input formatter ran, if there is one."""
         parameters = message.fields.get("parameters") or {}
         if parsed.requests[0].num_sequences > 1:
             name = next(name for name in ("n", "best_of") if parameters.get(name) not in (None, 1))
@@ -42,7 +42,7 @@ class OutputFormatter(AsyncFormatter):
                 yield data
 
     async def _written(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[tuple[Delta, bytes]]:
-        """Each Delta with what the code writes for it."""
+        """Yield each Delta with what the code writes for it."""
         with closing(await self._begin()) as call:
             is_first = True
             async for delta in deltas:
@@ -63,7 +63,7 @@ class OutputFormatter(AsyncFormatter):
 
 
 class ListOutputFormatter(OutputFormatter):
-    """The response to a list of prompts: a JSON list of what the code writes for each, a value or else a string.
+    """Writes the response to a list of prompts: a JSON list of what the code writes for each, a JSON value or a string.
 
     A stream has lines like `{"outputs": ["what was written", ""]}`.
     """
@@ -87,7 +87,7 @@ class ListOutputFormatter(OutputFormatter):
 
 
 class ResponseFormatter(AsyncFormatter):
-    """The response of an OpenAI API, each object of it rewritten by the user's output formatter."""
+    """Writes the response of an OpenAI API, each object of which the user's output formatter rewrites."""
 
     is_verbatim = True
 
@@ -107,7 +107,7 @@ class ResponseFormatter(AsyncFormatter):
                 self._call.close()
 
     async def _rewritten(self, line: bytes) -> bytes:
-        """The line as the code writes the object in it. A line without an object stays as it is."""
+        """Return the line with its object rewritten by the code. A line without an object stays as it is."""
         prefix, body = (EVENT, line.removeprefix(EVENT)) if line.startswith(EVENT) else (b"", line)
         if not body.startswith(b"{"):
             return line
@@ -120,7 +120,7 @@ class ResponseFormatter(AsyncFormatter):
 
 
 def open_message(message: Message[Any], parsed: Parsed[Any]) -> Callable[[int], Open]:
-    """The message that opens the answers of a call, by the id of the call."""
+    """Return a function that makes the message to open a call's answers from the call's id."""
     request = parsed.requests[0]
     return lambda call_id: Open(
         call_id,
@@ -151,13 +151,13 @@ def token_fields(tokens: Sequence[Token]) -> list[TokenFields]:
 
 
 def event_lines(written: bytes) -> bytes:
-    """Each line as the data of a server-sent event, unless it is written as one already."""
+    """Return each line as the data of a server-sent event, unless it is already one."""
     lines = written.splitlines()
     return b"".join((line if line.startswith(EVENT) else EVENT + line) + b"\n" for line in lines)
 
 
 def as_json(written: bytes) -> bytes:
-    """What was written if it is JSON, else a JSON string of it."""
+    """Return what was written if it is JSON, else a JSON string of it."""
     try:
         orjson.loads(written)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""One call in the process of user code: its messages are worked on here, in the code thread."""
+"""One call in the process of user code. The code thread works on its messages here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 class Job:
     """One call. `send` may be called from any thread.
 
-    Once the call is dropped or has failed, the messages that are left of it do nothing.
+    After the call is dropped or has failed, its remaining messages have no effect.
     """
 
     def __init__(self, call_id: int, user_code: UserCode, send: Callable[[ToFrontEnd], None]) -> None:
@@ -49,11 +49,11 @@ class Job:
         self._room.release()  # wakes the thread if it waits for room
 
     def add_room(self) -> None:
-        """The front end took one chunk."""
+        """Note that the front end took one chunk."""
         self._room.release()
 
     def work_on(self, message: Work) -> None:
-        """Run the code for one message. Whatever the code raises, SystemExit too, fails only this call."""
+        """Run the code for one message. An exception in it, even SystemExit, fails only this call."""
         if self._is_over.is_set():
             return
         try:
@@ -65,7 +65,7 @@ class Job:
             self._send(Failed(self._id, describe(error), is_out_of_memory(error)))
 
     def _is_last(self, message: Work) -> bool:
-        """Send what the code makes of the message. Returns whether the call ends with it."""
+        """Send what the code makes of the message. Returns whether the call ends with this message."""
         match message:
             case Handle():
                 self._handle(message)
@@ -99,6 +99,6 @@ class Job:
 
 
 def _parts(chunk: bytes) -> Iterator[bytes]:
-    """The chunk in parts that a message can carry; an empty chunk is one empty part."""
+    """Yield the chunk in parts that fit into a message. An empty chunk is one empty part."""
     for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):
         yield chunk[start : start + MAX_CHUNK_BYTES]

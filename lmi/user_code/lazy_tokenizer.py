@@ -1,6 +1,6 @@
 """The model's tokenizer for user code, loaded when the code first uses it.
 
-Most formatters take one and never look at it, and transformers takes seconds to import and brings torch with it.
+Most formatters take a tokenizer and do not use it, and transformers takes seconds to import and imports torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class LazyTokenizer:
-    """Stands in for transformers' tokenizer of a model folder. The first use raises what loading it raises."""
+    """Replaces transformers' tokenizer of a model folder. The first use raises the exceptions of loading it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

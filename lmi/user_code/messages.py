@@ -4,9 +4,9 @@ A call is a request to `handle`, or a request with formatters: its body goes thr
 through the output formatter. Both run in one call, so that the second finds the object that the first made. The front
 end chooses the id of a call, unique on the connection.
 
-`handle` has a window: the worker sends at most WINDOW pieces more than the front end has taken (`Taken`), so a slow
+`handle` has a window: the worker sends at most WINDOW chunks more than the front end has taken (`Taken`), so a slow
 client slows the code that writes for it. A call ends with `End` or `Failed`, or with `Drop` from the front end.
-Messages are typed structs in msgpack; anything else closes the connection.
+Messages are typed structs in msgpack. Any other bytes close the connection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-WINDOW = 32  # pieces of one call that are sent and not taken yet
+WINDOW = 32  # chunks of one call that are sent and not taken yet
 MAX_CHUNK_BYTES = 1 << 20
 
 TokenFields = tuple[int, str, float | None, bool]  # id, text, log_prob, is_special
@@ -39,7 +39,7 @@ class ReadInput(msgspec.Struct, frozen=True, tag="read_input", array_like=True):
 class Open(msgspec.Struct, frozen=True, tag="open", array_like=True):
     """Begin the answers, one for each prompt. A Head comes back, then one BodyChunk for each Feed.
 
-    `fields`: the request's body without the prompt. `details` and `return_full_text`: with defaults applied.
+    `fields` is the request's body without the prompt. `details` and `return_full_text` have their defaults applied.
     """
 
     call_id: int
@@ -89,9 +89,9 @@ class Drop(msgspec.Struct, frozen=True, tag="drop", array_like=True):
 class Head(msgspec.Struct, frozen=True, tag="head", array_like=True):
     call_id: int
     status: int
-    media_type: str  # "": the code names none
+    media_type: str  # "" if the code names none
     headers: dict[str, str]
-    is_streaming: bool  # send the pieces on as they come
+    is_streaming: bool  # send the chunks on as they arrive
 
 
 class BodyChunk(msgspec.Struct, frozen=True, tag="chunk", array_like=True):
@@ -125,7 +125,7 @@ def encode(message: ToWorker | ToFrontEnd) -> bytes:
 
 
 def decode_to_worker(frame: bytes) -> ToWorker:
-    """Raises msgspec.DecodeError or ValidationError for anything else."""
+    """Decode a message. Raises msgspec.DecodeError or ValidationError for any other bytes."""
     return _to_worker.decode(frame)
 
 

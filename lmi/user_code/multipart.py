@@ -12,7 +12,7 @@ def is_multipart(content_type: str | None) -> bool:
 
 
 def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
-    """Name and bytes of each part, files too, in order. Raises ValueError for a malformed body."""
+    """Return the name and bytes of each part, including files, in order. Raises ValueError for a malformed body."""
     boundary = _message("content-type: " + content_type).get_boundary()
     if not boundary:
         raise ValueError("the content type of a multipart body must name its boundary")
@@ -25,7 +25,7 @@ def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
 
 
 def _without_padding(pieces: list[bytes]) -> Iterator[bytes]:
-    """The pieces without the rest of the boundary's line, which may hold blanks only."""
+    """Yield the pieces without the rest of the boundary's line, which may hold only blanks."""
     for piece in pieces:
         padding, line_end, part = piece.partition(b"\r\n")
         if not line_end or padding.strip(b" \t"):

@@ -1,4 +1,4 @@
-"""What a handler returned, as the head and the pieces of an HTTP response."""
+"""Turns the result of a handler into the head and the pieces of an HTTP response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITHOUT_BODY = (204, 205, 304)
 
 
 class ResponseHead(NamedTuple):
-    """Status line and headers. `media_type` "": the handler names none."""
+    """Status and headers. `media_type` is "" if the handler names none."""
 
     status: int
     media_type: str
@@ -28,7 +28,7 @@ class ResponseHead(NamedTuple):
 
 
 def read_results(result: Any) -> Generator[object]:
-    """What a handler returned, or each thing that its asynchronous generator yields; finalized once it was used."""
+    """Yield a handler's result, or each item of its asynchronous generator. An item is finalized after it was used."""
     items = synchronous(result) if hasattr(result, "__aiter__") else (item for item in (result,) if item is not None)
     with closing(items):
         for item in items:
@@ -41,7 +41,7 @@ def read_results(result: Any) -> Generator[object]:
 
 
 def check_output(result: object, handler_name: str) -> Output:
-    """Raises TypeError for what is not an Output."""
+    """Return the result if it is an Output. Raises TypeError if it is not."""
     from djl_python import Output
 
     if not isinstance(result, Output):
@@ -50,7 +50,7 @@ def check_output(result: object, handler_name: str) -> Output:
 
 
 def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
-    """Raises ValueError for what HTTP cannot carry."""
+    """Return the head of an Output's response. Raises ValueError for values that HTTP cannot carry."""
     headers = {str(name): str(value) for name, value in output.properties.items()}
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
     media_type = given or output.media_type or ""
@@ -63,7 +63,7 @@ def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
 
 
 def read_pieces(output: Output) -> Iterator[bytes]:
-    """The body, piece by piece if it is a stream."""
+    """Yield the body, piece by piece if it is a stream."""
     if _status(output.code) in WITHOUT_BODY:
         return
     if output.stream_content is None:
@@ -90,7 +90,7 @@ def _status(code: Any) -> int:
 
 
 def _check_header(name: str, value: str) -> None:
-    """Source: RFC 9110, sections 5.1 and 5.5."""
+    """Raise ValueError for a name or value that HTTP does not allow. Source: RFC 9110, sections 5.1 and 5.5."""
     if not HEADER_NAME.fullmatch(name):
         raise ValueError(f"an Output's property must have a header's name, given {name!r}")
     if not HEADER_VALUE.fullmatch(value):

@@ -1,8 +1,8 @@
 """User code: `handle` and formatters, in a file as djl-serving runs it.
 
-Finds the functions in the file, gives them the objects that they expect and reads what they return. Knows nothing of
-sockets or HTTP, and passes on whatever the code raises. Source: the reference's public documentation of handlers and
-formatters.
+UserCode finds the functions in the file, gives them the objects that they expect and reads what they return. It knows
+nothing of sockets or HTTP, and passes on the code's exceptions. Source: the reference's public documentation of
+handlers and formatters.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from lmi.user_code.signatures import accepted, call, first_annotation, first_nam
 if TYPE_CHECKING:
     from djl_python import Input, Output
 
-COMPAT = Path(__file__).parent / "compat"  # holds djl_python and nothing else
+COMPAT = Path(__file__).parent / "compat"  # holds only djl_python
 UNUSED_MARKS = dict.fromkeys(("is_init_handler", "is_prediction_handler"), "it is for scikit-learn and XGBoost")
 
 log = logging.getLogger(__name__)
 
 
 class UserCode:
-    """The functions of one file. Raises what the file raises, and LookupError for a function that is missing.
+    """The functions of one file. Raises the file's exceptions, and LookupError for a function that is missing.
 
-    `folder` has the model's tokenizer, `name` is what clients call the model.
+    `folder` has the model's tokenizer. `name` is the model's name for clients.
     """
 
     def __init__(self, config: UserCodeConfig, *, folder: str = ".", name: str = "model") -> None:
@@ -57,10 +57,10 @@ class UserCode:
         self._name = name
 
     def begin(self) -> None:
-        """Call the handler without content, so that it loads what it needs. It is given the options.
+        """Call the handler without content and with the options, so that it loads what it needs.
 
-        Beside a service of the reference (`entryPoint=djl_python....`) what it raises is only logged, since the
-        reference hides it too.
+        If `entryPoint` names a service of the reference (`djl_python....`), its exceptions are only logged, because the
+        reference hides them too.
         """
         if self._handle is None:
             return
@@ -78,7 +78,7 @@ class UserCode:
     def handle(
         self, properties: Mapping[str, str], query: Mapping[str, str], body: bytes
     ) -> Iterator[tuple[ResponseHead, Iterator[bytes]]]:
-        """The response to one request: its head, and its pieces as they are made. Leaving the block ends the code."""
+        """Yield the response's head, and its pieces as they are made. Leaving the block closes the generators."""
         assert self._handle is not None
         result = call(self._handle, _input(properties, body, query))
         with closing(read_results(result)) as results:
@@ -92,9 +92,9 @@ class UserCode:
                 yield head, pieces
 
     def read_input(self, properties: Mapping[str, str], body: bytes) -> tuple[Any, bytes]:
-        """What the input formatter makes of a body: the object that it returned, and the JSON of the request.
+        """Return the object that the input formatter returned for a body, and the JSON of the request.
 
-        The object is None if the formatter returned a dict, the request itself.
+        The object is None if the formatter returned a dict, which is then the request.
         """
         assert self._input_formatter is not None
         argument = self._formatter_argument(_input(properties, body))
@@ -110,7 +110,7 @@ class UserCode:
         return request, json.dumps(_request_fields(request)).encode()
 
     def _formatter_argument(self, given: Input) -> Any:
-        """The Input, or the decoded body for an input formatter that asks for it."""
+        """Return the Input, or the decoded body for an input formatter that asks for it."""
         from djl_python.encode_decode import decode
 
         formatter = self._input_formatter
@@ -119,12 +119,12 @@ class UserCode:
         return decode(given, given.get_property("content-type")) if wants_dict else given
 
     def answers(self, opened: Open, request: Any) -> UserAnswers:
-        """The answers to one body. `request`: the object that `read_input` returned."""
+        """Return the answers to one body. `request` is the object that `read_input` returned."""
         assert self._output_formatter is not None
         return UserAnswers(self._output_formatter, opened, request, self._name, self._tokenizer)
 
     def respond(self, body: bytes, request: Any) -> bytes:
-        """A response of another API through the output formatter. It stays as it is if the formatter reads tokens."""
+        """Rewrite a response of another API. It stays as it is if the output formatter reads tokens."""
         assert self._output_formatter is not None
         if not takes_responses(self._output_formatter):
             return body
@@ -157,14 +157,14 @@ def _named(module: ModuleType, name: str) -> Callable[..., Any]:
 
 
 def _find(module: ModuleType, name: str | None, mark: str) -> Callable[..., Any] | None:
-    """The function of that name; without a name the one that a decorator of djl_python marked, if any."""
+    """Return the function of that name. Without a name it is the one that a decorator of djl_python marked, if any."""
     if name is not None:
         return _named(module, name)
     return next((value for value in vars(module).values() if callable(value) and hasattr(value, mark)), None)
 
 
 def _input(properties: Mapping[str, str], body: bytes, query: Mapping[str, str] | None = None) -> Input:
-    """The body under `data`, or each part of a multipart body under its name, and each name of the query."""
+    """Make an Input: the body under `data`, or each part of a multipart body under its name, and the query's names."""
     from djl_python import Input
     from djl_python.pair_list import PairList
 
@@ -180,7 +180,7 @@ def _all_pieces(first: Output, others: Iterator[Output]) -> Generator[bytes]:
 
 
 def _request_fields(request: Any) -> dict[str, Any]:
-    """A RequestInput as a body of the LMI schema."""
+    """Return a RequestInput as a body of the LMI schema."""
     parameters = dict(request.parameters if request.server_parameters is None else request.server_parameters)
     fields = {"inputs": getattr(request, "input_text", None), "stream": parameters.pop("stream", None)}
     if callable(parameters.get("output_formatter")):

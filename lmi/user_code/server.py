@@ -1,4 +1,4 @@
-"""The worker's end of the user code socket: messages of front ends become jobs of the code thread."""
+"""The worker's end of the user code socket. It turns messages of front ends into jobs of the code thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of user functions, and calling them, asynchronous or not."""
+"""Reads the parameters of user functions, and calls the functions, asynchronous or not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _runner = asyncio.Runner()  # one event loop for all calls: locks and clients th
 
 
 def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """The result of the function, awaited if it is awaitable."""
+    """Return the result of the function, awaited if it is awaitable."""
     result = function(*args, **named)
     return _runner.run(_awaited(result)) if inspect.isawaitable(result) else result
 
 
 def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
-    """The items of an asynchronous iterator. Closing the generator closes the iterator."""
+    """Yield the items of an asynchronous iterator. Closing the generator closes the iterator."""
     iterator = aiter(items)
     try:
         while True:
@@ -31,13 +31,13 @@ def synchronous(items: AsyncIterable[Any]) -> Generator[Any]:
 
 
 def num_required(function: Callable[..., Any]) -> int:
-    """The number of positional parameters without a default."""
+    """Return the number of positional parameters without a default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in kinds and p.default is p.empty for p in _parameters(function))
 
 
 def first_annotation(function: Callable[..., Any]) -> str:
-    """The last name of the first parameter's annotation, `Input` for `inputs.Input`; "" if there is none."""
+    """Return the last name of the first parameter's annotation (`Input` for `inputs.Input`), "" if there is none."""
     for parameter in _parameters(function)[:1]:
         if parameter.annotation is not parameter.empty:
             annotation = parameter.annotation
@@ -51,7 +51,7 @@ def first_name(function: Callable[..., Any]) -> str | None:
 
 
 def accepted(function: Callable[..., Any], named: dict[str, Any]) -> dict[str, Any]:
-    """The named arguments that the function takes besides its first parameter."""
+    """Return the named arguments that the function takes besides its first parameter."""
     parameters = _parameters(function)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     first = {parameter.name for parameter in parameters[:1]}

@@ -111,7 +111,7 @@ def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
 
 
 def _report(runtime: Runtime, slot: int, seconds: float) -> None:
-    """What the supervisor shows people."""
+    """Write the load report that the supervisor shows."""
     write_report(runtime.engine_report(slot), LoadReport(engine="model.py", stages_s={"load": seconds}))
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     code = run(parser.parse_args().slot)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of the code must not hold up the end
+    os._exit(code)  # threads of the code must not delay the end
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def create_non_stream_output(
     error: str | None = None,
     code: int | None = None,
 ) -> Output:
-    """A whole answer, JSON. `properties` become headers; an `error` is the answer instead, `code` its status (424)."""
+    """Make a whole answer, JSON. `properties` become headers. An `error` replaces it; `code` is its status (424)."""
     output = _output(data, JSON, True, error, code)
     for name, value in (properties or {}).items():
         output.add_property(name, value)
@@ -28,7 +28,7 @@ def create_non_stream_output(
 def create_stream_chunk_output(
     data: str | Mapping[str, Any], last_chunk: bool, error: str | None = None, code: int | None = None
 ) -> Output:
-    """One line of a streamed answer."""
+    """Make one line of a streamed answer."""
     return _output(data, JSONLINES, last_chunk, error, code)
 
 
@@ -38,10 +38,10 @@ async def handle_streaming_response(
     accumulate_chunks: bool = False,
     **named: Any,
 ) -> AsyncIterator[Output]:
-    """An Output for each chunk, until the formatter says that one is the last.
+    """Yield an Output for each chunk, until the formatter reports that one is the last.
 
-    The formatter is called with the chunk and returns what to send and whether it is the last; with
-    `accumulate_chunks` it is given a `history` too and returns that as the third. What it raises ends the answer.
+    The formatter gets the chunk, and returns the data to send and whether it is the last. With `accumulate_chunks` it
+    also gets a `history` and returns it as the third value. An exception in it ends the answer.
     """
     history: list[Any] = []
     async for chunk in response:

@@ -9,7 +9,7 @@ from djl_python.outputs import Output
 
 
 def decode(inputs: Input, content_type: str | None = None, key: str | int | None = None) -> Any:
-    """The value of a JSON body, which is the default. Any other body is `{"inputs": ...}`, plain text in a list."""
+    """Return the value of a JSON body (the default). Any other body becomes `{"inputs": ...}`, plain text in a list."""
     kind = (content_type or "application/json").lower()
     if "application/json" in kind:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}
@@ -25,7 +25,7 @@ def decode(inputs: Input, content_type: str | None = None, key: str | int | None
 
 
 def encode(outputs: Output, prediction: Any, accept: str | None = None, key: str | None = None) -> None:
-    """Add a prediction in the form that `accept` asks for: npz, npy, else JSON."""
+    """Add a prediction to the outputs in the form that `accept` asks for: npz, npy, else JSON."""
     wanted = (accept or "").lower()
     if "tensor/npz" in wanted:
         outputs.add_as_npz(prediction if isinstance(prediction, list) else [prediction], key)

@@ -21,6 +21,6 @@ def init_handler(function: F) -> F:
 
 
 def prediction_handler(function: F) -> F:
-    """Mark a function that asks a model of scikit-learn or XGBoost, which are not served here."""
+    """Mark a function that runs a model of scikit-learn or XGBoost, which are not served here."""
     function.is_prediction_handler = True  # type: ignore[attr-defined]
     return function

@@ -28,7 +28,7 @@ class Input:
         return self.properties
 
     def get_property(self, key: str, default: Any = None) -> Any:
-        """The key may have any case, like HTTP headers."""
+        """Return a property. The key may have any case, like HTTP headers."""
         lowered = key.lower()
         return next((value for name, value in self.properties.items() if name.lower() == lowered), default)
 
@@ -54,7 +54,7 @@ class Input:
         return 1
 
     def get_batches(self) -> list[Input]:
-        """A batch is always one request here, also at the first call, without content."""
+        """Return the only request. A batch is always one request here, even in the first call, without content."""
         return [self]
 
     def get_as_bytes(self, key: str | int | None = None) -> bytes | None:
@@ -79,7 +79,7 @@ class Input:
             return list(arrays.values())
 
     def get_as_numpy(self, key: str | int | None = None) -> list[Any]:
-        """The arrays of an npz or npy body."""
+        """Return the arrays of an npz or npy body."""
         import numpy
 
         data = self.get_as_bytes(key) or b""

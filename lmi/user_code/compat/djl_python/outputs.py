@@ -13,7 +13,7 @@ JSON, JSONLINES = "application/json", "application/jsonlines"
 
 
 def _default_stream_output_formatter(item: Any) -> bytes:
-    """One line for each item of a stream."""
+    """Return one line for each item of a stream."""
     return (json.dumps({"outputs": item}) + "\n").encode()
 
 
@@ -56,7 +56,7 @@ class Output:
 
     @staticmethod
     def binary_encode(data: Mapping[str, Any]) -> Record:
-        """A piece of an asynchronous answer for `add`: its `data`, `last`, and an `error` with its `code`."""
+        """Make a piece of an asynchronous answer for `add` from `data`, `last`, and an `error` with its `code`."""
         text = str(data.get("data") or "")
         if data.get("error"):
             text = json.dumps({"error": str(data["error"]), "code": int(data.get("code") or 424)}) + "\n"
@@ -72,7 +72,7 @@ class Output:
         return self.add_as_json({"code": code, "message": message, "error": error})
 
     def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        """Add bytes as they are, str in UTF-8, anything else as JSON."""
+        """Add bytes as they are, str in UTF-8, and any other value as JSON."""
         if isinstance(value, Record):
             self.code, self.is_last = value.code or self.code, value.is_last
         if isinstance(value, bytes | bytearray | memoryview):
@@ -115,7 +115,7 @@ class Output:
         return self
 
     def finalize(self, function: Callable[..., Any], *args: Any) -> Output:
-        """Call `function` once the answer was sent."""
+        """Call `function` after the answer was sent."""
         self.finalizer = lambda: function(*args)
         return self
 

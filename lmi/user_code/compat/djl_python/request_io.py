@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Token:
-    """`text` is what this token added to the answer."""
+    """One token. `text` is the text that it added to the answer."""
 
     id: int | list[int]
     text: str
@@ -43,7 +43,7 @@ class Sequence:
         return self._next < len(self.tokens)
 
     def get_next_token(self) -> tuple[Token | None, bool, bool]:
-        """The next token that was not read yet, whether it is the answer's first, and whether it is its last."""
+        """Return the next token, and whether it is the answer's first and its last."""
         if not self.has_next_token():
             return None, False, self.finish_reason is not None
         token, is_first = self.tokens[self._next], self._next == 0
@@ -57,7 +57,7 @@ class Sequence:
         return self._next < len(self.top_tokens)
 
     def get_next_top_tokens(self) -> list[Token]:
-        """The top tokens at the position of the token that was read last."""
+        """Return the top tokens at the position of the token that was read last."""
         at = self._next - 1
         return self.top_tokens[at] if 0 <= at < len(self.top_tokens) else []
 
@@ -94,7 +94,7 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """`sequences` by index; `prompt_tokens_details` is set if the request asked for the prompt's tokens."""
+    """The answer so far. `sequences` is by index. `prompt_tokens_details` is set if the request asked for it."""
 
     sequences: dict[int, Sequence] = field(default_factory=dict)
     best_sequence_index: int = 0

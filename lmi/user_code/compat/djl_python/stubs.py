@@ -1,7 +1,7 @@
 """Stubs for modules of the reference that lmi replaces: its services around engines.
 
-Files import them and often use nothing from them. So any name can be imported, and a class can be instantiated and
-inherited from. Using it, or calling a function, raises NotHere with one sentence that says what is missing.
+Files import these modules and often use nothing from them. So any name can be imported, and a class can be instantiated
+and inherited from. Using it, or calling a function, raises NotHere with one sentence that says what is missing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Uses(type):
 
 
 class Stub(metaclass=_Uses):
-    """Stands in for a class or function of the reference."""
+    """Replaces a class or function of the reference."""
 
     sentence = ""  # the message of NotHere
 
