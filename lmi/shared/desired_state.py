@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -91,8 +91,7 @@ class Folder(Generic[T]):
     def version(self) -> Version:
         """Return a value that differs after every change of the folder."""
         with suppress(FileNotFoundError), os.scandir(self._path) as files:
-            stats = [(file.name, file.stat()) for file in files if file.name.endswith(".json")]
-            return frozenset((name, stat.st_ino, stat.st_mtime_ns) for name, stat in stats)
+            return frozenset(_versions(file for file in files if file.name.endswith(".json")))
         return frozenset()
 
     def _file(self, name: str) -> Path:
@@ -126,6 +125,13 @@ class Folder(Generic[T]):
         with open(self._path / "lock", "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _versions(files: Iterable[os.DirEntry[str]]) -> Iterator[tuple[str, int, int]]:
+    for file in files:
+        with suppress(FileNotFoundError):  # removed since the folder was listed
+            stat = file.stat()
+            yield file.name, stat.st_ino, stat.st_mtime_ns
 
 
 def key(name: str) -> str:

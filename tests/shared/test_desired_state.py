@@ -33,6 +33,13 @@ def test_what_one_process_writes_another_reads(tmp_path: Path) -> None:
     assert other.entries() == []
 
 
+def test_a_file_that_is_removed_while_the_folder_is_read_hides_no_other(tmp_path: Path) -> None:
+    read = folder(tmp_path)
+    assert read.add(entry("formal"))
+    (tmp_path / "adapters" / "gone.json").symlink_to("gone")  # listed, but not there
+    assert read.entries() == [entry("formal")]
+
+
 def test_a_name_is_taken_once_however_many_ask(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         taken = list(threads.map(lambda n: folder(tmp_path).add(entry("formal", path=f"/{n}")), range(32)))
