@@ -72,10 +72,10 @@ def divided_cores(config: Config, environ: Mapping[str, str]) -> Cores | None:
     """Return the cores of each process, or None if all processes share all cores.
 
     An engine with several ranks is not bound, because its library binds the ranks. No engine is bound if the operator
-    arranges the threads with OMP_NUM_THREADS.
+    arranges the threads with OMP_NUM_THREADS, in the environment or in option.env.
     """
     engine = config.engine
-    is_arranged = "OMP_NUM_THREADS" in environ and engine.num_threads is None
+    is_arranged = "OMP_NUM_THREADS" in {**environ, **engine.environ} and engine.num_threads is None
     if not engine.bind_cores or engine.device_ids or config.is_user_code or _num_local_ranks(engine) > 1 or is_arranged:
         return None
     num_threads = num_engine_threads(engine, config.model.path)

@@ -114,6 +114,7 @@ def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_e
         EngineConfig(num_threads=1, bind_cores=False),
         EngineConfig(num_threads=1, device_ids=("0",)),
         EngineConfig(num_threads=1, tensor_parallel_degree=2),
+        EngineConfig(environ={"OMP_NUM_THREADS": "2"}),
     ):
         assert divided_cores(config(engine), {}) is None
     assert divided_cores(config(EngineConfig()), {"OMP_NUM_THREADS": "1"}) is None
