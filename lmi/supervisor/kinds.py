@@ -32,8 +32,8 @@ FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable
 def children(
     runtime: Runtime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
 ) -> list[Child]:
-    """Return the children of one server. `cores` are the cores that engines and front ends are bound to."""
-    code = user_code(runtime)
+    """Return the children of one server. `cores` are the cores that its processes are bound to."""
+    code = user_code(runtime, cores)
     model = code if runtime.config.is_user_code else engine(runtime, cores)
     return [
         Child(front_end(runtime, block, listener, app, cores)),
@@ -59,14 +59,14 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     )
 
 
-def user_code(runtime: Runtime) -> ChildKind:
-    config = runtime.config
+def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
+    config, kept = runtime.config, variable(cores.others) if cores else {}
     return _worker(
         config,
         title="code {slot}",
         module="lmi.user_code.worker",
         output_logger="model.py",
-        environ=lambda slot: environment.of_user_code(config, _environ(runtime), slot),
+        environ=lambda slot: environment.of_user_code(config, _environ(runtime), slot) | kept,
         hang=lambda record, *times: code_hang(record, config, *times),
     )
 

@@ -23,6 +23,7 @@ from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
 from lmi.shared import processes
+from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import EngineRecord, Phase
@@ -107,6 +108,7 @@ def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
     if code.handler is not None:
         _report(runtime, slot, time.monotonic() - started_s)
     record.stage = ""
+    keep_to_cores()
     asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
 
 

@@ -1,0 +1,45 @@
+"""What a row of the supervisor's table gives its process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from lmi.runtime import Runtime
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.shared.cores import Cores
+from lmi.shared.state import Phase
+from lmi.supervisor import kinds
+
+FORMATTER = "def write(output):\n    return b''\n"
+
+
+def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "model.py").write_text(FORMATTER)
+    code = UserCodeConfig(path=str(tmp_path / "model.py"), output_formatter="write")
+    model = ModelConfig(path=str(tmp_path), name="m")
+    runtime = Runtime.create(
+        Config(server=ServerConfig(log_format="json"), model=model, engine=EngineConfig(), user_code=code)
+    )
+    block, core = runtime.attach(), max(os.sched_getaffinity(0))
+    with socket.socket() as listener:
+        *_, formatter = kinds.children(runtime, block, listener, "app", Cores(((0,),), (core,)))
+    formatter.start(time.monotonic())
+    assert formatter.pid is not None and formatter.record is not None
+    try:
+        deadline_s = time.monotonic() + 30
+        while formatter.record.phase != Phase.READY and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert formatter.record.phase == Phase.READY, formatter.record.reason
+        assert os.sched_getaffinity(formatter.pid) == {core}
+    finally:
+        os.kill(formatter.pid, 9)
+        os.waitpid(formatter.pid, 0)
+        if formatter.output is not None:
+            formatter.output.close()
+        runtime.remove()
