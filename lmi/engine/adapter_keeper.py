@@ -29,13 +29,17 @@ class AdapterKeeper:
         self._folder = folder if executor.capabilities.lora else None
         self._has_changed = has_changed
         self._lock = asyncio.Lock()  # one change at a time
-        self._version: Version = frozenset()
+        self._version: Version | None = frozenset()  # of the folder, as it was last read; None: look again
         self._loaded: dict[str, tuple[str, bool]] = {}  # path and is_pinned by name, of adapters loaded here
 
     async def change(self, message: LoadAdapter | UnloadAdapter) -> None:
-        """Load or unload an adapter. Raises the errors of the executor."""
+        """Load or unload an adapter. An adapter whose entry is removed while it loads is unloaded again.
+
+        Raises the errors of the executor.
+        """
         async with self._lock:
             if isinstance(message, LoadAdapter):
+                self._version = None
                 await self._load(message.name, message.path, message.is_pinned)
             else:
                 await self._unload(message.name)

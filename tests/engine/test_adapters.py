@@ -198,8 +198,11 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
         async with server.front_end() as engines:
             registry = AdapterRegistry(engines, server.runtime.adapters())
             path = write_adapter(tmp_path / "formal", shift=5)
-            await engines.open[1].load_adapter("formal", str(write_adapter(tmp_path / "other", 7)), False)
+            other, folder = str(write_adapter(tmp_path / "other", 7)), server.runtime.adapters()
+            assert folder.add(Adapter(name="formal", path=other, state=State.PENDING))
+            await engines.open[1].load_adapter("formal", other, False)
             await engines.open[1].unload_adapter("formal")
+            assert folder.remove("formal")
             (path / "adapter_config.json").write_text("{}")
             with pytest.raises(ModelUnusable, match="Foreign cannot load this adapter: 'shift'"):
                 await registry.load("formal", str(path))
@@ -212,6 +215,7 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             assert engines.adapters == ("static",) and registry.entries() == []
 
             path = write_adapter(tmp_path / "good", shift=5)
+            assert folder.add(Adapter(name="pinned", path=str(path), state=State.PENDING))
             await engines.open[0].load_adapter("pinned", str(path), True)  # so that only the second has room
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
                 await registry.load("formal", str(path), pinned=True)
@@ -240,6 +244,19 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
                 await asyncio.wait_for(call, TIMEOUT_S)
             assert engines.open[1].info is not None and engines.open[1].info.adapters == ("static",)
             assert registry.entries() == []
+
+    run(test)
+
+
+def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            folder, path = server.runtime.adapters(), str(write_adapter(tmp_path / "formal", shift=5))
+            for connection in engines.open.values():
+                await connection.load_adapter("formal", path, False)  # no entry: its front end has left
+            assert folder.entries() == []
+            await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
 
     run(test)
 
