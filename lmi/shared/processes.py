@@ -141,8 +141,14 @@ def _redirect_output(fd: int) -> int:
 
 
 def log_fd() -> int:
-    """Return the descriptor that this process logs to. Call it once at the start, because it removes the variable."""
-    return int(os.environ.pop(LOG_FD_NAME, STDERR))
+    """Return the descriptor that this process logs to.
+
+    Call it once at the start: programs that this process starts inherit neither the variable nor the descriptor.
+    """
+    fd = int(os.environ.pop(LOG_FD_NAME, STDERR))
+    if fd != STDERR:
+        os.set_inheritable(fd, False)
+    return fd
 
 
 def print_lines_at_once() -> None:

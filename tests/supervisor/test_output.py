@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from lmi.shared import log
+from lmi.shared import log, processes
 from lmi.supervisor.output import BURST_LINES, LAST_LINES, MAX_LINE_BYTES, PIPE_BYTES, Allowance, ChildOutput, level_of
+
+ROOT = Path(__file__).parents[2]
 
 
 class Tally:
@@ -100,6 +105,26 @@ def test_an_output_is_over_when_nobody_can_write_to_it(output: ChildOutput) -> N
     assert not output.is_open
     output.read_last()
     output.close()
+
+
+NAMES_ITS_LOG = """
+import os
+from lmi.shared import processes
+fd = processes.log_fd()
+print(fd > 2, os.get_inheritable(fd), processes.LOG_FD_NAME in os.environ)
+"""
+
+
+def test_programs_that_a_child_starts_do_not_have_its_log(
+    output: ChildOutput, caplog: pytest.LogCaptureFixture
+) -> None:
+    environ = {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", NAMES_ITS_LOG]
+    pid = processes.spawn(command, environ, death_signal=signal.SIGKILL, output_fd=output.writer)
+    output.belongs_to(pid)
+    os.waitpid(pid, 0)
+    output.read_last()
+    assert caplog.messages == ["True False False"]
 
 
 def test_an_allowance_grows_with_time_up_to_its_burst() -> None:
