@@ -71,6 +71,7 @@ class ChildOutput:
         self._rest = b""
         self._drop(len(lines[:-LAST_LINES]))
         self._say(lines[-LAST_LINES:])
+        self._say_dropped()
 
     def close(self) -> None:
         if self.is_open:
@@ -96,12 +97,15 @@ class ChildOutput:
 
     def _say(self, lines: Iterable[bytes]) -> None:
         for line in filter(None, lines):
-            if self._num_dropped:
-                self._log.warning("%d lines were dropped here: too many at once", self._num_dropped, extra=self._source)
-                self._num_dropped = 0
+            self._say_dropped()
             cut = "…" if len(line) > MAX_LINE_BYTES else ""
             text = line[:MAX_LINE_BYTES].decode("utf-8", "backslashreplace").rstrip() + cut
             self._log.log(level_of(text), "%s", text, extra=self._source)
+
+    def _say_dropped(self) -> None:
+        if self._num_dropped:
+            self._log.warning("%d lines were dropped here: too many at once", self._num_dropped, extra=self._source)
+            self._num_dropped = 0
 
     def _drop(self, num_lines: int) -> None:
         self._num_dropped += num_lines

@@ -79,6 +79,15 @@ def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
     assert f"{tally.num_log_lines_dropped} lines were dropped here" in first
 
 
+def test_a_child_that_ends_after_too_many_lines_has_its_loss_in_the_log(
+    output: ChildOutput, caplog: pytest.LogCaptureFixture, tally: Tally
+) -> None:
+    os.write(output.writer, b"x\n" * (BURST_LINES + 9))
+    output.read()
+    output.read_last()
+    assert caplog.messages[-1] == "9 lines were dropped here: too many at once" and tally.num_log_lines_dropped == 9
+
+
 def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutput, tally: Tally) -> None:
     with pytest.raises(BlockingIOError):
         while True:
