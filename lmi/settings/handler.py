@@ -85,7 +85,7 @@ def _record(entry: EntryPoint) -> Handler:
         return Handler(load=entry.value)
     try:
         handler = entry.load()
-    except (ImportError, AttributeError):  # the engine's process, which imports it too, says why
+    except Exception:  # the engine's process, which imports it too, says why
         return Handler(load=entry.value)
     if not isinstance(handler, Handler):
         raise BadConfiguration(f"entry point {entry.name}: {entry.value} is not a Handler")

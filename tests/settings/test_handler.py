@@ -89,6 +89,14 @@ def test_a_record_that_cannot_be_imported_stops_only_those_who_ask_for_its_engin
         load_function("fox")
 
 
+def test_a_record_that_raises_stops_nobody_else(folder: Path, announce: Path) -> None:
+    announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
+    (announce.parents[1] / "fox_engine" / "about.py").write_text("def HANDLER(")
+    assert resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
+    with pytest.raises(SyntaxError):
+        load_function("fox")
+
+
 def test_something_else_under_the_name_of_a_record_is_refused(announce: Path) -> None:
     announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
     (announce.parents[1] / "fox_engine" / "about.py").write_text("HANDLER = print")
