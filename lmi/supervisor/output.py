@@ -21,7 +21,7 @@ from lmi.shared.log import add_dropped
 
 PIPE_BYTES = 1 << 20  # also the limit of one read
 MAX_LINE_BYTES = 4096
-BURST_LINES, LINES_PER_S = 500, 50.0
+BURST_LINES, LINES_PER_S = 5000, 1000.0
 CALM_S = 0.1
 LAST_LINES = 100  # of a dead process, which are always logged
 GLOG = re.compile(r"\[?([IWEF])\d{4,8} ")  # glog, and torch in brackets
