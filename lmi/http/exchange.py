@@ -140,7 +140,7 @@ class Exchange:
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data})
 
-    async def answer(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
         """Send a whole response with its length."""
         await self.start(status, media_type, [("content-length", str(len(body))), *headers])
         await self.end(body)

@@ -159,4 +159,4 @@ async def refuse(exchange: Exchange, service: Service, status: int, message: str
     rendered = api.render_status(status, message, api.default_format(model))
     body = api.whole(rendered.media_type, rendered.body)
     headers = [("allow", allow)] if allow else []
-    await exchange.answer(rendered.status, rendered.media_type, body, headers)
+    await exchange.send_whole(rendered.status, rendered.media_type, body, headers)

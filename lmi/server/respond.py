@@ -24,7 +24,7 @@ from lmi.shared.state import FrontEndRecord
 from lmi.types import AnswerFormat, Delta
 
 
-async def answer(
+async def serve_request(
     exchange: Exchange,
     service: Service,
     api: AnyApi,
@@ -58,7 +58,7 @@ class Inference:
             with self._service.admitted(parsed.num_sequences):
                 formatter, parsed = self._formatters.choose(self._api, message, parsed)
                 await self._exchange.run_while_there(
-                    respond(self._exchange, self._service, self._api, parsed, formatter)
+                    stream_answer(self._exchange, self._service, self._api, parsed, formatter)
                 )
         except ClientGone:
             raise
@@ -94,10 +94,10 @@ class Inference:
         rendered = api.render_error(error, self._format or api.default_format(self._model), accepted=False)
         exchange.error_label = error.label
         body = api.whole(rendered.media_type, rendered.body)
-        await exchange.answer(rendered.status, rendered.media_type, body, rendered.headers.items())
+        await exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())
 
 
-async def respond(
+async def stream_answer(
     exchange: Exchange,
     service: Service,
     api: AnyApi,
@@ -125,7 +125,7 @@ async def respond(
         await exchange.end()
     else:
         body = body if formatter.is_verbatim else api.whole(formatter.media_type, body)
-        await exchange.answer(200, formatter.media_type, body)
+        await exchange.send_whole(200, formatter.media_type, body)
 
 
 async def write(exchange: Exchange, formatter: AsyncFormatter, records: AsyncIterator[bytes]) -> bytes:

@@ -30,11 +30,11 @@ POLICY = _policy(PAGE)
 
 
 async def openapi(exchange: Exchange, service: Service) -> None:
-    await exchange.answer(200, "application/json", orjson.dumps(document(service.config)))
+    await exchange.send_whole(200, "application/json", orjson.dumps(document(service.config)))
 
 
 async def docs(exchange: Exchange, service: Service) -> None:
-    await exchange.answer(200, "text/html; charset=utf-8", PAGE, [("content-security-policy", POLICY)])
+    await exchange.send_whole(200, "text/html; charset=utf-8", PAGE, [("content-security-policy", POLICY)])
 
 
 ROUTES = [("/openapi.json", ["GET"], openapi), ("/docs", ["GET"], docs)]

@@ -15,11 +15,11 @@ from lmi.shared.state import Phase
 async def ping(exchange: Exchange, service: Service) -> None:
     """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body says why."""
     status, body = health(service)
-    await exchange.answer(status, "application/json", orjson.dumps(body))
+    await exchange.send_whole(status, "application/json", orjson.dumps(body))
 
 
 async def scrape(exchange: Exchange, service: Service) -> None:
-    await exchange.answer(200, metrics.MEDIA_TYPE, metrics.render(service.block, service.config))
+    await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(service.block, service.config))
 
 
 def health(service: Service) -> tuple[int, dict[str, object]]:

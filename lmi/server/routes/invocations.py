@@ -18,7 +18,7 @@ import msgspec
 from lmi.apis import BY_FIELD, BY_ROUTE, DYNAMIC_BATCH, LMI, AnyApi
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
-from lmi.server.respond import answer
+from lmi.server.respond import serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
@@ -44,11 +44,11 @@ class _Body(msgspec.Struct):
 async def invocations(exchange: Exchange, service: Service) -> None:
     route = attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), "route")
     if route is not None:
-        await answer(exchange, service, api_of_route(route))
+        await serve_request(exchange, service, api_of_route(route))
     else:
         accept = exchange.headers.get("accept", "")
         usual = api_of_inputs(service.config.model).for_accept(accept)
-        await answer(exchange, service, usual, choose=partial(api_of_body, usual=usual, accept=accept))
+        await serve_request(exchange, service, usual, choose=partial(api_of_body, usual=usual, accept=accept))
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:

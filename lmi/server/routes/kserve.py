@@ -43,7 +43,7 @@ async def _tell_health(exchange: Exchange, service: Service, fine: tuple[int, ..
     """Answer an empty 200, which clients compare with, else `/ping`'s status and state."""
     status, state = health(service)
     if status in fine:
-        await exchange.answer(200, "text/plain", b"")
+        await exchange.send_whole(200, "text/plain", b"")
     else:
         await _tell(exchange, {"error": f"not ready: {state['status']}"}, status)
 
@@ -104,7 +104,7 @@ async def not_served(exchange: Exchange, service: Service) -> None:
 
 
 async def _tell(exchange: Exchange, body: object, status: int = 200) -> None:
-    await exchange.answer(status, "application/json", orjson.dumps(body))
+    await exchange.send_whole(status, "application/json", orjson.dumps(body))
 
 
 ROUTES = [

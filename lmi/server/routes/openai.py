@@ -10,23 +10,23 @@ import orjson
 from lmi.apis import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.errors import UnknownModel
 from lmi.http.exchange import Exchange
-from lmi.server.respond import answer
+from lmi.server.respond import serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
 
 async def chat(exchange: Exchange, service: Service) -> None:
-    await answer(exchange, service, OPENAI_CHAT)
+    await serve_request(exchange, service, OPENAI_CHAT)
 
 
 async def completions(exchange: Exchange, service: Service) -> None:
-    await answer(exchange, service, OPENAI_COMPLETIONS)
+    await serve_request(exchange, service, OPENAI_COMPLETIONS)
 
 
 async def models(exchange: Exchange, service: Service) -> None:
     model = service.config.model
     cards = [card(model, name) for name in (model.name, *model.aliases)]
-    await exchange.answer(200, "application/json", orjson.dumps({"object": "list", "data": cards}))
+    await exchange.send_whole(200, "application/json", orjson.dumps({"object": "list", "data": cards}))
 
 
 async def model(exchange: Exchange, service: Service) -> None:
@@ -37,9 +37,9 @@ async def model(exchange: Exchange, service: Service) -> None:
         exchange.error_label = error.label
         usual = OPENAI_CHAT.default_format(service.config.model)
         rendered = OPENAI_CHAT.render_error(error, usual, accepted=False)
-        await exchange.answer(rendered.status, rendered.media_type, rendered.body)
+        await exchange.send_whole(rendered.status, rendered.media_type, rendered.body)
         return
-    await exchange.answer(200, "application/json", orjson.dumps(card(service.config.model, name)))
+    await exchange.send_whole(200, "application/json", orjson.dumps(card(service.config.model, name)))
 
 
 def card(model: ModelConfig, name: str) -> dict[str, Any]:

@@ -9,22 +9,22 @@ from lmi.apis import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import MAX_STOP_SEQUENCES
 from lmi.schemas.parameters import MAX_SEQUENCES
-from lmi.server.respond import answer
+from lmi.server.respond import serve_request
 from lmi.server.routes import health
 from lmi.server.service import Service
 
 
 async def compatible(exchange: Exchange, service: Service) -> None:
     """Answer `/` with a list, or with a stream if the body asks for one."""
-    await answer(exchange, service, TGI)
+    await serve_request(exchange, service, TGI)
 
 
 async def generate(exchange: Exchange, service: Service) -> None:
-    await answer(exchange, service, TGI_GENERATE)
+    await serve_request(exchange, service, TGI_GENERATE)
 
 
 async def generate_stream(exchange: Exchange, service: Service) -> None:
-    await answer(exchange, service, TGI_STREAM)
+    await serve_request(exchange, service, TGI_STREAM)
 
 
 async def info(exchange: Exchange, service: Service) -> None:
@@ -48,16 +48,16 @@ async def info(exchange: Exchange, service: Service) -> None:
         "sha": None,
         "docker_label": None,
     }
-    await exchange.answer(200, "application/json", orjson.dumps(fields))
+    await exchange.send_whole(200, "application/json", orjson.dumps(fields))
 
 
 async def check_health(exchange: Exchange, service: Service) -> None:
     """Answer 200 without a body if an engine can serve, else 503."""
     status, _ = health.health(service)
     if status < 300:
-        await exchange.answer(200, "text/plain", b"")
+        await exchange.send_whole(200, "text/plain", b"")
     else:
-        await exchange.answer(503, "application/json", b'{"error":"unhealthy","error_type":"healthcheck"}')
+        await exchange.send_whole(503, "application/json", b'{"error":"unhealthy","error_type":"healthcheck"}')
 
 
 ROUTES = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lmi.apis import TRITON, TRITON_STREAM
 from lmi.errors import UnknownModel
 from lmi.http.exchange import Exchange
-from lmi.server.respond import answer
+from lmi.server.respond import serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
@@ -23,11 +23,11 @@ def named_model(exchange: Exchange, service: Service) -> ModelConfig:
 
 
 async def generate(exchange: Exchange, service: Service) -> None:
-    await answer(exchange, service, TRITON, named_model(exchange, service))
+    await serve_request(exchange, service, TRITON, named_model(exchange, service))
 
 
 async def generate_stream(exchange: Exchange, service: Service) -> None:
-    await answer(exchange, service, TRITON_STREAM, named_model(exchange, service))
+    await serve_request(exchange, service, TRITON_STREAM, named_model(exchange, service))
 
 
 ROUTES = [

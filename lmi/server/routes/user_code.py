@@ -66,7 +66,7 @@ async def send_response(exchange: Exchange, call: Call) -> None:
             await send_stream(exchange, head, chunks)
         else:
             body = b"".join([chunk async for chunk in chunks])
-            await exchange.answer(head.status, head.media_type, body, head.headers.items())
+            await exchange.send_whole(head.status, head.media_type, body, head.headers.items())
 
 
 async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[bytes]) -> None:
@@ -82,7 +82,7 @@ async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[byt
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
     """Answer with the LMI API's status and headers for this error."""
     rendered = LMI.render_error(error, LMI.default_format(service.config.model), accepted=False)
-    await exchange.answer(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
+    await exchange.send_whole(rendered.status, JSON, error_body(error, rendered.status), rendered.headers.items())
 
 
 def error_body(error: LmiError, code: int) -> bytes:
