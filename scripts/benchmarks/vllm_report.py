@@ -28,7 +28,7 @@ from scripts.benchmarks.vllm_servers import (
     LMI,
     LOG_PROBS,
     MOST,
-    OWN_DOOR,
+    OWN_API,
     REST,
     RUST,
     STREAMED,
@@ -49,7 +49,7 @@ GOALS: list[Goal] = [
     ("tokens_log_probs_ratio", "same, 64 streams, both with log-probs", ">=", 1.0),
     ("tokens_rust_ratio_64", "same, 64 streams / vLLM's Rust front end", ">=", 1.05),
     ("bare_share", "same, 64 streams / the bare engine in one process on one thread", ">=", 0.85),
-    ("own_door_share", "same, 64 streams, lmi at `/invocations` / lmi at `/v1/completions`", ">=", 0.9),
+    ("own_api_share", "same, 64 streams, lmi at `/invocations` / lmi at `/v1/completions`", ">=", 0.9),
     ("first_p50_ratio_64", "time to first token, 64 streams, p50 / `vllm serve`", "<=", 0.7),
     ("first_p99_ratio_64", "same, p99", "<=", 1.0),
     ("front_cpu_ratio", "front-end CPU a streamed token, 64 streams / API process of `vllm serve`", "<=", 0.33),
@@ -118,7 +118,7 @@ def ratios(records: dict[str, Record]) -> dict[str, float]:
     speeds = ours.median(with_log_probs, tokens_per_s), theirs.median(with_log_probs, tokens_per_s)
     pairs["tokens_log_probs_ratio"] = speeds
     pairs["bare_share"] = ours.median(most, tokens_per_s), records[BARE].median(most, tokens_per_s)
-    pairs["own_door_share"] = ours.median((OWN_DOOR, MOST), tokens_per_s), ours.median(most, tokens_per_s)
+    pairs["own_api_share"] = ours.median((OWN_API, MOST), tokens_per_s), ours.median(most, tokens_per_s)
     pairs["first_start_ratio"] = ours.starts_s[0], theirs.starts_s[0]
     pairs["start_ratio"] = middle(ours.starts_s[1:]), middle(theirs.starts_s[1:])
     pairs["front_memory_ratio"] = ours.memory(FRONT), theirs.memory(FRONT)
@@ -140,7 +140,7 @@ def streams_table(records: dict[str, Record]) -> str:
     ]
     for num_streams in ASKS:
         for key, record in records.items():
-            for kind, where in ((STREAMED, ""), (OWN_DOOR, " at `/invocations`")):
+            for kind, where in ((STREAMED, ""), (OWN_API, " at `/invocations`")):
                 if (kind, num_streams) in record.rounds:
                     cells = stream_cells(record, (kind, num_streams), has_times=key != BARE)
                     lines.append(f"| {num_streams} | {record.name}{where} | {' | '.join(cells)} |")
@@ -189,7 +189,7 @@ def conditions(records: dict[str, Record], has_realtime: bool) -> str:
         f"{vllm_model.WORDS_EACH} words, {vllm_servers.NUM_TOKENS} new tokens, greedy, the same "
         "requests to `/v1/completions` of each server. Every server as it is by default; only the KV cache of vLLM's "
         "own has a size (VLLM_CPU_KVCACHE_SPACE), since by default it takes nine tenths of memory. The row of "
-        "`/invocations` is lmi at its own door, where each line of a stream carries a log-prob. The bare engine has "
+        "`/invocations` is lmi at its own API, where each line of a stream carries a log-prob. The bare engine has "
         "the one thread that lmi's engine chooses here for a small model. One server at a time, in turns. "
         f"{client} Medians of {num_rounds} rounds; {num_left_out} more were left out, because others used more than "
         f"{vllm_servers.MAX_FOREIGN:g} of a core meanwhile.{rust}"

@@ -29,12 +29,12 @@ from scripts.benchmarks.servers import Server
 NUM_TOKENS = 64
 ASKS = {1: 10, 8: 6, 32: 4, 64: 3}  # streams -> requests of each in a round
 MOST = max(ASKS)
-STREAMED, WHOLE, LOG_PROBS, OWN_DOOR = "streamed", "whole", "log-probs", "own door"
+STREAMED, WHOLE, LOG_PROBS, OWN_API = "streamed", "whole", "log-probs", "own API"
 CASES = {
     STREAMED: tuple(ASKS),  # at /v1/completions, as are the next two
     WHOLE: tuple(ASKS),
     LOG_PROBS: (MOST,),
-    OWN_DOOR: tuple(ASKS),  # at /invocations, whose every line carries a log-prob
+    OWN_API: tuple(ASKS),  # at /invocations, whose every line carries a log-prob
 }
 NUM_LOG_PROBS = 5
 MAX_FOREIGN = 0.25  # cores
@@ -108,7 +108,7 @@ def completions() -> dict[str, Asking]:
     return {kind: Asking("/v1/completions", partial(completion, **more), chunk) for kind, more in wanted.items()}
 
 
-def own_door(prompt: str) -> dict[str, object]:
+def own_api(prompt: str) -> dict[str, object]:
     parameters = {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}
     return {"inputs": prompt, "stream": True, "parameters": parameters}
 
@@ -129,7 +129,7 @@ def lmi_peer(engine: str) -> Peer:
     return Peer(
         name="lmi" if engine == "vllm" else f"lmi ({engine})",
         start=lambda model, caches: servers.lmi(properties, model, ENVIRON | kept_in(caches)),
-        askings=completions() | {OWN_DOOR: Asking("/invocations", own_door, line)},
+        askings=completions() | {OWN_API: Asking("/invocations", own_api, line)},
         counter="lmi_generated_tokens_total",
     )
 
