@@ -76,7 +76,7 @@ def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
 def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRecord) -> None:
     record.phase = Phase.READY
     child = Child(ENGINE, 0, record)
-    script = "import signal, time; signal.signal(signal.SIGUSR2, lambda *_: print('stacks', flush=True))"
+    script = "import os, signal, time; signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b'stacks\\n'))"
     script += "; print('up', flush=True); [time.sleep(0.01) for _ in range(6000)]"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
