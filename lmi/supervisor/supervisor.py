@@ -3,8 +3,8 @@
 It is the container's main process and stays small so that it never fails. It has no threads and no event loop, only one
 loop over signals, deaths and the clock. It binds the port first and passes it on, so the port stays open when a front
 end dies. Engines are never children of the front end. The supervisor reads the state of an engine from the shared
-block. `child.py` has its children, `kinds.py` their kinds, `restarts.py` the rules of restarts and hangs, and
-`banner.py` the messages for people.
+blocks. `child.py` has its children, `kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of
+restarts and hangs, and `banner.py` the messages for people.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from lmi.errors import StartError
-from lmi.runtime import Runtime
+from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config
 from lmi.shared import processes
 from lmi.shared.cores import claimed
+from lmi.shared.desired_state import State
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
-from lmi.shared.report import read_report
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import kinds
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
+from lmi.supervisor.model import ModelProcesses
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 
 APP = "lmi.server.app:create_app()"
@@ -52,20 +53,20 @@ class Supervisor:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: ServerRuntime,
         block: Block,
         listener: socket.socket,
         signals: processes.Signals,
-        children: Sequence[Child],
+        front_end: Child,
+        model: ModelProcesses,
     ) -> None:
         self._runtime = runtime
         self._config = runtime.config
         self._block = block
         self._listener = listener
         self._signals = signals
-        self._children = children
-        self._front_ends = [child for child in children if child.kind.serves_clients]
-        self._engines = [child for child in children if not child.kind.serves_clients]
+        self._front_end = front_end
+        self._models = [model]
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
@@ -77,6 +78,8 @@ class Supervisor:
         self._block.supervisor.claim()
         count_dropped_in(self._block.supervisor)
         self._enter(Phase.LOADING)
+        for model in self._models:
+            self._runtime.models().add(model.entry(State.PENDING))
         try:
             while self._exit_code is None:
                 self._tick()
@@ -84,8 +87,17 @@ class Supervisor:
             self._stop_all()
             clear_bar()
         if self._failure is not None:
-            say_failed(self._failure, self._config.server.log_format)
+            say_failed(self._failure, self._config.log_format)
         return self._exit_code
+
+    @property
+    def _children(self) -> list[Child]:
+        return [self._front_end, *self._workers]
+
+    @property
+    def _workers(self) -> list[Child]:
+        """The children that are no front ends."""
+        return [child for model in self._models for child in model.children]
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -125,7 +137,7 @@ class Supervisor:
     def _on_signal(self, signum: signal.Signals) -> None:
         is_hangup = signum == signal.SIGHUP and sys.stderr.isatty()
         if signum == signal.SIGTERM and not self._is_ending:
-            log.info("SIGTERM: no new requests, open ones have %g s", self._config.server.drain_timeout_s)
+            log.info("SIGTERM: no new requests, open ones have %g s", self._config.drain_timeout_s)
             self._enter(Phase.DRAINING, "the server was told to stop")
         elif signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) or is_hangup:
             log.info("%s: stopping now", signum.name)
@@ -151,14 +163,12 @@ class Supervisor:
         """Print the banner once, when the server can give its first answer."""
         if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
             return
-        if not all(record.phase == Phase.READY for record in self._block.formatters):
-            return
-        for slot, record in enumerate(self._block.engines):
-            if record.phase == Phase.READY:
+        for model in self._models:
+            if model.is_ready:
                 self._enter(Phase.READY)
-                report = read_report(self._runtime.engine_report(slot))
-                say_ready(self._config, self._listener.getsockname()[1], report, time.monotonic() - self._started_s)
-                return
+                self._runtime.models().replace(model.entry(State.READY))
+                after_s = time.monotonic() - self._started_s
+                say_ready(model.config, self._listener.getsockname()[1], model.report(), after_s)
 
     def _notify(self, now: float) -> None:
         """End a failed server once `/ping` has reported the failure for long enough."""
@@ -168,15 +178,15 @@ class Supervisor:
 
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
-        timeout_s, since_s = self._config.server.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
-        is_serving = any(child.record is not None and child.record.phase == Phase.READY for child in self._engines)
+        timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
+        is_serving = any(model.has_ready_process for model in self._models)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._listener.close()
-            _send(self._front_ends, signal.SIGTERM)
+            self._front_end.send(signal.SIGTERM)
         if not self._is_listening and (not is_serving or not self._has_front_ends()):
-            _send(self._engines, signal.SIGTERM)
+            _send(self._workers, signal.SIGTERM)
         if since_s >= timeout_s + DRAIN_CUT_S:
-            _send(self._front_ends, signal.SIGKILL)
+            self._front_end.send(signal.SIGKILL)
         if not any(child.pid for child in self._children) or since_s >= timeout_s + DRAIN_END_S:
             self._exit_code = 0
 
@@ -187,15 +197,15 @@ class Supervisor:
     def _has_front_ends(self) -> bool:
         """Return whether the master runs, or workers of a master that died."""
         workers = [record.pid for record in self._block.frontends if record.pid]
-        return any(child.pid for child in self._front_ends) or any(map(processes.is_alive, workers))
+        return self._front_end.pid is not None or any(map(processes.is_alive, workers))
 
     def _stop_all(self) -> None:
         """Stop all children. At its end no child is left that can be killed, and clients have got their errors."""
         self._listener.close()
-        self._stop(self._engines)
-        if any(child.pid for child in self._front_ends):
+        self._stop(self._workers)
+        if self._front_end.pid is not None:
             self._wait_while(lambda: any(record.num_in_flight for record in self._block.frontends))
-        self._stop(self._front_ends)
+        self._stop([self._front_end])
         killed_s = time.monotonic()
         while (pids := processes.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
             for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
@@ -253,21 +263,14 @@ def serve(config: Config, app: str = APP) -> int:
     listener = bind(config.server.host, config.server.port)
     _be_supervisor()
     signals = processes.Signals()
-    runtime = Runtime.create(config)
+    runtime = ServerRuntime.create(config.server)
     try:
-        block = _attach(runtime)
         with claimed(divided_cores(config, os.environ)) as cores:
-            children = kinds.children(runtime, block, listener, app, cores)
-            return Supervisor(runtime, block, listener, signals, children).run()
+            block, model = runtime.attach(), ModelProcesses(runtime.add_model(config), cores)
+            front_end = Child(kinds.front_end(runtime, block, listener, app, cores))
+            return Supervisor(runtime, block, listener, signals, front_end, model).run()
     finally:
         runtime.remove()
-
-
-def _attach(runtime: Runtime) -> Block:
-    try:
-        return runtime.attach()
-    except OSError as error:
-        raise StartError(f"{runtime.path}/state cannot be mapped into memory: {error.strerror}") from error
 
 
 def run(config: Config) -> int:
