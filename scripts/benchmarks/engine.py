@@ -66,7 +66,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
         sampling_config=SamplingConfig(temperature=0.0),
         output_config=OutputConfig(return_log_probs=True),
     )
-    with Executor(runner, EngineConfig()) as executor:  # type: ignore[arg-type]
+    with Executor(runner, EngineConfig()) as executor:
         executor.enqueue_requests([request] * batch)
         num_open = batch
         while num_open:
