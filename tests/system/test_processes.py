@@ -115,7 +115,7 @@ def test_secrets_reach_the_engine_and_no_front_end(container: Make) -> None:
         assert b"canary" not in environ and b"TOKENIZERS_PARALLELISM" in environ
     engine = Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
     assert b"hf_canary" in engine and b"SETTING=canary_of_env\0" in engine
-    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/config.json")  # front ends read this file
+    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/*/config.json")  # front ends read this file
     assert b"canary_of_env" not in settings.read_bytes()
 
 
