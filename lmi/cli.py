@@ -207,6 +207,8 @@ def _serve(folder: str | None, flags: dict[str, str]) -> int:
     server = resolved.config.server
     log.setup("supervisor", server.log_level, server.log_format)
     logger = logging.getLogger("lmi.settings.config")
+    for detail in resolved.details:
+        logger.debug("%s", detail)
     for note in resolved.notes:
         logger.info("%s", note)
     for warning in resolved.warnings:

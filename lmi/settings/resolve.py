@@ -32,7 +32,7 @@ from lmi.settings.other_options import other_options, warn_of_some_engines
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
 from lmi.settings.report import Resolved, settings, shadows
-from lmi.settings.sources import Given, Problems, collect, pick
+from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
 from lmi.settings.values import Values
 
 
@@ -61,7 +61,7 @@ def resolve(
     `flags` holds the texts of the command line by key. If `folder` is None, the demo is served.
     """
     machine, handlers = machine or Machine.here(environ), announced()
-    problems = Problems(warnings=list(properties.warnings))
+    problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
     values = Values(pick(_expand(collect(properties, environ, flags), machine), problems))
     code = choose_code(values, folder, cwd, problems)
     engine = choose_engine(values, code, machine, handlers, problems)
@@ -72,6 +72,7 @@ def resolve(
     values = _choose_forms(values, problems)
     _warn_of_task(values, engine, problems)
     values = _fit_body_memory(values, problems)
+    values = _choose_download_dir(values, environ, cwd)
     warn_of_some_engines(values, engine, handlers, problems)
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
@@ -81,7 +82,7 @@ def resolve(
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
     rows = settings(values)
-    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)))
+    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)), tuple(problems.details))
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
@@ -158,6 +159,14 @@ def _fit_body_memory(values: Values, problems: Problems) -> Values:
         said = values.how_given(key).said
         problems.warnings.append(f"{said}: less than max_request_size, so {largest} bytes count")
     return values.settle(key, largest, "max_request_size")
+
+
+def _choose_download_dir(values: Values, environ: Mapping[str, str], cwd: Path) -> Values:
+    """Make the folder an absolute path. By default it is in the user's cache."""
+    key, cache = "download_dir", environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/tmp'}/.cache"
+    if key not in values:
+        return values.choose(key, str(Path(cache, "lmi", "models").absolute()), "the user's cache")
+    return values.settle(key, str((cwd / values.given(key)).absolute()), "absolute")
 
 
 def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
