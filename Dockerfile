@@ -19,12 +19,11 @@ LABEL org.opencontainers.image.title="lmi" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
 # The image runs as any user, known or not, and with a read-only root filesystem: files that must be written go to /tmp.
-# The bytecode is compiled at build time. A model is a local folder, so no hub is asked.
+# The bytecode is compiled at build time.
 ENV PATH="/opt/lmi/bin:${PATH}" \
     HOME=/tmp \
     XDG_CACHE_HOME=/tmp/cache \
     HF_HOME=/tmp/huggingface \
-    HF_HUB_OFFLINE=1 \
     HF_HUB_DISABLE_TELEMETRY=1 \
     DO_NOT_TRACK=1 \
     PYTHONUNBUFFERED=1 \

@@ -26,12 +26,14 @@ from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import choose_model
-from lmi.settings.model_folder import find_folder
+from lmi.settings.model_folder import find_folder, user_code_folders
 from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.other_options import other_options, warn_of_some_engines
+from lmi.settings.ports import choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
 from lmi.settings.report import Resolved, settings, shadows
+from lmi.settings.requirements import choose_requirements
 from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
 from lmi.settings.values import Values
 
@@ -69,6 +71,7 @@ def resolve(
     gpus = choose_gpus(values, machine, problems)
     values = choose_degree(values, engine, gpus)
     replicas = choose_replicas(values, engine, gpus, problems)
+    replicas = choose_ports(values, engine.handler, replicas, environ, problems)
     values = _choose_forms(values, problems)
     _warn_of_task(values, engine, problems)
     values = _fit_body_memory(values, problems)
@@ -76,9 +79,11 @@ def resolve(
     warn_of_some_engines(values, engine, handlers, problems)
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
+    folders = user_code_folders(values.given("option.model_id"), folder, cwd)
+    requirements = choose_requirements(values, code, folders, problems)
     values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, problems)
     values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
-    config = _config(values, engine, replicas, options, path)
+    config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
     rows = settings(values)
@@ -179,6 +184,7 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
         engine=EngineConfig(
             num_engines=replicas.num_engines,
             device_ids=replicas.device_ids,
+            ports=replicas.ports,
             options=options,
             option_sources=_option_sources(values),
             **values.fields("engine"),
