@@ -66,7 +66,7 @@ def hint(failure: Failure) -> str:
     if found := MISSING_LIBRARY.search(message):
         library = next(filter(None, found.groups()))
         if ".py: " in message:
-            return f"lmi installs no requirements.txt of a model: install {library} where lmi itself is installed"
+            return f"name {library} in a requirements.txt beside the file, or install it where lmi itself is installed"
         extra = extra_with(library)
         return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
     subject = message.partition(": ")[0]
