@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from lmi.settings import secure_mode
 from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import (
@@ -32,6 +33,7 @@ from lmi.settings.other_options import other_options, warn_of_some_engines
 from lmi.settings.ports import choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
+from lmi.settings.remote_code import unrun_code
 from lmi.settings.report import Resolved, settings, shadows
 from lmi.settings.requirements import choose_requirements
 from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
@@ -80,8 +82,11 @@ def resolve(
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
     folders = user_code_folders(values.given("option.model_id"), folder, cwd)
+    secure_mode.check(values, folder, folders, cwd, problems)
     requirements = choose_requirements(values, code, folders, problems)
     values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, problems)
+    if not values.final("option.trust_remote_code") and (line := unrun_code(path)):
+        problems.notes.append(line)
     values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
     config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
     if code is not None:

@@ -24,7 +24,8 @@ HINTS = {
     "port_unavailable": "--host and --port choose another address; a port that is taken belongs to another process",
     "model_unusable": "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), "
     "or a model.py",
-    "security_refused": "the option that the message names switches it on, if you trust the model",
+    "security_refused": "the option that the message names switches it on, if you trust the model; in secure mode its "
+    "controls decide",
     "engine_lost": "the engine's own messages stand further up in this log",
 }
 DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"

@@ -336,6 +336,13 @@ def test_other_variables_of_sagemaker_are_one_line_for_a_log_at_debug(folder: Pa
     assert resolved.warnings == settle(folder).details == ()
 
 
+def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:
+    (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
+    note = f"{folder / 'config.json'}: auto_map names Python code of the checkpoint, which is not run; "
+    assert [line for line in settle(folder).notes if line.startswith(note)]
+    assert not any("auto_map" in line for line in settle(folder, "option.trust_remote_code=true").notes)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "field"),
     [
