@@ -31,6 +31,15 @@ class ServerConfig:
     allow_multi_status: bool = False
     log_level: str = "INFO"
     log_format: str = "auto"  # auto (text on a terminal, else json), text, json
+    safe_port_range: tuple[int, int] | None = None  # first and last port for every listener but the server's own
+    multi_model: bool = False
+    max_models: int = 64
+    model_store: str = "/opt/ml/models"
+    reserved_memory_mb: int = 500
+    secure_mode: bool = False
+    security_controls: tuple[str, ...] = ()
+    untrusted_channels: tuple[str, ...] = ()
+    download_dir: str = ""  # an absolute path, once it is resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,7 @@ class ModelConfig:
 
     path: str
     name: str
+    revision: str | None = None  # of a model from a hub
     aliases: tuple[str, ...] = ()  # further names that requests may use
     adapters: tuple[str, ...] = ()  # names of its LoRA adapters; a front end fills in those that are loaded
     version: str = "1"
@@ -57,6 +67,7 @@ class EngineConfig:
 
     handler: str = "auto"  # the name of a Handler, once it is resolved
     num_engines: int = 1
+    ports: tuple[int, ...] = ()  # TCP ports of all replicas in turn, by Handler.port_variables; (): any free ones
     device_ids: tuple[str, ...] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
     dtype: str = "auto"  # auto, fp32, bf16, fp16
     quantize: str | None = None  # a method, such as int8
@@ -101,11 +112,20 @@ class UserCodeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequirementsConfig:
+    """A requirements.txt of the model, and the folder that what it names is installed in."""
+
+    file: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     server: ServerConfig
     model: ModelConfig
     engine: EngineConfig
     user_code: UserCodeConfig | None = None
+    requirements: RequirementsConfig | None = None  # None: nothing is installed
 
     @property
     def is_user_code(self) -> bool:

@@ -10,7 +10,12 @@ from lmi.settings.options import OPTIONS
 from lmi.settings.values import Values
 
 # The text of an unset option for which a Config has no value.
-UNSET = {"load_on_devices": "*", "predict_timeout": "none", "option.request_stats_max_iterations": "0"}
+UNSET = {
+    "load_on_devices": "*",
+    "predict_timeout": "none",
+    "option.request_stats_max_iterations": "0",
+    "option.install_requirements": "true",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class Resolved:
     settings: tuple[Setting, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()  # for a log at DEBUG
 
 
 def settings(values: Values) -> tuple[Setting, ...]:

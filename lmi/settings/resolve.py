@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from lmi.settings import secure_mode
 from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import (
@@ -26,13 +27,16 @@ from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import choose_model
-from lmi.settings.model_folder import find_folder
+from lmi.settings.model_folder import find_folder, user_code_folders
 from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.other_options import other_options, warn_of_some_engines
+from lmi.settings.ports import choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
+from lmi.settings.remote_code import unrun_code
 from lmi.settings.report import Resolved, settings, shadows
-from lmi.settings.sources import Given, Problems, collect, pick
+from lmi.settings.requirements import choose_requirements
+from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
 from lmi.settings.values import Values
 
 
@@ -61,7 +65,7 @@ def resolve(
     `flags` holds the texts of the command line by key. If `folder` is None, the demo is served.
     """
     machine, handlers = machine or Machine.here(environ), announced()
-    problems = Problems(warnings=list(properties.warnings))
+    problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
     values = Values(pick(_expand(collect(properties, environ, flags), machine), problems))
     code = choose_code(values, folder, cwd, problems)
     engine = choose_engine(values, code, machine, handlers, problems)
@@ -69,19 +73,26 @@ def resolve(
     gpus = choose_gpus(values, machine, problems)
     values = choose_degree(values, engine, gpus)
     replicas = choose_replicas(values, engine, gpus, problems)
+    replicas = choose_ports(values, engine.handler, replicas, environ, problems)
     values = _choose_forms(values, problems)
     _warn_of_task(values, engine, problems)
     values = _fit_body_memory(values, problems)
+    values = _choose_download_dir(values, environ, cwd)
     warn_of_some_engines(values, engine, handlers, problems)
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
+    folders = user_code_folders(values.given("option.model_id"), folder, cwd)
+    secure_mode.check(values, folder, folders, cwd, problems)
+    requirements = choose_requirements(values, code, folders, problems)
     values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, problems)
+    if not values.final("option.trust_remote_code") and (line := unrun_code(path)):
+        problems.notes.append(line)
     values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
-    config = _config(values, engine, replicas, options, path)
+    config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
     rows = settings(values)
-    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)))
+    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)), tuple(problems.details))
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
@@ -160,6 +171,14 @@ def _fit_body_memory(values: Values, problems: Problems) -> Values:
     return values.settle(key, largest, "max_request_size")
 
 
+def _choose_download_dir(values: Values, environ: Mapping[str, str], cwd: Path) -> Values:
+    """Make the folder an absolute path. By default it is in the user's cache."""
+    key, cache = "download_dir", environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/tmp'}/.cache"
+    if key not in values:
+        return values.choose(key, str(Path(cache, "lmi", "models").absolute()), "the user's cache")
+    return values.settle(key, str((cwd / values.given(key)).absolute()), "absolute")
+
+
 def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
@@ -170,6 +189,7 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
         engine=EngineConfig(
             num_engines=replicas.num_engines,
             device_ids=replicas.device_ids,
+            ports=replicas.ports,
             options=options,
             option_sources=_option_sources(values),
             **values.fields("engine"),

@@ -46,7 +46,8 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
     def environ(slot: int) -> dict[str, str]:
         kept = variable(cores.engines[slot]) if cores else {}
-        return _environ(runtime.path) | kept | environment.of_engine(config, os.environ, slot, folder)
+        inherited = environment.of_server(_environ(runtime.path))
+        return inherited | kept | environment.of_engine(config, os.environ, slot, folder)
 
     return _worker(
         config,
@@ -100,9 +101,7 @@ def front_end(
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: (
-            environment.without_secrets(_environ(runtime.path)) | (variable(cores.others) if cores else {})
-        ),
+        environ=lambda slot: environment.of_server(_environ(runtime.path)) | (variable(cores.others) if cores else {}),
         inherited_fds=(fd,),
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,
