@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -90,18 +90,18 @@ def _worker(
 
 
 def front_end(
-    runtime: ServerRuntime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
+    runtime: ServerRuntime, block: Block, listener: socket.socket, app: str, cores: Callable[[], Sequence[int]]
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
 
-    If it dies, its workers finish their requests.
+    If it dies, its workers finish their requests. `cores` are those it is bound to when it starts; none: all.
     """
     fd = listener.fileno()
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: environment.of_server(_environ(runtime.path)) | (variable(cores.others) if cores else {}),
+        environ=lambda slot: environment.of_server(_environ(runtime.path)) | (variable(cores()) if cores() else {}),
         inherited_fds=(fd,),
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,

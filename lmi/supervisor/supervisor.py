@@ -1,10 +1,11 @@
 """The supervisor starts engines, user code and front ends, restarts those that die, and stops all in order.
 
 It is the container's main process and stays small so that it never fails. It has no threads and no event loop, only one
-loop over signals, deaths and the clock. It binds the port first and passes it on, so the port stays open when a front
-end dies. Engines are never children of the front end. The supervisor reads the state of an engine from the shared
-blocks. `child.py` has its children, `kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of
-restarts and hangs, and `banner.py` the messages for people.
+loop over signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
+model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
+of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `child.py` the children,
+`kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of restarts and hangs, and `banner.py` the
+messages for people.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 
 from lmi.errors import StartError
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config
+from lmi.settings.report import Resolved
 from lmi.shared import processes
 from lmi.shared.cores import claimed
 from lmi.shared.desired_state import State
@@ -34,6 +37,7 @@ from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
 from lmi.supervisor.model import ModelProcesses
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
+from lmi.supervisor.stages import Settle, Stage, stages
 
 APP = "lmi.server.app:create_app()"
 TICK_S = 0.2
@@ -57,16 +61,20 @@ class Supervisor:
         block: Block,
         listener: socket.socket,
         signals: processes.Signals,
-        front_end: Child,
-        model: ModelProcesses,
+        steps: Iterator[Stage | Config],
+        app: str,
     ) -> None:
         self._runtime = runtime
         self._config = runtime.config
         self._block = block
         self._listener = listener
         self._signals = signals
-        self._front_end = front_end
-        self._models = [model]
+        self._steps = steps
+        self._stage: Stage | None = None
+        self._models: list[ModelProcesses] = []
+        self._claims = ExitStack()
+        self._cores: Sequence[int] = ()  # of the front ends; none: all
+        self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
@@ -78,13 +86,13 @@ class Supervisor:
         self._block.supervisor.claim()
         count_dropped_in(self._block.supervisor)
         self._enter(Phase.LOADING)
-        for model in self._models:
-            self._runtime.models().add(model.entry(State.PENDING))
         try:
+            self._advance()
             while self._exit_code is None:
                 self._tick()
         finally:
             self._stop_all()
+            self._claims.close()
             clear_bar()
         if self._failure is not None:
             say_failed(self._failure, self._config.log_format)
@@ -97,7 +105,32 @@ class Supervisor:
     @property
     def _workers(self) -> list[Child]:
         """The children that are no front ends."""
-        return [child for model in self._models for child in model.children]
+        stages = [] if self._stage is None else [self._stage.child]
+        return [*stages, *(child for model in self._models for child in model.children)]
+
+    def _advance(self) -> None:
+        """Begin the next stage of the start. After the last one the model's processes start."""
+        try:
+            step = next(self._steps)
+            self._stage = step if isinstance(step, Stage) else None
+            if isinstance(step, Config):
+                self._add_model(step)
+        except StartError as error:
+            self._fail(Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error)))
+
+    def _add_model(self, config: Config) -> None:
+        self._block.supervisor.stage = ""
+        cores = self._claims.enter_context(claimed(divided_cores(config, os.environ)))
+        self._cores = cores.others if cores else ()
+        for pid in self._front_end_pids() if cores else ():
+            processes.bind_threads(self._cores, pid)
+        model = ModelProcesses(self._runtime.add_model(config), cores)
+        self._models.append(model)
+        self._runtime.models().add(model.entry(State.PENDING))
+
+    def _fail(self, failure: Failure) -> None:
+        self._failure = failure
+        self._enter(Phase.FAILED, failure.message)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -123,7 +156,14 @@ class Supervisor:
         else:
             for child in self._children:
                 child.look(now, self._pauses)
+            self._look_at_stage()
             self._announce()
+
+    def _look_at_stage(self) -> None:
+        if self._stage is not None:
+            self._stage.show_in(self._block.supervisor)
+            if self._stage.child.is_done:
+                self._advance()
 
     def _wait(self, timeout_s: float) -> list[signal.Signals]:
         """Wait for signals, deaths and output of the children, and log the output. Returns the signals."""
@@ -148,8 +188,7 @@ class Supervisor:
         if child is None:
             self._release(pid)
         elif failure := child.exited(code, now, is_ending=self._is_ending):
-            self._failure = failure
-            self._enter(Phase.FAILED, failure.message)
+            self._fail(failure)
         elif child.record is not None and not self._is_ending:
             self._block.supervisor.num_engine_restarts += 1
 
@@ -196,8 +235,12 @@ class Supervisor:
 
     def _has_front_ends(self) -> bool:
         """Return whether the master runs, or workers of a master that died."""
-        workers = [record.pid for record in self._block.frontends if record.pid]
-        return self._front_end.pid is not None or any(map(processes.is_alive, workers))
+        return self._front_end.pid is not None or any(map(processes.is_alive, self._front_end_pids()))
+
+    def _front_end_pids(self) -> list[int]:
+        """Return the master, if it runs, and every worker."""
+        master = [] if self._front_end.pid is None else [self._front_end.pid]
+        return [*master, *(record.pid for record in self._block.frontends if record.pid)]
 
     def _stop_all(self) -> None:
         """Stop all children. At its end no child is left that can be killed, and clients have got their errors."""
@@ -254,30 +297,30 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def serve(config: Config, app: str = APP) -> int:
+def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     """Serve until a signal or a failure ends the server. Returns the exit code.
 
-    Raises StartError, before any child starts, for a server that cannot start.
+    `settle` completes settings whose model must be fetched first. Raises StartError, before any child starts, for a
+    server that cannot start.
     """
+    config = resolved.config.server
     _raise_file_limit()
-    listener = bind(config.server.host, config.server.port)
+    listener = bind(config.host, config.port)
     _be_supervisor()
     signals = processes.Signals()
-    runtime = ServerRuntime.create(config.server)
+    runtime = ServerRuntime.create(config)
     try:
-        with claimed(divided_cores(config, os.environ)) as cores:
-            block, model = runtime.attach(), ModelProcesses(runtime.add_model(config), cores)
-            front_end = Child(kinds.front_end(runtime, block, listener, app, cores))
-            return Supervisor(runtime, block, listener, signals, front_end, model).run()
+        steps = stages(resolved, settle, runtime)
+        return Supervisor(runtime, runtime.attach(), listener, signals, steps, app).run()
     finally:
         runtime.remove()
 
 
-def run(config: Config) -> int:
+def run(resolved: Resolved, settle: Settle) -> int:
     """Serve and return the exit code. If the start fails, its reason is printed to stderr."""
     try:
-        return serve(config)
+        return serve(resolved, settle)
     except StartError as error:
         failure = Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
-        say_failed(failure, config.server.log_format)
+        say_failed(failure, resolved.config.server.log_format)
         return error.exit_code

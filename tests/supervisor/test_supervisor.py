@@ -13,6 +13,7 @@ CANNOT_MAP = """
 import errno, sys
 from types import SimpleNamespace
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.report import Resolved
 from lmi.shared.state import Block
 from lmi.supervisor import supervisor
 
@@ -22,7 +23,7 @@ def attach(path, *num_records):
 Block.attach = attach
 server = ServerConfig(host="127.0.0.1", port=0, log_format="json")
 config = Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
-sys.exit(supervisor.run(config))
+sys.exit(supervisor.run(Resolved(config), lambda fetched: Resolved(config)))
 """
 
 
