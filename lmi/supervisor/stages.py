@@ -18,6 +18,7 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config, RequirementsConfig
 from lmi.settings.model_sources import Fetched
 from lmi.settings.report import Resolved
+from lmi.settings.requirements import is_complete
 from lmi.shared.state import SupervisorRecord
 from lmi.sources.progress import FetchReport
 from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchFailure, FetchRequest, FetchResult, read, write
@@ -59,7 +60,7 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
         resolved = settle(_fetched(stage))
         say(resolved)
     wanted = resolved.config.requirements
-    if wanted is not None and not Path(wanted.folder).is_dir():
+    if wanted is not None and not is_complete(wanted):
         yield requirements(wanted, runtime)
     yield resolved.config
 

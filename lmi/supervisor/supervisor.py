@@ -11,6 +11,7 @@ messages for people.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import signal
@@ -30,7 +31,7 @@ from lmi.shared.desired_state import State
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
-from lmi.supervisor import kinds
+from lmi.supervisor import kinds, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
@@ -78,6 +79,7 @@ class Supervisor:
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
+        self._warn_after_s = start_budget.WARN_AFTER_S
         self._failure: Failure | None = None
         self._exit_code: int | None = None  # set when the server ends
 
@@ -158,6 +160,7 @@ class Supervisor:
                 child.look(now, self._pauses)
             self._look_at_stage()
             self._announce()
+            self._warn_of_slow_start(now)
 
     def _look_at_stage(self) -> None:
         if self._stage is not None:
@@ -208,6 +211,20 @@ class Supervisor:
                 self._runtime.models().replace(model.entry(State.READY))
                 after_s = time.monotonic() - self._started_s
                 say_ready(model.config, self._listener.getsockname()[1], model.report(), after_s)
+
+    def _warn_of_slow_start(self, now: float) -> None:
+        """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
+        if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
+            self._warn_after_s = math.inf
+            folder = self._models[0].config.model.path if self._models else ""
+            if start_budget.is_on_sagemaker(os.environ, folder):
+                log.warning("%s", start_budget.slow_start(now - self._started_s, *self._progress()))
+
+    def _progress(self) -> tuple[str, float]:
+        """Return the stage of the start and how much of it is done."""
+        engines = [record for model in self._models for record in model.block.engines]
+        record = engines[0] if engines else self._block.supervisor
+        return record.stage or "start", record.progress
 
     def _notify(self, now: float) -> None:
         """End a failed server once `/ping` has reported the failure for long enough."""
