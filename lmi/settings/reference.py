@@ -25,6 +25,7 @@ TRANSLATED: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": lambda text: str(not WORDS.get(text.lower(), True)).lower(),
     "SAGEMAKER_MAX_PAYLOAD_IN_MB": lambda text: "" if text == "0" else f"{text}m",  # 0: no limit
 }
+AS_WRITTEN = frozenset(("max_payload_in_mb",))  # options that read the variables above without a conversion
 
 # Keys of the reference that have no effect here, because processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
