@@ -9,6 +9,7 @@ The supervisor makes it with mode 0700, and children find it through one environ
     engine-N.json       the report of a loaded engine, for the banner
     front-end-failure   why a front end cannot start
     adapters/H/H.json   an adapter that should be loaded; the H are hashes of the model's name and the adapter's
+    sessions/ID/        an open session, unless option.sessions_path names another folder
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from lmi.errors import StartError
 from lmi.settings.config import Config, dump, load
 from lmi.shared.desired_state import Adapter, Folder, key
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
@@ -80,6 +82,15 @@ class Runtime:
     def adapters(self) -> Folder[Adapter]:
         """Return the folder of the model's adapters that should be loaded."""
         return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
+
+    def sessions(self) -> Sessions | None:
+        """Return the sessions of this server, or None if they are switched off."""
+        server = self.config.server
+        return Sessions(self.sessions_path, server.sessions_expiration_s) if server.enable_sessions else None
+
+    @property
+    def sessions_path(self) -> Path:
+        return Path(self.config.server.sessions_path or self.path / "sessions")
 
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"
