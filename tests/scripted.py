@@ -52,6 +52,7 @@ from lmi.pipeline import Pipeline
 from lmi.server.app import build_app
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
@@ -327,7 +328,10 @@ async def _serve(
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
-    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, user_code))
+    sessions = (
+        Sessions(folder / "sessions", config.server.sessions_expiration_s) if config.server.enable_sessions else None
+    )
+    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, user_code, sessions))
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1

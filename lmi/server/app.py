@@ -20,11 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from lmi.apis import api_at
 from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
-from lmi.http.exchange import Exchange
+from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
-from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton, user_code
+from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
+from lmi.server.sessions import kept_clean
 from lmi.shared.state import Block
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
@@ -40,13 +41,14 @@ PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither
 ROUTES: list[Row] = [
     *health.ROUTES,
     *docs.ROUTES,
+    *batch.ROUTES,
     *invocations.ROUTES,
     *triton.ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
     *openai.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *user_code.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *batch.ROUTES, *user_code.ROUTES]
 
 
 def create_app() -> ASGIApp:
@@ -57,12 +59,12 @@ def create_app() -> ASGIApp:
     record = block.frontends[int(os.environ["LMI_SLOT"])]
     user_code = user_code_workers(runtime, block) if config.user_code is not None else None
     if config.is_user_code:
-        return build_app(Service(config, block, record, user_code=user_code))
+        return build_app(Service(config, block, record, user_code=user_code, sessions=runtime.sessions()))
     engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
     tokenizer = Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    return build_app(Service(config, block, record, engines, pipeline, user_code))
+    return build_app(Service(config, block, record, engines, pipeline, user_code, runtime.sessions()))
 
 
 def user_code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
@@ -76,7 +78,8 @@ def build_app(service: Service) -> ASGIApp:
         for connections in service.connections:
             await connections.start()
         gc.freeze()  # loaded objects stay; without this each full collection would walk through them
-        yield
+        async with kept_clean(service.sessions):
+            yield
         for connections in service.connections:
             await connections.close()
 
@@ -108,7 +111,8 @@ class ErrorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = Exchange(scope, receive, send)
+        make = BufferedExchange if self._service.config.server.buffer_streams else Exchange
+        exchange = make(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.service": self._service})
         if exchange.has_key:
             self._service.report_key()

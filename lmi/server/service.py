@@ -14,6 +14,7 @@ from lmi.http.body import BodyMemory
 from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
 from lmi.settings.config import Config, ModelConfig
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, FrontEndRecord, Phase
 from lmi.types import GenerationRequest
 from lmi.user_code.client import UserCodeWorkers
@@ -31,6 +32,7 @@ class Service:
     engines: Engines | None = None  # engines and pipeline are None if user code answers the requests
     pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
+    sessions: Sessions | None = None  # None: switched off
     body_memory: BodyMemory = field(init=False)
     _has_reported_key: bool = False
     _reported: set[str] = field(default_factory=set)
@@ -57,6 +59,13 @@ class Service:
     def max_in_flight(self) -> int:
         """The most sequences that wait or run, of all front ends together."""
         return self.config.server.job_queue_size + sum(engine.max_num_sequences for engine in self.block.engines)
+
+    @property
+    def num_running_sequences(self) -> int:
+        """The most sequences that run at once in all engines. A process of user code runs one request at once."""
+        if self.config.is_user_code:
+            return len(self.block.engines)
+        return sum(engine.max_num_sequences for engine in self.block.engines)
 
     def check_model(self, name: str, version: str | None = None) -> None:
         """Raise UnknownModel for a name or version that is not served here. The name `model` is always served."""

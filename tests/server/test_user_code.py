@@ -173,7 +173,7 @@ def write(output: TextGenerationOutput):
         dynamic_batch=True,
         enable_streaming=True,
     )
-    assert ask(server, "run ab")[1] == b"ABA"
+    assert ask(server, "run ab")[1] == b"ABA\n"
     response, body = server.post({"inputs": ["run ab", "run cd"], "parameters": {"max_new_tokens": 3}})
     lines = [json.loads(line)["outputs"] for line in body.splitlines()]
     assert response.getheader("content-type") == "application/jsonlines"

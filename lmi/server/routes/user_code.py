@@ -55,7 +55,8 @@ async def call_handler(exchange: Exchange, service: Service, body: bytes) -> Non
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.end(error_body(error, error.status))
+        exchange.note_failure(error.status)
+        await exchange.end(exchange.line_end() + error_body(error, error.status))
 
 
 async def send_response(exchange: Exchange, call: Call) -> None:
@@ -70,13 +71,20 @@ async def send_response(exchange: Exchange, call: Call) -> None:
 
 
 async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[bytes]) -> None:
-    """Send a stream. The response begins with the first chunk, so that an early failure has a real status."""
+    """Send a stream. The response begins with the first chunk, so that an early failure has a real status.
+
+    A stream of text ends with a newline, because client libraries that read lines wait forever for the end of one.
+    """
     chunk = await anext(chunks, None)
     await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
     while chunk is not None:
         await exchange.write(chunk)
         chunk = await anext(chunks, None)
-    await exchange.end()
+    await exchange.end(exchange.line_end() if is_text(head.media_type) else b"")
+
+
+def is_text(media_type: str) -> bool:
+    return media_type.lower().startswith("text/") or "json" in media_type.lower()
 
 
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:
