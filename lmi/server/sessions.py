@@ -138,9 +138,9 @@ async def answer(exchange: Exchange, result: str, headers: list[Header]) -> None
 
 
 @asynccontextmanager
-async def kept_clean(sessions: Sessions | None) -> AsyncIterator[None]:
-    """Remove expired sessions now and then inside the block."""
-    cleaner = None if sessions is None else asyncio.create_task(_clean(sessions))
+async def kept_clean(sessions: Sessions | None, every_s: float = CLEAN_S) -> AsyncIterator[None]:
+    """Remove expired sessions again and again inside the block."""
+    cleaner = None if sessions is None else asyncio.create_task(_clean(sessions, every_s))
     try:
         yield
     finally:
@@ -150,9 +150,9 @@ async def kept_clean(sessions: Sessions | None) -> AsyncIterator[None]:
                 await cleaner
 
 
-async def _clean(sessions: Sessions) -> None:
+async def _clean(sessions: Sessions, every_s: float) -> None:
     while True:
-        await asyncio.sleep(CLEAN_S)
+        await asyncio.sleep(every_s)
         try:
             await asyncio.to_thread(sessions.remove_expired)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
-from lmi.server.sessions import CLOSED_HEADER, HEADER, NEW_HEADER, request_type
+from lmi.server.sessions import CLOSED_HEADER, HEADER, NEW_HEADER, kept_clean, request_type
+from lmi.shared.sessions import Sessions
 from tests.scripted import Host, host, wait_until
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]
@@ -185,3 +187,16 @@ def test_a_session_may_be_closed_while_a_request_runs_in_it(lmi: Host) -> None:
 def test_user_code_that_reads_the_bodies_keeps_its_own_request_types() -> None:
     assert request_type(b'{"requestType": "summarise"}', is_ours=False) is None
     assert request_type(b'{"requestType": "CLOSE"}', is_ours=False) == "CLOSE"
+
+
+def test_expired_sessions_go_while_nobody_opens_one(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path / "sessions", 0.05)
+    sessions.open()
+
+    async def clean() -> None:
+        async with kept_clean(sessions, every_s=0.02):
+            async with asyncio.timeout(10):
+                while list((tmp_path / "sessions").iterdir()):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(clean())
