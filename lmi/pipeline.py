@@ -68,7 +68,7 @@ class Pipeline:
         prompt_ids = submitted.input_token_ids
         open_texts = {index: self._answer_text(request, prompt_ids) for index in range(request.num_sequences)}
         is_prompt_told = False
-        stream = self._engines.submit(submitted)
+        stream = self._engines.submit(submitted, request.session)
         try:
             while open_texts:
                 await stream.arrival()

@@ -17,6 +17,7 @@ The folder of a model, a `Runtime`, holds:
     code-N.sock         the socket of a process of user code
     engine-N.json       the report of a loaded engine, for the banner
     adapters/H/H.json   an adapter that should be loaded; the H are hashes of the model's name and the adapter's
+    sessions/ID/        an open session, unless option.sessions_path names another folder
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import msgspec
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig, dump, load
 from lmi.shared.desired_state import Adapter, Folder, Model, key
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
@@ -152,6 +154,15 @@ class Runtime:
     def adapters(self) -> Folder[Adapter]:
         """Return the folder of the model's adapters that should be loaded."""
         return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
+
+    def sessions(self) -> Sessions | None:
+        """Return the sessions of this server, or None if they are switched off."""
+        server = self.config.server
+        return Sessions(self.sessions_path, server.sessions_expiration_s) if server.enable_sessions else None
+
+    @property
+    def sessions_path(self) -> Path:
+        return Path(self.config.server.sessions_path or self.path / "sessions")
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -54,6 +54,7 @@ from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
@@ -329,8 +330,11 @@ async def _serve(
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
+    sessions = (
+        Sessions(folder / "sessions", config.server.sessions_expiration_s) if config.server.enable_sessions else None
+    )
     models = Models(FrontEnd(config.server, block, block.frontends[0]))
-    models.add(Service(config, block, models.front_end, engines, pipeline, user_code))
+    models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions))
     app = build_app(models, models.running())
     server = uvicorn.Server(
         uvicorn.Config(

@@ -1,13 +1,14 @@
 """The front end's side of the engine sockets.
 
-`Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens and puts
-each Response into the stream of its request. It does not retry a request: when an engine is lost, its requests end with
-`EngineLost`. A stream that is closed before its end cancels its request.
+`Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens, or to
+that of its session, and puts each Response into the stream of its request. It does not retry a request: when an engine
+is lost, its requests end with `EngineLost`. A stream that is closed before its end cancels its request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from itertools import count
@@ -177,11 +178,13 @@ class Engines(Connections[EngineConnection]):
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(EngineConnection, sockets, records)
+        self._engines = records
         self._adapters: tuple[str, ...] = ()
 
-    def submit(self, request: Request) -> ResponseStream:
-        """Send a request to the least loaded engine. Raises Unavailable if no engine is ready."""
-        return self._least_loaded().submit(request)
+    def submit(self, request: Request, session: str | None = None) -> ResponseStream:
+        """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
+        connection = None if session is None else self._of_session(session)
+        return (connection or self._least_loaded()).submit(request)
 
     async def ready(self) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas. Raises Unavailable if no engine is ready."""
@@ -227,11 +230,29 @@ class Engines(Connections[EngineConnection]):
         alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
         return alive or list(ready.values())
 
+    def _of_session(self, session: str) -> EngineConnection | None:
+        """Return the engine that every front end chooses for a session, or None if its queue is full.
+
+        A queue is full if as many requests wait in it as run. While other engines come and go, the choice stays.
+        """
+        ready = self._ready()
+        slots = [slot for slot, connection in self.open.items() if connection in ready]
+        if not slots:
+            return None
+        slot = max(slots, key=lambda slot: rendezvous_weight(session, slot))
+        engine = self._engines[slot]
+        return None if engine.num_waiting >= engine.max_num_sequences > 0 else self.open[slot]
+
     def _least_loaded(self) -> EngineConnection:
         ready = self._ready()
         if not ready:
             raise Unavailable("no engine is ready: " + self.describe())
         return min(ready, key=lambda connection: connection.num_outstanding_tokens)
+
+
+def rendezvous_weight(session: str, slot: int) -> bytes:
+    """Return the weight of an engine for a session, of which the largest counts: rendezvous hashing."""
+    return hashlib.blake2b(f"{session} {slot}".encode(), digest_size=8).digest()
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:

@@ -62,7 +62,11 @@ def examples(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], di
     schemas = document["components"]["schemas"]
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            places = {each["name"]: each["schema"]["enum"][0] for each in operation.get("parameters", [])}
+            places = {
+                each["name"]: each["schema"]["enum"][0]
+                for each in operation.get("parameters", [])
+                if "enum" in each["schema"]
+            }
             body = operation.get("requestBody", {}).get("content", {}).get("application/json")
             for schema in body["schema"].get("anyOf", [body["schema"]]) if body else []:
                 example = json.dumps(schemas[schema["$ref"].rpartition("/")[2]]["examples"][0])
