@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, dump, load
-from lmi.shared.desired_state import Adapter, Folder, key
+from lmi.shared.desired_state import Adapter, Folder, State, key
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
@@ -42,6 +42,7 @@ class Runtime:
         try:
             (runtime.path / "config.json").write_bytes(dump(_without_environ(config)))
             Block.create(runtime.path / "state", *runtime._num_records())
+            runtime._register_adapters()
         except OSError as error:
             runtime.remove()
             raise StartError(f"{runtime.path} (TMPDIR chooses another place): {error.strerror}") from error
@@ -80,6 +81,12 @@ class Runtime:
     def adapters(self) -> Folder[Adapter]:
         """Return the folder of the model's adapters that should be loaded."""
         return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
+
+    def _register_adapters(self) -> None:
+        """Register the adapters beside the model, which every engine loads before it is ready."""
+        folder = self.adapters()
+        for name, path in self.config.model.adapters.items():
+            folder.add(Adapter(name=name, path=path, src=path, is_static=True, state=State.READY))
 
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"

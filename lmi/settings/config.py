@@ -29,6 +29,9 @@ class ServerConfig:
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     allow_multi_status: bool = False
+    management: bool = True  # the routes that change models and adapters
+    max_adapters: int = 128  # registered ones of a model
+    adapter_roots: tuple[str, ...] = ()  # folders below which registered adapters may lie
     log_level: str = "INFO"
     log_format: str = "auto"  # auto (text on a terminal, else json), text, json
 
@@ -40,7 +43,7 @@ class ModelConfig:
     path: str
     name: str
     aliases: tuple[str, ...] = ()  # further names that requests may use
-    adapters: tuple[str, ...] = ()  # names of its LoRA adapters; a front end fills in those that are loaded
+    adapters: dict[str, str] = field(default_factory=dict)  # the folders of the LoRA adapters beside it, by name
     version: str = "1"
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False

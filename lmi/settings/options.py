@@ -19,6 +19,7 @@ from lmi.settings.kinds import (
     DTYPE,
     ENGINE,
     ENTRY_POINT,
+    FOLDERS,
     FORMATTER,
     FUNCTION,
     LENGTH,
@@ -127,6 +128,25 @@ OPTIONS = (
     Option("header_timeout", "server.header_timeout_s", SECONDS, "seconds for a request's head"),
     Option("body_timeout", "server.body_timeout_s", SECONDS, "seconds for a request's body"),
     Option("allow_multi_status", "server.allow_multi_status", BOOLEAN, "/ping may answer 207"),
+    Option(
+        "management",
+        "server.management",
+        BOOLEAN,
+        "routes that change models and adapters; false: they are answered 404",
+    ),
+    Option(
+        "max_adapters",
+        "server.max_adapters",
+        integer(1),
+        "registered adapters of a model; more are answered 507",
+        platform=("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY",),
+    ),
+    Option(
+        "adapter_roots",
+        "server.adapter_roots",
+        FOLDERS,
+        "folders below which the src of an adapter may lie, beside the model's folder and /opt/ml",
+    ),
     Option(
         "log_level",
         "server.log_level",
