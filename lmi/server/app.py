@@ -19,11 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.apis import api_at
 from lmi.engine.client import Engines
+from lmi.engine.registry import AdapterRegistry
 from lmi.errors import ClientGone, LmiError, shorten
 from lmi.http.exchange import Exchange
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
-from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton, user_code
+from lmi.server.routes import adapters, docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
 from lmi.shared.state import Block
 from lmi.text.chat_template import ChatTemplate
@@ -45,8 +46,9 @@ ROUTES: list[Row] = [
     *kserve.ROUTES,
     *tgi.ROUTES,
     *openai.ROUTES,
+    *adapters.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *user_code.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
 
 
 def create_app() -> ASGIApp:
@@ -62,7 +64,8 @@ def create_app() -> ASGIApp:
     tokenizer = Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    return build_app(Service(config, block, record, engines, pipeline, user_code))
+    registry = AdapterRegistry(engines, runtime.adapters(), config.server.max_adapters)
+    return build_app(Service(config, block, record, engines, pipeline, user_code, registry))
 
 
 def user_code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:

@@ -17,6 +17,7 @@ from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import AsyncFormatter
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Message, Parsed
+from lmi.server.adapter_choice import choose_adapter
 from lmi.server.service import Service
 from lmi.server.user_code import UserFormatters
 from lmi.settings.config import ModelConfig
@@ -54,7 +55,7 @@ class Inference:
     async def answer(self, choose: Callable[[bytes], AnyApi] | None) -> None:
         try:
             message = await self._read(choose)
-            parsed = self._parse(message)
+            parsed = await choose_adapter(self._exchange, self._service, self._parse(message))
             with self._service.admitted(parsed.num_sequences):
                 formatter, parsed = self._formatters.choose(self._api, message, parsed)
                 await self._exchange.run_while_there(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmi.engine.client import Engines
+from lmi.engine.registry import AdapterRegistry
 from lmi.errors import InvalidParameter, Overloaded, Unavailable, UnknownModel, shorten
 from lmi.http.body import BodyMemory
 from lmi.ipc.connection import Connections
@@ -31,6 +32,7 @@ class Service:
     engines: Engines | None = None  # engines and pipeline are None if user code answers the requests
     pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
+    adapters: AdapterRegistry | None = None  # None if the model has no engines
     body_memory: BodyMemory = field(init=False)
     _has_reported_key: bool = False
     _reported: set[str] = field(default_factory=set)
@@ -40,9 +42,7 @@ class Service:
 
     @property
     def model(self) -> ModelConfig:
-        """The model with the adapters that are loaded now."""
-        adapters = () if self.engines is None else self.engines.adapters
-        return replace(self.config.model, adapters=adapters) if adapters else self.config.model
+        return self.config.model
 
     @property
     def connections(self) -> list[Connections[Any]]:
