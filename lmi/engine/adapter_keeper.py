@@ -84,6 +84,7 @@ class AdapterKeeper:
         """
         known = self._loaded.get(name)
         if known == settings:
+            self.failed.pop(name, None)
             return
         if known is not None and (known.path != settings.path or known.is_pinned > settings.is_pinned):
             await self._unload(name)

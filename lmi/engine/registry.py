@@ -6,13 +6,14 @@ starts later loads it (`adapter_keeper.py`).
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 import msgspec
 
 from lmi.engine.adapter_keeper import settings_of
 from lmi.engine.client import Engines
-from lmi.errors import LmiError, ModelUnusable, Unavailable, UnknownAdapter
+from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, Unavailable, UnknownAdapter
 from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
 
 
@@ -40,47 +41,55 @@ class AdapterUnusable(LmiError):
 class AdapterRegistry:
     """The adapters of one model, as one front end changes them. The front ends agree through the folder.
 
-    `said` is the name of an adapter in messages for a person.
+    `said` is the name of an adapter in messages for a person. A change that takes longer than `timeout_s` is given up.
     """
 
-    def __init__(self, engines: Engines, folder: Folder[Adapter], max_adapters: int | None = None) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        folder: Folder[Adapter],
+        max_adapters: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         self._engines = engines
         self._folder = folder
         self._max_adapters = max_adapters
+        self._timeout_s = timeout_s
 
     async def register(self, entry: Adapter, said: str = "") -> None:
         """Load an adapter on every engine. If one cannot load it, none has it.
 
         Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason, OutOfMemory if there
-        is no room, Unavailable if no engine is ready or one is lost meanwhile.
+        is no room, Unavailable if no engine is ready or one is lost meanwhile, DeadlineExceeded.
         """
         pending = msgspec.structs.replace(entry, state=State.PENDING)
         if not self._folder.add(pending, self._max_adapters):
             raise NameTaken(f"Adapter {said or entry.name} is registered already")
         try:
-            await self._engines.load_adapter(entry.name, settings_of(entry))
+            await self._load(entry)
         except BaseException as error:
             self._folder.remove(entry.name)
-            if isinstance(error, Exception):
+            if isinstance(error, LmiError) and not isinstance(error, DeadlineExceeded):
                 await self._forget(entry.name)
-            raise _explained(error) from None
+            raise
         self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
 
     async def update(self, entry: Adapter, said: str = "") -> None:
         """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
-        old = self.find(entry.name, said)
+        old = self._changeable(entry.name, said)
+        self._folder.replace(entry)  # first, because the engines follow the folder meanwhile
         try:
-            await self._engines.load_adapter(entry.name, settings_of(entry))
-        except LmiError as error:
-            with suppress(LmiError):
-                await self._engines.load_adapter(entry.name, settings_of(old))
-            raise _explained(error) from None
-        self.find(entry.name, said)  # it may have been unregistered meanwhile
-        self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
+            await self._load(entry)
+        except LmiError:
+            if self._folder.read(entry.name) == entry:
+                self._folder.replace(old)
+                with suppress(LmiError):
+                    await self._load(old)
+            raise
 
     async def unregister(self, name: str, said: str = "") -> None:
         """Unload an adapter from every engine. Requests that run with it finish. Raises NotRegistered."""
-        self.find(name, said)
+        self._changeable(name, said)
         if not self._folder.remove(name):
             raise NotRegistered(f"Adapter {said or name} is not registered")
         await self._forget(name)
@@ -90,19 +99,31 @@ class AdapterRegistry:
         return [entry for entry in self._folder.entries() if entry.state is State.READY]
 
     def find(self, name: str, said: str = "") -> Adapter:
-        """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being registered."""
+        """Return a registered adapter. Raises NotRegistered."""
         entry = self._folder.read(name)
-        if entry is None or is_abandoned(entry):
+        if entry is None or entry.state is State.PENDING:
             raise NotRegistered(f"Adapter {said or name} is not registered")
-        if entry.state is State.PENDING:
-            raise NameTaken(f"Adapter {said or name} is being registered")
         return entry
+
+    def _changeable(self, name: str, said: str) -> Adapter:
+        """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being registered now."""
+        entry = self._folder.read(name)
+        if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
+            raise NameTaken(f"Adapter {said or name} is being registered")
+        return self.find(name, said)
+
+    async def _load(self, entry: Adapter) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._engines.load_adapter(entry.name, settings_of(entry))
+        except ModelUnusable as error:
+            raise AdapterUnusable(str(error)) from None
+        except TimeoutError:
+            reason = f"the adapter was not loaded within model_loading_timeout ({self._timeout_s:g} s)"
+            raise DeadlineExceeded(reason) from None
 
     async def _forget(self, name: str) -> None:
         """Unload an adapter without an entry. An engine that cannot be told follows the folder."""
-        with suppress(Unavailable, UnknownAdapter):
-            await self._engines.unload_adapter(name)
-
-
-def _explained(error: BaseException) -> BaseException:
-    return AdapterUnusable(str(error)) if isinstance(error, ModelUnusable) else error
+        with suppress(Unavailable, UnknownAdapter, TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._engines.unload_adapter(name)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmi.capabilities import unknown_adapter
-from lmi.engine.registry import NameTaken, NotRegistered
+from lmi.engine.registry import NotRegistered
 from lmi.errors import Unavailable, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Parsed
@@ -76,7 +76,7 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
         return
     try:
         registry.find(name)
-    except (NotRegistered, NameTaken):
+    except NotRegistered:
         if is_model:
             served = ", ".join(engines.adapters)
             served = f"{service.config.model.name!r} is served here" + (f" with {served}" if served else "")

@@ -64,7 +64,8 @@ def create_app() -> ASGIApp:
     tokenizer = Tokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
-    registry = AdapterRegistry(engines, runtime.adapters(), config.server.max_adapters)
+    limits = config.server.max_adapters, config.engine.model_loading_timeout_s
+    registry = AdapterRegistry(engines, runtime.adapters(), *limits)
     return build_app(Service(config, block, record, engines, pipeline, user_code, registry))
 
 

@@ -13,13 +13,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lmi.engine.client import Engines
 from lmi.engine.messages import AdapterSettings
 from lmi.engine.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.server import Dispatcher
-from lmi.errors import EngineLost, InvalidParameter, LmiError, ModelUnusable, OutOfMemory, UnknownAdapter, Unsupported
+from lmi.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    InvalidParameter,
+    LmiError,
+    ModelUnusable,
+    OutOfMemory,
+    UnknownAdapter,
+    Unsupported,
+)
 from lmi.executor import LoraConfig, Request, SamplingConfig
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
@@ -353,6 +363,39 @@ def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(serve
             assert late == {None} and record.num_running > 0, "the requests waited, and nobody was to blame"
             for stream in streams:
                 stream.close()
+
+    run(test)
+
+
+def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            registry = AdapterRegistry(engines, server.runtime.adapters())
+            late = entry("late", write_adapter(tmp_path / "late", shift=5, load_s=1.0))
+            await registry.register(msgspec.structs.replace(late, preload=False))
+            call = asyncio.create_task(registry.update(msgspec.structs.replace(late, is_pinned=True)))
+            while not call.done():
+                assert engines.adapters == ("late", "static")
+                await asyncio.sleep(0.01)
+            await call
+            assert [(one.name, one.is_pinned) for one in registry.entries()] == [("late", True), ("static", False)]
+            assert await first_tokens(engines, "late") == {PROMPT[0] + 5}
+
+    run(test)
+
+
+def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            registry = AdapterRegistry(engines, server.runtime.adapters(), timeout_s=0.3)
+            slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=1.5))
+            with pytest.raises(DeadlineExceeded, match=r"not loaded within model_loading_timeout \(0.3 s\)"):
+                await registry.register(slow)
+            assert names(server.runtime.adapters()) == ["static"]
+            await until(lambda: "slow" in engines.adapters)
+            await until(lambda: engines.adapters == ("static",))
 
     run(test)
 

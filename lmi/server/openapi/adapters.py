@@ -26,7 +26,7 @@ from lmi.settings.config import Config
 
 NAME = "adapters"
 STATUSES = (400, *OF_HTTP)
-CHANGING = (*STATUSES, 409, 424, 507)
+CHANGING = (*STATUSES, 409, 424, 504, 507)
 TEXT, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]
 SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
 SRC = {**TEXT, "description": "a folder below the model's, /opt/ml or adapter_roots, with the files of a LoRA adapter"}
@@ -73,6 +73,7 @@ def _reading(summary: str, schema: str, places: list[Schema]) -> Operation:
 def _changing(summary: str, places: list[Schema], parameters: dict[str, Schema] | None = None) -> Operation:
     """Describe a change. Each of its parameters may stand in the query or in the body."""
     described = answers(content(ref("AdapterChange")), content(ref("Error")), CHANGING)
+    described["504"] = {**described["504"], "description": "longer than model_loading_timeout"}
     in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in (parameters or {}).items()]
     change = operation(NAME, summary, described, names=[*places, *in_query, SAID])
     if parameters:
