@@ -51,7 +51,7 @@ class Pipeline:
 
         Raises InvalidRequest, or Unavailable when no engine is ready.
         """
-        info = await self._engines.ready()
+        info = await self._engines.ready(request.adapter)
         prompt = request.prompt if request.chat is None else await self._render(request.chat)
         prompt_ids = await self._encode(request, prompt, info)
         bad_words = await self._tokenizer.spellings_async(request.bad_sequences)

@@ -33,7 +33,7 @@ import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig, dump, load
-from lmi.shared.desired_state import Adapter, Folder, Model, key
+from lmi.shared.desired_state import Adapter, Folder, Model, State, key
 from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
 
@@ -118,6 +118,7 @@ class Runtime:
         try:
             (runtime.path / "config.json").write_bytes(dump(_without_environ(config)))
             Block.create(runtime.path / "state", *runtime._num_records())
+            runtime._register_adapters()
         except OSError as error:
             runtime.remove()
             raise _cannot_write(runtime.path, error) from error
@@ -163,6 +164,12 @@ class Runtime:
     @property
     def sessions_path(self) -> Path:
         return Path(self.config.server.sessions_path or self.path / "sessions")
+
+    def _register_adapters(self) -> None:
+        """Register the adapters beside the model, which every engine loads before it is ready."""
+        folder = self.adapters()
+        for name, path in self.config.model.adapters.items():
+            folder.add(Adapter(name=name, path=path, src=path, is_static=True, state=State.READY))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

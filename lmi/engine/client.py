@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from lmi.engine.messages import (
+    AdapterSettings,
     Cancel,
     Done,
     LoadAdapter,
@@ -90,6 +91,7 @@ class EngineConnection(Connection):
     def __init__(self) -> None:
         super().__init__()
         self.info: EngineInfo | None = None
+        self.failed_adapters: dict[str, str] = {}
         self.num_outstanding_tokens = 0
         self._ids = count()
         self._streams: dict[int, ResponseStream] = {}
@@ -109,9 +111,9 @@ class EngineConnection(Connection):
         if self._forget(request_id) is not None:
             self.write(frame(encode(Cancel(request_id))))
 
-    async def load_adapter(self, name: str, path: str, pinned: bool) -> None:
+    async def load_adapter(self, name: str, settings: AdapterSettings) -> None:
         """Load an adapter on this engine. Raises the engine's reason, or EngineLost."""
-        await self._call(LoadAdapter(next(self._ids), name, path, pinned))
+        await self._call(LoadAdapter(next(self._ids), name, settings))
 
     async def unload_adapter(self, name: str) -> None:
         await self._call(UnloadAdapter(next(self._ids), name))
@@ -147,7 +149,7 @@ class EngineConnection(Connection):
             for response in message.responses:
                 self._deliver(response)
         elif isinstance(message, Ready):
-            self.info = message.info
+            self.info, self.failed_adapters = message.info, message.failed_adapters
         elif isinstance(message, Done) or message.request_id in self._calls:
             self._end_call(message)
         elif (stream := self._forget(message.request_id)) is not None:
@@ -183,24 +185,28 @@ class Engines(Connections[EngineConnection]):
 
     def submit(self, request: Request, session: str | None = None) -> ResponseStream:
         """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
+        adapter = None if request.lora_config is None else request.lora_config.name
         connection = None if session is None else self._of_session(session)
-        return (connection or self._least_loaded()).submit(request)
+        return (connection or self._least_loaded(adapter)).submit(request)
 
-    async def ready(self) -> EngineInfo:
-        """Return facts about the model, which are equal for all replicas. Raises Unavailable if no engine is ready."""
+    async def ready(self, adapter: str | None = None) -> EngineInfo:
+        """Return facts about the model, which are equal for all replicas except `adapters`.
+
+        They are those of the engine to which `submit` would send a request for `adapter` now. Raises Unavailable if no
+        engine is ready.
+        """
         await self.wait_for(self._ready)
-        info = self._least_loaded().info
+        info = self._least_loaded(adapter).info
         assert info is not None
         return info
 
-    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Load a LoRA adapter on every engine, or on none. Raises the reason of the first engine that cannot."""
-        engines = self._connected()
-        outcomes = await _all(engine.load_adapter(name, path, pinned) for engine in engines)
-        errors = [error for error in outcomes if error is not None]
-        if errors:
-            loaded = [engine for engine, error in zip(engines, outcomes, strict=True) if error is None]
-            await _all(engine.unload_adapter(name) for engine in loaded)
+    async def load_adapter(self, name: str, settings: AdapterSettings) -> None:
+        """Load a LoRA adapter on every engine, or give a loaded one these settings.
+
+        Raises the reason of the first engine that cannot. The others have done it then.
+        """
+        outcomes = await _all(engine.load_adapter(name, settings) for engine in self._connected())
+        if errors := [error for error in outcomes if error is not None]:
             raise errors[0]
 
     async def unload_adapter(self, name: str) -> None:
@@ -213,9 +219,13 @@ class Engines(Connections[EngineConnection]):
     @property
     def adapters(self) -> tuple[str, ...]:
         """The adapters that requests may use. While no engine is connected, they are the last ones known."""
-        if (ready := self._ready()) and ready[0].info is not None:
-            self._adapters = ready[0].info.adapters
+        if infos := [engine.info for engine in self._ready() if engine.info is not None]:
+            self._adapters = tuple(sorted({name for info in infos for name in info.adapters}))
         return self._adapters
+
+    def adapter_failure(self, name: str) -> str | None:
+        """Return why an engine could not load a registered adapter, or None."""
+        return next((one.failed_adapters[name] for one in self._ready() if name in one.failed_adapters), None)
 
     def _connected(self) -> list[EngineConnection]:
         """Return every engine that serves, also silent ones. Raises Unavailable if none serves."""
@@ -243,10 +253,13 @@ class Engines(Connections[EngineConnection]):
         engine = self._engines[slot]
         return None if engine.num_waiting >= engine.max_num_sequences > 0 else self.open[slot]
 
-    def _least_loaded(self) -> EngineConnection:
+    def _least_loaded(self, adapter: str | None = None) -> EngineConnection:
+        """Return the least loaded engine, among those that have the adapter if any has it."""
         ready = self._ready()
         if not ready:
             raise Unavailable("no engine is ready: " + self.describe())
+        if adapter is not None:
+            ready = [one for one in ready if one.info is not None and adapter in one.info.adapters] or ready
         return min(ready, key=lambda connection: connection.num_outstanding_tokens)
 
 

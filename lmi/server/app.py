@@ -22,7 +22,7 @@ from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import ModelLoader, Models
-from lmi.server.routes import batch, docs, health, invocations, kserve, openai, tgi, triton, user_code
+from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
@@ -43,8 +43,9 @@ ROUTES: list[Row] = [
     *kserve.ROUTES,
     *tgi.ROUTES,
     *openai.ROUTES,
+    *adapters.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*docs.ROUTES, *batch.ROUTES, *user_code.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*docs.ROUTES, *batch.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
 
 
 def create_app() -> ASGIApp:

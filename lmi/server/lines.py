@@ -143,7 +143,7 @@ class Batch:
         if request_type(line) is not None:
             raise InvalidSession("requestType", "in a body of its own", line.decode())
         message = await inference.read(line, JSON, self._choose)
-        parsed = inference.parse(message)
+        parsed = await inference.parse(message)
         async with self._places.taken(parsed.num_sequences):
             inference.started_s = time.monotonic()
             formatter, parsed = inference.formatter(message, parsed)

@@ -19,6 +19,7 @@ from lmi.formatters.base import AsyncFormatter
 from lmi.formatters.errors import Rendered
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Message, Parsed, is_text
+from lmi.server.adapter_choice import choose_adapter
 from lmi.server.service import Service
 from lmi.server.sessions import change_session, request_type, session_of
 from lmi.server.streams import Body
@@ -64,7 +65,7 @@ async def answer(inference: Inference, body: bytes, choose: Choose | None) -> No
     exchange, service = inference.exchange, inference.service
     message = await inference.read(body, exchange.headers.get("content-type"), choose)
     inference.session = await session_of(exchange, service)
-    parsed = inference.parse(message)
+    parsed = await inference.parse(message)
     with service.front_end.admitted(parsed.num_sequences):
         formatter, parsed = inference.formatter(message, parsed)
         await exchange.run_while_there(stream_answer(inference, parsed, formatter))
@@ -115,9 +116,11 @@ class Inference:
         self._format = message.format
         return message
 
-    def parse(self, message: Message[Any]) -> Parsed[Any]:
-        """Check the requests, and log the names that they ignore."""
+    async def parse(self, message: Message[Any]) -> Parsed[Any]:
+        """Check the requests, choose their adapters, and log the names that they ignore."""
         parsed = self.api.parse(self._formatters.asked(self.api, message))
+        self._format = parsed.format
+        parsed = await choose_adapter(self.exchange, self.service, parsed)
         self._format = parsed.format
         self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
         self.service.check_sequences(parsed.requests)

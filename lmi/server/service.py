@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lmi.engine.client import Engines
+from lmi.engine.registry import AdapterRegistry
 from lmi.errors import InvalidParameter, UnknownModel, shorten
 from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
@@ -30,6 +31,7 @@ class Service:
     pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
     sessions: Sessions | None = None  # None: switched off
+    adapters: AdapterRegistry | None = None  # None if the model has no engines
 
     @classmethod
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Service:
@@ -42,7 +44,9 @@ class Service:
         tokenizer = Tokenizer.load(config.model.path)
         template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
         pipeline = Pipeline(tokenizer, engines, template)
-        return cls(config, block, front_end, engines, pipeline, user_code, runtime.sessions())
+        limits = config.server.max_adapters, config.engine.model_loading_timeout_s
+        registry = AdapterRegistry(engines, runtime.adapters(), *limits)
+        return cls(config, block, front_end, engines, pipeline, user_code, runtime.sessions(), registry)
 
     async def start(self) -> None:
         """Connect to the model's processes, now and whenever one starts again."""
@@ -59,9 +63,7 @@ class Service:
 
     @property
     def model(self) -> ModelConfig:
-        """The model with the adapters that are loaded now."""
-        adapters = () if self.engines is None else self.engines.adapters
-        return replace(self.config.model, adapters=adapters) if adapters else self.config.model
+        return self.config.model
 
     @property
     def num_running_sequences(self) -> int:

@@ -20,6 +20,7 @@ from lmi.settings.kinds import (
     DTYPE,
     ENGINE,
     ENTRY_POINT,
+    FOLDERS,
     FORMATTER,
     FUNCTION,
     LENGTH,
@@ -184,6 +185,25 @@ OPTIONS = (
         matching("an absolute path", r"/[^\0]*"),
         "folder of the sessions; one of your own outlives the server; nothing: a temporary one",
         platform=("SAGEMAKER_SESSIONS_PATH",),
+    ),
+    Option(
+        "management",
+        "server.management",
+        BOOLEAN,
+        "routes that change models and adapters; false: they are answered 404",
+    ),
+    Option(
+        "max_adapters",
+        "server.max_adapters",
+        integer(1),
+        "registered adapters of a model; more are answered 507",
+        platform=("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY",),
+    ),
+    Option(
+        "adapter_roots",
+        "server.adapter_roots",
+        FOLDERS,
+        "folders below which the src of an adapter may lie, beside the model's folder and /opt/ml",
     ),
     Option(
         "log_level",

@@ -57,7 +57,7 @@ ELSEWHERE = {
     "api_key": "this server has no keys yet",
     "ssl_certfile": "this server speaks plain HTTP",
     "ssl_keyfile": "this server speaks plain HTTP",
-    "lora_modules": "no adapters are loaded at the start yet",
+    "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
     "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
 }
 GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))

@@ -116,6 +116,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.device": "cpu",
         "option.output_formatter": "sse",
         "load_on_devices": "*",
+        "adapter_roots": "/a;/b",
         "engine": "MPI",
         "option.entryPoint": "djl_python.huggingface",
         "option.handler": "other",
