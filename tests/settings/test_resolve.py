@@ -304,6 +304,20 @@ def test_a_malformed_safe_port_range_is_refused(folder: Path, range_: str) -> No
     assert fault.endswith("(SAGEMAKER_SAFE_PORT_RANGE): allowed is FIRST-LAST, two ports")
 
 
+PLATFORM = [(name, option.key) for option in OPTIONS for name in option.platform]
+
+
+@pytest.mark.parametrize(("name", "key"), PLATFORM)
+def test_every_variable_of_sagemaker_beats_the_file_and_loses_to_the_command_line(
+    folder: Path, name: str, key: str
+) -> None:
+    text = {"secure_mode": "false", "safe_port_range": "1-2", "batch_strategy": "MULTI_RECORD"}.get(key, "1")
+    text = {"log_level": "10", "option.sessions_path": "/1"}.get(key, text)
+    by_variable = settle(folder, f"{key}={text}", {name: text})
+    assert source_of(by_variable, key).startswith(name)
+    assert source_of(settle(folder, f"{key}={text}", {name: text}, {key: text}), key).startswith("--")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "allowed"),
     [
