@@ -46,10 +46,10 @@ SAFE_OPTIONS = frozenset(
     "option.node_rank option.master_addr option.master_port".split()
 )
 LOAD_FORMAT, SAFE_LOAD_FORMATS = "option.load_format", ("auto", "safetensors")
-NEVER = "option.env"
+UNSAFE_ROW = "option.env"
 
 
-def _given(value: Any) -> bool:
+def _always(value: Any) -> bool:
     return True
 
 
@@ -82,14 +82,14 @@ CONTROLS: dict[str, Control] = {
         beside=frozenset({"model.py"}),
         options={
             "option.entryPoint": lambda text: not text.startswith(BUILT_IN),
-            "option.handler": _given,
-            "option.input_formatter": _given,
+            "option.handler": _always,
+            "option.input_formatter": _always,
             "option.output_formatter": lambda word: word not in FORMATTER_WORDS,
         },
     ),
     "DISALLOW_PICKLE_FILES": Control(within=_is_pickle, options={"option.allow_pickle": bool}),
     "DISALLOW_TRUST_REMOTE_CODE": Control(options={"option.trust_remote_code": bool}),
-    "DISALLOW_CHAT_TEMPLATE": Control(within=_has_template, options={"option.chat_template": _given}),
+    "DISALLOW_CHAT_TEMPLATE": Control(within=_has_template, options={"option.chat_template": _always}),
 }
 
 
@@ -171,7 +171,7 @@ def _is_safe(key: str, value: Any) -> bool:
         return True
     if key == LOAD_FORMAT:
         return value in SAFE_LOAD_FORMATS
-    return find(key) is not None and key != NEVER
+    return find(key) is not None and key != UNSAFE_ROW
 
 
 def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:

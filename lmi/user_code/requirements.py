@@ -174,7 +174,8 @@ def run(file: Path, folder: Path, state: Path) -> int:
     except Exception as error:
         log.exception("%s was not installed", file)
         failure = ModelUnusable(f"{file}: {cause_line(error)}")
-    write(state / FAILURE, FetchFailure.of(failure))
+    with suppress(OSError):  # on a full disk the exit code and the log still say it
+        write(state / FAILURE, FetchFailure.of(failure))
     return failure.exit_code
 
 
