@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import logging
 import os
 import platform
 import sys
@@ -212,20 +211,15 @@ def show_version() -> None:
 
 
 def _serve(folder: str | None, flags: dict[str, str]) -> int:
-    from lmi.supervisor import supervisor
+    from lmi.supervisor import stages, supervisor
 
     sink.never_wait()
     resolved = resolve_folder(folder, os.environ, flags)
     server = resolved.config.server
     log.setup("supervisor", server.log_level, server.log_format)
-    logger = logging.getLogger("lmi.settings.config")
-    for detail in resolved.details:
-        logger.debug("%s", detail)
-    for note in resolved.notes:
-        logger.info("%s", note)
-    for warning in resolved.warnings:
-        logger.warning("%s", warning)
-    return supervisor.run(resolved.config)
+    if resolved.request is None:
+        stages.say(resolved)
+    return supervisor.run(resolved, lambda fetched: resolve_folder(folder, os.environ, flags, fetched=fetched))
 
 
 def _document(resolved: Resolved) -> dict[str, Any]:

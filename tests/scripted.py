@@ -50,6 +50,8 @@ from lmi.executor import (
 from lmi.http.protocol import GuardedProtocol
 from lmi.pipeline import Pipeline
 from lmi.server.app import build_app
+from lmi.server.front_end import FrontEnd
+from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.state import Block, Phase
@@ -327,7 +329,9 @@ async def _serve(
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
-    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, user_code))
+    models = Models(FrontEnd(config.server, block, block.frontends[0]))
+    models.add(Service(config, block, models.front_end, engines, pipeline, user_code))
+    app = build_app(models, models.running())
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1

@@ -36,7 +36,7 @@ NUM_WARM_UP_TOKENS = 4
 log = logging.getLogger("lmi.vllm")
 
 
-class Executor(DrivenExecutor[Work]):
+class VllmExecutor(DrivenExecutor[Work]):
     """`model` is the folder of a Hugging Face checkpoint. With several ranks `is_multi_process` is true by default."""
 
     title = "vLLM"

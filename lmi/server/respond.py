@@ -55,7 +55,7 @@ class Inference:
         try:
             message = await self._read(choose)
             parsed = self._parse(message)
-            with self._service.admitted(parsed.num_sequences):
+            with self._service.front_end.admitted(parsed.num_sequences):
                 formatter, parsed = self._formatters.choose(self._api, message, parsed)
                 await self._exchange.run_while_there(
                     stream_answer(self._exchange, self._service, self._api, parsed, formatter)
@@ -70,10 +70,10 @@ class Inference:
     async def _read(self, choose: Callable[[bytes], AnyApi] | None) -> Message[Any]:
         """Read and decode the body. After this, errors have the format of the answer."""
         exchange, service = self._exchange, self._service
-        service.check_room()  # before the body: a full server reads nothing
+        service.front_end.check_room()  # before the body: a full server reads nothing
         if not self._formatters.reads(self._api):
             exchange.check_is_whole()
-        body = await exchange.body(service.config.server.max_request_size, service.body_memory)
+        body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
         body, content_type = await self._formatters.read(self._api, body)
         if choose is not None:
             self._api = choose(body)
@@ -85,7 +85,7 @@ class Inference:
         """Check the requests, and log the names that they ignore."""
         parsed = self._api.parse(self._formatters.asked(self._api, message))
         self._format = parsed.format
-        self._service.report_ignored(parsed.ignored, self._exchange.request_id)
+        self._service.front_end.report_ignored(parsed.ignored, self._exchange.request_id)
         self._service.check_sequences(parsed.requests)
         return parsed
 
@@ -106,7 +106,7 @@ async def stream_answer(
 ) -> None:
     """Generate and send the answer. Raises LmiError only before the first byte."""
     assert service.pipeline is not None
-    meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
+    meter = Meter(service.front_end.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
         with meter:
             async with (

@@ -64,7 +64,7 @@ class UserFormatters:
         service, given = self._service, properties(self._exchange)
         assert service.user_code is not None
         async with self._exchange.deadline(service.config.server.predict_timeout_s):
-            with service.admitted():
+            with service.front_end.admitted():
                 self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
                 try:
                     return await self._call.chunk()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from lmi.errors import BadConfiguration
 from lmi.settings import secure_mode
 from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
@@ -28,6 +29,7 @@ from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import choose_model
 from lmi.settings.model_folder import find_folder, user_code_folders
+from lmi.settings.model_sources import MODEL, Fetched, is_remote_folder, left_to_code, place
 from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.other_options import other_options, warn_of_some_engines
 from lmi.settings.ports import choose_ports
@@ -39,17 +41,35 @@ from lmi.settings.requirements import choose_requirements
 from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
 from lmi.settings.values import Values
 from lmi.sources.place import default_download_dir
+from lmi.sources.request import FetchRequest, WantedSource
 
 
 def resolve_folder(
-    asked: str | None, environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path | None = None
+    asked: str | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str],
+    cwd: Path | None = None,
+    fetched: Fetched | None = None,
 ) -> Resolved:
-    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or ModelUnusable."""
+    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or ModelUnusable.
+
+    `fetched` has the folders of the sources that a former result asked for.
+    """
     cwd = cwd or Path.cwd()
-    folder = find_folder(asked or _named_folder(environ, flags, cwd), cwd)
+    asked = asked or _named_folder(environ, flags, cwd)
+    if asked is not None and is_remote_folder(asked, cwd):
+        return resolve(Properties(), environ, _with_model(flags, asked), cwd=cwd, fetched=fetched)
+    folder = find_folder(asked, cwd)
     file = folder / "serving.properties" if folder else None
     properties = read(file) if file and file.exists() else Properties()
-    return resolve(properties, environ, flags, folder=folder, cwd=cwd)
+    return resolve(properties, environ, flags, folder=folder, cwd=cwd, fetched=fetched)
+
+
+def _with_model(flags: Mapping[str, str], asked: str) -> dict[str, str]:
+    """Return the flags with a remote source as the model. Raises BadConfiguration if they name another one."""
+    if flags.get(MODEL, asked) != asked:
+        raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
+    return {**flags, MODEL: asked}
 
 
 def resolve(
@@ -60,14 +80,17 @@ def resolve(
     folder: Path | None = None,
     cwd: Path = Path(),
     machine: Machine | None = None,
+    fetched: Fetched | None = None,
 ) -> Resolved:
     """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
-    `flags` holds the texts of the command line by key. If `folder` is None, the demo is served.
+    `flags` holds the texts of the command line by key. If `folder` is None, the demo is served. The result's `request`
+    names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
     """
     machine, handlers = machine or Machine.here(environ), announced()
     problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
-    values = Values(pick(_expand(collect(properties, environ, flags), machine), problems))
+    placed = place(_expand(collect(properties, environ, flags), machine), folder, cwd, fetched or {}, problems)
+    values = Values(pick(placed.givens, problems))
     code = choose_code(values, folder, cwd, problems)
     engine = choose_engine(values, code, machine, handlers, problems)
     values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
@@ -84,13 +107,35 @@ def resolve(
     folders = user_code_folders(values.given("option.model_id"), folder, cwd)
     secure_mode.check(values, folder, folders, cwd, problems)
     requirements = choose_requirements(values, code, folders, problems)
-    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, problems)
+    missing = left_to_code(placed.missing) if engine.handler is USER_CODE else placed.missing
+    names = {str(path): source for source, path in (fetched or {}).items()} | {text: text for text in missing}
+    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, names, problems)
     problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
     rows = settings(values)
-    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)), tuple(problems.details))
+    notes = (*problems.notes, *shadows(rows))
+    details = tuple(problems.details)
+    return Resolved(config, rows, tuple(problems.warnings), notes, details, _request(missing, config))
+
+
+def _request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
+    """Return what must be fetched before the model can be served, or None."""
+    if not missing:
+        return None
+    return FetchRequest(
+        sources=tuple(
+            WantedSource(
+                source=source,
+                revision=config.model.revision,
+                allow_pickle=config.engine.allow_pickle,
+                trust_remote_code=config.engine.trust_remote_code,
+                download_dir=config.server.download_dir,
+            )
+            for source in missing
+        )
+    )
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 class State(enum.StrEnum):
     PENDING = "pending"
     READY = "ready"
+    FAILED = "failed"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,14 @@ class Adapter(Entry, frozen=True, kw_only=True):
 
     path: str
     is_pinned: bool = False
+
+
+class Model(Entry, frozen=True, kw_only=True):
+    """A model that the server should load."""
+
+    folder: str  # the folder of its processes, below the server's
+    url: str = ""  # where a client says that it is; "" for the model that the server was started for
+    reason: str = ""  # why it is FAILED
 
 
 T = TypeVar("T", bound=Entry)

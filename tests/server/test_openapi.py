@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.server.app import ROUTES, USER_CODE_ROUTES
+from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES
 from lmi.server.openapi import document as document_of
 from lmi.server.openapi.parts import JSONLINES, SSE
 from lmi.server.routes.docs import PAGE
@@ -36,7 +36,10 @@ def document(server: Host) -> dict[str, Any]:
 def test_every_route_is_described_and_nothing_else(document: dict[str, Any]) -> None:
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
     served = {
-        (path.replace(":path}", "}"), method) for path, methods, _ in ROUTES for method in methods if method != "HEAD"
+        (path.replace(":path}", "}"), method)
+        for path, methods, _ in (*SERVER_ROUTES, *ROUTES)
+        for method in methods
+        if method != "HEAD"
     }
     assert described == served
 

@@ -116,7 +116,7 @@ def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: M
     engine = Path(f"/proc/{server.pid('lmi-engine')}/environ").read_bytes()
     assert b"SETTING=canary_of_env\0" in engine and b"TOKENIZERS_PARALLELISM" in engine
     assert not any(text.encode() + b"\0" in engine for text in secrets.values())
-    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/config.json")  # front ends read this file
+    [settings] = Path(server.environ["TMPDIR"]).glob("lmi-*/*/config.json")  # front ends read this file
     assert b"canary_of_env" not in settings.read_bytes()
 
 

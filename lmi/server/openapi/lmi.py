@@ -63,7 +63,7 @@ BATCH_REQUEST = {
 ROUTE: Schema = {
     "name": CUSTOM_ATTRIBUTES,
     "in": "header",
-    "description": "another door for this body: route=" + ", ".join(BY_ROUTE),
+    "description": "another API for this body: route=" + ", ".join(BY_ROUTE),
     "schema": {"enum": [f"route={route}" for route in BY_ROUTE]},
 }
 OPENAI, OPENAI_CHUNKS = (

@@ -25,9 +25,9 @@ STREAM_HEADERS = {"cache-control": "no-cache"}
 
 async def invocations(exchange: Exchange, service: Service) -> None:
     try:
-        service.check_room()
-        body = await exchange.body(service.config.server.max_request_size, service.body_memory)
-        with service.admitted():
+        service.front_end.check_room()
+        body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+        with service.front_end.admitted():
             await exchange.run_while_there(call_handler(exchange, service, body))
     except ClientGone:
         raise

@@ -29,7 +29,7 @@ from tests.handlers.vllm.small_adapters import merged, write_adapter
 from tests.tiny_models import tiny_model
 
 if TYPE_CHECKING:
-    from handlers.lmi_vllm.executor import Executor
+    from handlers.lmi_vllm import Executor
 
 pytestmark = pytest.mark.vllm
 
