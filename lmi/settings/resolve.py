@@ -105,7 +105,7 @@ def resolve(
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
     folders = user_code_folders(values.given("option.model_id"), folder, cwd)
-    secure_mode.check(values, folder, folders, cwd, problems)
+    secure_mode.check(values, folder, folders, (fetched or {}).values(), cwd, problems)
     requirements = choose_requirements(values, code, folders, problems)
     missing = left_to_code(placed.missing) if engine.handler is USER_CODE else placed.missing
     names = {str(path): source for source, path in (fetched or {}).items()} | {text: text for text in missing}
