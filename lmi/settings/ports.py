@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import Config
-from lmi.settings.engine_choice import Replicas
+from lmi.settings.engine_choice import ChosenEngine, Replicas
 from lmi.settings.handler import Handler
 from lmi.settings.sources import Problems
 from lmi.settings.values import Values
@@ -20,7 +20,7 @@ RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
 
 
 def choose_ports(
-    values: Values, handler: Handler, replicas: Replicas, environ: Mapping[str, str], problems: Problems
+    values: Values, engine: ChosenEngine, replicas: Replicas, environ: Mapping[str, str], problems: Problems
 ) -> Replicas:
     """Return the replicas with their ports. A given port outside of the range is a fault, and so are too few ports."""
     given_range: tuple[int, int] | None = values.given(RANGE)
@@ -28,10 +28,10 @@ def choose_ports(
         return replicas
     ports = _ports(given_range, values.final("port"))
     allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
-    for name, text in _given_ports(values, handler, environ):
+    for name, text in _given_ports(values, engine.handler, environ):
         if text not in map(str, ports):
             problems.faults.append(f"{name}={text or None}: allowed is {allowed}")
-    num_wanted = len(handler.port_variables) * replicas.num_engines
+    num_wanted = len(engine.handler.port_variables) * replicas.num_engines
     if len(ports) < num_wanted:
         values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own", problems)
     return replace(replicas, ports=tuple(ports[:num_wanted]))

@@ -41,6 +41,7 @@ from lmi.settings.report import Resolved, settings, shadows
 from lmi.settings.requirements import choose_requirements
 from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
 from lmi.settings.values import Values
+from lmi.sources.place import default_download_dir
 from lmi.sources.request import FetchRequest, WantedSource
 
 
@@ -97,23 +98,20 @@ def resolve(
     gpus = choose_gpus(values, machine, problems)
     values = choose_degree(values, engine, gpus)
     replicas = choose_replicas(values, engine, gpus, problems)
-    replicas = choose_ports(values, engine.handler, replicas, environ, problems)
+    replicas = choose_ports(values, engine, replicas, environ, problems)
     values = _choose_forms(values, problems)
     _warn_of_task(values, engine, problems)
-    values = _fit_body_memory(values, problems)
-    values = _choose_download_dir(values, environ, cwd)
+    values = _choose_for_server(values, environ, cwd, machine, problems)
     warn_of_some_engines(values, engine, handlers, problems)
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
     folders = user_code_folders(values.given("option.model_id"), folder, cwd)
-    secure_mode.check(values, folder, folders, cwd, problems)
+    secure_mode.check(values, folder, folders, (fetched or {}).values(), cwd, problems)
     requirements = choose_requirements(values, code, folders, problems)
     missing = left_to_code(placed.missing) if engine.handler is USER_CODE else placed.missing
     names = {str(path): source for source, path in (fetched or {}).items()} | {text: text for text in missing}
     values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, names, problems)
-    if not values.final("option.trust_remote_code") and (line := unrun_code(path)):
-        problems.notes.append(line)
-    values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
+    problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
@@ -218,12 +216,16 @@ def _fit_body_memory(values: Values, problems: Problems) -> Values:
     return values.settle(key, largest, "max_request_size")
 
 
-def _choose_download_dir(values: Values, environ: Mapping[str, str], cwd: Path) -> Values:
-    """Make the folder an absolute path. By default it is in the user's cache."""
-    key, cache = "download_dir", environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/tmp'}/.cache"
-    if key not in values:
-        return values.choose(key, str(Path(cache, "lmi", "models").absolute()), "the user's cache")
-    return values.settle(key, str((cwd / values.given(key)).absolute()), "absolute")
+def _choose_for_server(
+    values: Values, environ: Mapping[str, str], cwd: Path, machine: Machine, problems: Problems
+) -> Values:
+    """Choose front ends, room for bodies and the folder for downloads, which becomes an absolute path."""
+    values = _fit_body_memory(values, problems)
+    values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
+    key = "download_dir"
+    if key in values:
+        return values.settle(key, str((cwd / values.given(key)).absolute()), "absolute")
+    return values.choose(key, str(default_download_dir(environ).absolute()), "the user's cache")
 
 
 def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:

@@ -46,10 +46,10 @@ SAFE_OPTIONS = frozenset(
     "option.node_rank option.master_addr option.master_port".split()
 )
 LOAD_FORMAT, SAFE_LOAD_FORMATS = "option.load_format", ("auto", "safetensors")
-NEVER = "option.env"
+UNSAFE_ROW = "option.env"
 
 
-def _given(value: Any) -> bool:
+def _always(value: Any) -> bool:
     return True
 
 
@@ -82,53 +82,54 @@ CONTROLS: dict[str, Control] = {
         beside=frozenset({"model.py"}),
         options={
             "option.entryPoint": lambda text: not text.startswith(BUILT_IN),
-            "option.handler": _given,
-            "option.input_formatter": _given,
+            "option.handler": _always,
+            "option.input_formatter": _always,
             "option.output_formatter": lambda word: word not in FORMATTER_WORDS,
         },
     ),
     "DISALLOW_PICKLE_FILES": Control(within=_is_pickle, options={"option.allow_pickle": bool}),
     "DISALLOW_TRUST_REMOTE_CODE": Control(options={"option.trust_remote_code": bool}),
-    "DISALLOW_CHAT_TEMPLATE": Control(within=_has_template, options={"option.chat_template": _given}),
+    "DISALLOW_CHAT_TEMPLATE": Control(within=_has_template, options={"option.chat_template": _always}),
 }
 
 
-def check(values: Values, folder: Path | None, folders: Collection[Path], cwd: Path, problems: Problems) -> None:
+def check(
+    values: Values,
+    folder: Path | None,
+    folders: Collection[Path],
+    fetched: Collection[Path],
+    cwd: Path,
+    problems: Problems,
+) -> None:
     """Raise SecurityRefused with one line for each option, path and file of a server that secure mode refuses.
 
-    `folder` is the one that is served, `folders` are those that may hold scripts of the model.
+    `folder` is the one that is served, `folders` are those that may hold scripts of the model, and `fetched` are those
+    that were downloaded.
     """
     if not values.final(SWITCH):
         return
     _raise(list(_refused_sources(values)))
     names, channels = _controls(values), _channels(values)
-    roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else [])]
+    roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else []), *fetched]
     refused = list(_refused_options(values, names))
     refused += _refused_paths(values, [*folders, folder or cwd, cwd], roots)
     for place in dict.fromkeys(path.resolve() for path in folders):
         refused += _refused_beside(place, names)
-    for channel in channels:
-        refused += _refused_within(channel, names)
+    for untrusted in dict.fromkeys((*channels, *fetched)):
+        refused += _refused_within(untrusted, names)
     _raise(refused)
     if not channels and any(CONTROLS[name].within for name in names):
         problems.warnings.append(f"{CHANNELS} names no folder, so files are searched only where they are downloaded")
-
-
-def check_fetched(server: ServerConfig, folder: Path) -> None:
-    """Raise SecurityRefused with one line for each file that secure mode refuses in a folder that was fetched."""
-    if server.secure_mode:
-        names = server.security_controls
-        _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
 
 
 def check_adapter(server: ServerConfig, folder: Path, model: Path) -> None:
     """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the folder `model`."""
     if not server.secure_mode:
         return
-    roots = [PLATFORM_FOLDER, Path(server.download_dir), model]
-    if not _is_below(folder, roots):
+    names = server.security_controls
+    if not _is_below(folder, [PLATFORM_FOLDER, Path(server.download_dir), model]):
         _raise([_leaves(folder, str(folder))])
-    check_fetched(server, folder)
+    _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
 
 
 def _controls(values: Values) -> tuple[str, ...]:
@@ -171,7 +172,7 @@ def _is_safe(key: str, value: Any) -> bool:
         return True
     if key == LOAD_FORMAT:
         return value in SAFE_LOAD_FORMATS
-    return find(key) is not None and key != NEVER
+    return find(key) is not None and key != UNSAFE_ROW
 
 
 def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:

@@ -7,14 +7,13 @@ first. Wheels in a folder `requirements` beside FILE go before the index. It lea
     progress.json   how far it is, while pip runs
     failure.json    why it failed, as label, exit code and message
 
-It is the only process beside that of sources that has the secrets of the environment, which an index may ask for.
-Nothing is written beside FILE. SIGTERM ends it and pip at once.
+The forms are those of `lmi/sources/request.py`. Only this process and the one that fetches sources have the secrets of
+the environment, which an index may ask for. Nothing is written beside FILE. SIGTERM ends it and pip at once.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import logging
 import os
 import shutil
@@ -35,9 +34,9 @@ from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.requirements import WHEELS
 from lmi.shared import processes
 from lmi.shared.sink import guard_streams
+from lmi.sources.place import Place
+from lmi.sources.request import FAILURE, PROGRESS, FetchFailure, write
 
-STAGE = "requirements"
-PROGRESS, FAILURE = "progress.json", "failure.json"
 OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")
 NO = ("", "0", "false", "no", "off")
 PIP = (sys.executable, "-P", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off")
@@ -51,17 +50,10 @@ log = logging.getLogger("lmi.user_code.requirements")  # this module is __main__
 class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     """How far an installation is."""
 
-    stage: str = STAGE
+    stage: str = "requirements"
+    source: str  # the file
     share: float = 0.0  # of the packages that the file names, until pip has found them all
     step: str = ""  # what pip does
-
-
-class InstallFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an installation failed."""
-
-    label: str
-    exit_code: int
-    message: str
 
 
 class Installer:
@@ -78,7 +70,8 @@ class Installer:
 
     def install(self) -> None:
         """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip gives."""
-        with self._only_one():
+        lock = self._folder.with_name(f"{self._folder.name}.lock")
+        with Place(self._folder.parent, "SERVING_DOWNLOAD_DIR").only_one(lock, self._file):
             if self._folder.is_dir():
                 log.info("%s: installed by an earlier start in %s", self._file, self._folder)
                 return
@@ -90,19 +83,6 @@ class Installer:
             finally:
                 shutil.rmtree(self._part, ignore_errors=True)
             log.info("%s: installed in %s, %.1f s", self._file, self._folder, time.monotonic() - started_s)
-
-    @contextmanager
-    def _only_one(self) -> Iterator[None]:
-        """Hold the lock of the folder, which the kernel frees when this process ends."""
-        try:
-            self._folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = open(self._folder.with_name(f"{self._folder.name}.lock"), "ab")
-        except OSError as error:
-            where = "SERVING_DOWNLOAD_DIR names another folder"
-            raise ModelUnusable(f"{self._file}: {error.filename}: {error.strerror} ({where})") from error
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def _fill(self) -> None:
         """Install from the folder of wheels, then from the index if that fails and an index may be asked."""
@@ -147,7 +127,7 @@ class Installer:
         return process.returncode, lines
 
     def _report(self, share: float, step: str) -> None:
-        write(self._state / PROGRESS, InstallReport(share=share, step=step))
+        write(self._state / PROGRESS, InstallReport(source=str(self._file), share=share, step=step))
         if (now := time.monotonic()) - self._logged_s >= LOG_S:
             self._logged_s = now
             log.info("installing: %s", step)
@@ -183,12 +163,6 @@ def _names_one(line: str) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith(("#", "-"))
 
 
-def write(path: Path, value: msgspec.Struct) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_bytes(msgspec.json.encode(value))
-    new.rename(path)
-
-
 def run(file: Path, folder: Path, state: Path) -> int:
     """Install. Returns the exit code."""
     try:
@@ -200,8 +174,8 @@ def run(file: Path, folder: Path, state: Path) -> int:
     except Exception as error:
         log.exception("%s was not installed", file)
         failure = ModelUnusable(f"{file}: {cause_line(error)}")
-    said = InstallFailure(label=failure.label, exit_code=failure.exit_code, message=str(failure))
-    write(state / FAILURE, said)
+    with suppress(OSError):  # on a full disk the exit code and the log still say it
+        write(state / FAILURE, FetchFailure.of(failure))
     return failure.exit_code
 
 

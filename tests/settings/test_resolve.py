@@ -170,6 +170,14 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("SAGEMAKER_NUM_MODEL_WORKERS", "2", "engine.num_engines", 2),
         ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6", "server.max_request_size", 6 << 20),
         ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_request_size", 1 << 30),
+        ("SERVING_MIN_WORKERS", "3", "engine.num_engines", 3),
+        ("PROCESS_MAX_START_RETRIES", "5", "engine.retry_threshold", 5),
+        ("PREDICT_TIMEOUT", "240", "server.predict_timeout_s", 240.0),
+        ("MODEL_LOADING_TIMEOUT", "1800", "engine.model_loading_timeout_s", 1800.0),
+        ("MAX_TOTAL_TOKENS", "4096", "engine.max_sequence_length", 4096),
+        ("TENSOR_PARALLEL_SIZE", "1", "engine.tensor_parallel_degree", 1),
+        ("SERVING_RETRY_THRESHOLD", "0", "engine.retry_threshold", 0),
+        ("SERVING_JOB_QUEUE_SIZE", "", "server.job_queue_size", 1000),
         ("SAGEMAKER_CONTAINER_LOG_LEVEL", "Debug", "server.log_level", "DEBUG"),
         ("SAGEMAKER_CONTAINER_LOG_LEVEL", "20", "server.log_level", "INFO"),
         ("SAGEMAKER_CONTAINER_LOG_LEVEL", "50", "server.log_level", "ERROR"),
@@ -192,14 +200,6 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("SAGEMAKER_SESSIONS_EXPIRATION", "60", "server.sessions_expiration_s", 60.0),
         ("SAGEMAKER_SESSIONS_PATH", "/mnt/sessions", "server.sessions_path", "/mnt/sessions"),
         ("OPTION_SESSIONS_EXPIRATION", "3600", "server.sessions_expiration_s", 3600.0),
-        ("SERVING_MIN_WORKERS", "3", "engine.num_engines", 3),
-        ("PROCESS_MAX_START_RETRIES", "5", "engine.retry_threshold", 5),
-        ("PREDICT_TIMEOUT", "240", "server.predict_timeout_s", 240.0),
-        ("MODEL_LOADING_TIMEOUT", "1800", "engine.model_loading_timeout_s", 1800.0),
-        ("MAX_TOTAL_TOKENS", "4096", "engine.max_sequence_length", 4096),
-        ("TENSOR_PARALLEL_SIZE", "1", "engine.tensor_parallel_degree", 1),
-        ("SERVING_RETRY_THRESHOLD", "0", "engine.retry_threshold", 0),
-        ("SERVING_JOB_QUEUE_SIZE", "", "server.job_queue_size", 1000),
     ],
 )
 def test_environment_names_of_the_reference_are_translated(
@@ -314,6 +314,20 @@ def test_a_hostile_key_or_value_stays_one_line_and_short(folder: Path, text: str
 def test_a_malformed_safe_port_range_is_refused(folder: Path, range_: str) -> None:
     (fault,) = faults(folder, environ={"SAGEMAKER_SAFE_PORT_RANGE": range_})
     assert fault.endswith("(SAGEMAKER_SAFE_PORT_RANGE): allowed is FIRST-LAST, two ports")
+
+
+PLATFORM = [(name, option.key) for option in OPTIONS for name in option.platform]
+
+
+@pytest.mark.parametrize(("name", "key"), PLATFORM)
+def test_every_variable_of_sagemaker_beats_the_file_and_loses_to_the_command_line(
+    folder: Path, name: str, key: str
+) -> None:
+    text = {"secure_mode": "false", "safe_port_range": "1-2", "batch_strategy": "MULTI_RECORD"}.get(key, "1")
+    text = {"log_level": "10", "option.sessions_path": "/1"}.get(key, text)
+    by_variable = settle(folder, f"{key}={text}", {name: text})
+    assert source_of(by_variable, key).startswith(name)
+    assert source_of(settle(folder, f"{key}={text}", {name: text}, {key: text}), key).startswith("--")
 
 
 @pytest.mark.parametrize(

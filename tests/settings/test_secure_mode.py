@@ -9,9 +9,11 @@ import pytest
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
+from lmi.settings.properties import Properties
 from lmi.settings.report import Resolved
-from lmi.settings.secure_mode import CONTROLS, check_adapter, check_fetched
-from tests.settings.settling import settle
+from lmi.settings.resolve import resolve
+from lmi.settings.secure_mode import CONTROLS, check_adapter
+from tests.settings.settling import CPU, settle
 
 REQUIREMENTS, SCRIPTS, PICKLES, REMOTE_CODE, TEMPLATE = (
     "DISALLOW_REQUIREMENTS_TXT",
@@ -260,8 +262,19 @@ def test_an_adapter_outside_of_the_models_folder_and_of_download_dir_is_refused(
     check_adapter(server(tmp_path, PICKLES), fetched, folder)
 
 
-def test_what_was_fetched_is_searched_after_it_was_unpacked(folder: Path, tmp_path: Path) -> None:
-    pickle = write(folder / "unpacked" / "weights.pkl")
-    with pytest.raises(SecurityRefused, match=f"{pickle}: refused by {PICKLES}"):
-        check_fetched(server(tmp_path, PICKLES), folder)
-    check_fetched(server(tmp_path, PICKLES, secure_mode=False), folder)
+def test_what_was_fetched_is_searched_and_may_lie_anywhere(folder: Path, tmp_path: Path) -> None:
+    model = write(tmp_path / "hub" / "model" / "config.json", "{}").parent
+    draft = write(tmp_path / "hub" / "draft" / "config.json", "{}").parent
+    environ = {"SAGEMAKER_SECURE_MODE": "true", "SAGEMAKER_SECURITY_CONTROLS": f"{PICKLES},{SCRIPTS}"}
+    environ |= {"OPTION_MODEL_ID": "owner/model", "OPTION_SPECULATIVE_DRAFT_MODEL": "owner/draft"}
+
+    def settled() -> Resolved:
+        fetched = {"owner/model": model, "owner/draft": draft}
+        return resolve(Properties(), environ, {}, cwd=tmp_path, machine=CPU, fetched=fetched)
+
+    assert settled().config.model.path == str(model)
+    (pickle, script) = write(draft / "unpacked" / "weights.pkl"), write(model / "model.py", HANDLE)
+    with pytest.raises(SecurityRefused) as caught:
+        settled()
+    lines = {f"{script}: refused by {SCRIPTS}", f"{pickle}: refused by {PICKLES}"}
+    assert set(str(caught.value).split("\n")) == lines

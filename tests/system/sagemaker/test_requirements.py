@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from lmi.settings.requirements import is_complete
 from lmi.settings.resolve import resolve_folder
 from lmi.user_code.runner import COMPAT
 from tests.served import launch
-from tests.system.container import ROOT, write_model
+from tests.system.container import write_model
 from tests.wheels import snapshot, write_wheel
 
 HANDLER = """
@@ -45,15 +41,10 @@ def write(folder: Path, source: str) -> Path:
     return folder
 
 
-def install(folder: Path, environ: dict[str, str], state: Path) -> str:
-    """Run the process that installs, as a start of the server does. Returns the folder that it filled."""
+def installed_in(folder: Path, environ: dict[str, str]) -> str:
+    """The folder that the server installs what the model needs in."""
     requirements = resolve_folder(str(folder), environ, {}).config.requirements
     assert requirements is not None
-    state.mkdir()
-    paths = [f"--file={requirements.file}", f"--folder={requirements.folder}", f"--state={state}"]
-    command = [sys.executable, "-P", "-m", "lmi.user_code.requirements", *paths]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT), **environ}, check=True)
-    assert is_complete(requirements)
     return requirements.folder
 
 
@@ -65,7 +56,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def test_user_code_imports_what_was_installed_before_anything_else(tmp_path: Path, environ: dict[str, str]) -> None:
     folder = write(tmp_path / "model", HANDLER)
     before = snapshot(folder)
-    installed = install(folder, environ, tmp_path / "state")
+    installed = installed_in(folder, environ)
     with launch(folder, environ) as server:
         server.wait_ready()
         answer = json.loads(server.post(REQUEST).body)
@@ -77,13 +68,23 @@ def test_user_code_imports_what_was_installed_before_anything_else(tmp_path: Pat
 
 def test_front_ends_engines_and_supervisor_never_see_it(tmp_path: Path, environ: dict[str, str]) -> None:
     folder = write(tmp_path / "model", FORMATTER)
-    installed = install(folder, environ, tmp_path / "state").encode()
+    installed = installed_in(folder, environ).encode()
     with launch(folder, environ) as server:
         server.wait_ready()
         assert server.post(REQUEST).body == b"one 1.0\n"
         for pid in server.pids():
             is_code = Path(f"/proc/{pid}/comm").read_text().startswith("lmi-code")
             assert (installed in Path(f"/proc/{pid}/environ").read_bytes()) == is_code
+
+
+def test_a_second_start_installs_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
+    folder = write(tmp_path / "model", HANDLER)
+    num_installed = []
+    for _ in range(2):
+        with launch(folder, environ) as server:
+            server.wait_ready()
+            num_installed.append(server.log.read_text().count("installing what"))
+    assert num_installed == [1, 0]
 
 
 def test_a_model_without_code_of_its_own_starts_without_what_it_names(tmp_path: Path, environ: dict[str, str]) -> None:
