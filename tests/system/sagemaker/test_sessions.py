@@ -176,8 +176,14 @@ def test_a_header_of_user_code_that_is_too_long_is_left_out_with_a_warning(state
         assert "x-long" not in answer.headers and "x-late" not in answer.headers
         assert sum(len(name) + len(value) + 4 for name, value in answer.headers.items()) < 4096
     assert answer.body == b"unfinished\n"
-    said = [line for line in stateful.log_lines() if "for: 'x-late', 'x-long'" in line.get("message", "")]
+    said = [line for line in stateful.log_lines() if "for: 'x-long', 'x-late'" in line.get("message", "")]
     assert len(said) == 2 and said[0]["level"] == "WARNING"
+
+
+def test_attributes_of_user_code_stand_in_place_of_the_client_s(stateful: Server) -> None:
+    name = "X-Amzn-SageMaker-Custom-Attributes"
+    with stateful.open({"action": "header", "headers": {name: "mine"}}, headers={name: "yours"}) as response:
+        assert response.headers.get_all(name) == ["mine"]
 
 
 def test_nothing_is_left_of_a_server_that_keeps_its_sessions_to_itself(tmp_path: Path) -> None:
