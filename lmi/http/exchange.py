@@ -89,6 +89,11 @@ class Exchange:
         return str(self.scope["method"])
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a part of the response was sent."""
+        return self.status != 0
+
+    @property
     def has_key(self) -> bool:
         """Whether the client sends an API key. Signatures and passwords do not count, because proxies read them."""
         return any(
@@ -236,6 +241,15 @@ class BufferedExchange(Exchange):
         self._media_type = ""
         self._fields: list[Header] = []
         self._body = bytearray()
+        self._is_sent = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._is_sent
+
+    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+        self._is_sent = True
+        await super().send_whole(status, media_type, body, headers)
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
         self.status, self._media_type, self._fields = status, media_type, list(headers)
