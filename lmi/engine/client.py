@@ -183,7 +183,7 @@ class Engines(Connections[EngineConnection]):
 
     def submit(self, request: Request, session: str | None = None) -> ResponseStream:
         """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
-        connection = None if session is None else self._of_session(session)
+        connection = None if session is None else self._of_session(session, self._ready())
         return (connection or self._least_loaded()).submit(request)
 
     async def ready(self) -> EngineInfo:
@@ -230,12 +230,11 @@ class Engines(Connections[EngineConnection]):
         alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
         return alive or list(ready.values())
 
-    def _of_session(self, session: str) -> EngineConnection | None:
-        """Return the engine that every front end chooses for a session, or None if its queue is full.
+    def _of_session(self, session: str, ready: Sequence[EngineConnection]) -> EngineConnection | None:
+        """Return the one of these engines that every front end chooses for a session, or None if its queue is full.
 
-        A queue is full if as many requests wait in it as run. While other engines come and go, the choice stays.
+        A queue is full if as many requests wait in it as can run. While other engines come and go, the choice stays.
         """
-        ready = self._ready()
         slots = [slot for slot, connection in self.open.items() if connection in ready]
         if not slots:
             return None
