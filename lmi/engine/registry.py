@@ -7,6 +7,7 @@ starts later loads it (`adapter_keeper.py`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
 import msgspec
@@ -15,6 +16,8 @@ from lmi.engine.adapter_keeper import settings_of
 from lmi.engine.client import Engines
 from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, Unavailable, UnknownAdapter
 from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
+
+log = logging.getLogger(__name__)
 
 
 class NotRegistered(LmiError):
@@ -73,6 +76,7 @@ class AdapterRegistry:
                 await self._forget(entry.name)
             raise
         self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
+        log.info("adapter %s is registered", entry.name)
 
     async def update(self, entry: Adapter, said: str = "") -> None:
         """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
@@ -86,6 +90,7 @@ class AdapterRegistry:
                 with suppress(LmiError):
                     await self._load(old)
             raise
+        log.info("adapter %s is updated", entry.name)
 
     async def unregister(self, name: str, said: str = "") -> None:
         """Unload an adapter from every engine. Requests that run with it finish. Raises NotRegistered."""
@@ -93,6 +98,7 @@ class AdapterRegistry:
         if not self._folder.remove(name):
             raise NotRegistered(f"Adapter {said or name} is not registered")
         await self._forget(name)
+        log.info("adapter %s is unregistered", name)
 
     def entries(self) -> list[Adapter]:
         """Return the registered adapters, sorted by name."""
