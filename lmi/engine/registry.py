@@ -14,7 +14,7 @@ import msgspec
 
 from lmi.engine.adapter_keeper import settings_of
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, Unavailable, UnknownAdapter
+from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, OutOfMemory, Unavailable, UnknownAdapter
 from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,7 @@ class AdapterRegistry:
         Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason, OutOfMemory if there
         is no room, Unavailable if no engine is ready or one is lost meanwhile, DeadlineExceeded.
         """
-        pending = msgspec.structs.replace(entry, state=State.PENDING)
-        if not self._folder.add(pending, self._max_adapters):
+        if not self._add(msgspec.structs.replace(entry, state=State.PENDING)):
             raise NameTaken(f"Adapter {said or entry.name} is registered already")
         try:
             await self._load(entry)
@@ -117,6 +116,12 @@ class AdapterRegistry:
         if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
             raise NameTaken(f"Adapter {said or name} is being registered")
         return self.find(name, said)
+
+    def _add(self, entry: Adapter) -> bool:
+        try:
+            return self._folder.add(entry, self._max_adapters)
+        except OutOfMemory:
+            raise OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
 
     async def _load(self, entry: Adapter) -> None:
         try:

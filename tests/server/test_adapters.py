@@ -15,6 +15,7 @@ import pytest
 from lmi.executor import Capabilities
 from lmi.settings.config import UserCodeConfig
 from lmi.shared.desired_state import Adapter, Folder, State
+from lmi.shared.state import Phase
 from tests.scripted import CAPABILITIES, Host, host
 
 LORA = Capabilities(max_top_log_probs=5, typical_p=True, lora=True)
@@ -406,9 +407,17 @@ def test_there_is_room_for_max_adapters(tmp_path: Path) -> None:
         register(server, "a")
         register(server, "b")
         status, said = call(server, "POST", "/adapters", faulty(src="loras/a"))
-        assert (status, said["error"]) == (507, "there is room for 2, and 2 are registered")
+        assert (status, said["error"]) == (507, "2 adapters are registered, which is max_adapters")
         assert call(server, "DELETE", "/adapters/a")[0] == 200
         register(server, "c")
+
+
+def test_a_server_that_shuts_down_changes_no_adapters(tmp_path: Path) -> None:
+    with host(tmp_path, capabilities=LORA, options=ENABLED) as server:
+        server.block.supervisor.phase = Phase.DRAINING
+        for method, path, body in CALLS:
+            status, said = call(server, method, path, body)
+            assert (status, said["error"]) == (503, "the server is shutting down and takes no new requests")
 
 
 # Servers without adapters.
