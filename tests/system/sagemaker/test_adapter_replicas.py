@@ -195,16 +195,15 @@ def test_an_engine_that_is_killed_has_every_adapter_when_it_is_back(server: Serv
 
 
 def test_a_load_that_takes_longer_than_a_step_may_kills_no_engine(tmp_path: Path) -> None:
-    limits: dict[str, Any] = {"step_timeout": 1, "first_step_timeout": 1}
+    limits: dict[str, Any] = {"step_timeout": 2, "first_step_timeout": 2}
     with serving(tmp_path / "model", num_engines=1, frontend_workers=1, **limits) as server:
         pid = server.pid("lmi-engine-0")
+        assert register(server, "slow", write_adapter(tmp_path / "slow", 1, load_s=3.5), preload=False)[0] == 200
         body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 400, "details": True}, "stream": True}
         with server.open(body) as response:
             response.readline()
-            assert register(server, "slow", write_adapter(tmp_path / "slow", 1, load_s=2))[0] == 200
+            assert first_letter(server, "slow") == "b", "its first request waits for its weights"
             assert json.loads(response.readlines()[-1])["details"]["finish_reason"] == "length"
-        assert register(server, "late", tmp_path / "slow", preload=False)[0] == 200
-        assert first_letter(server, "late") == "b", "its load is judged as the other"
         assert server.pids("lmi-engine-0") == [pid]
 
 
