@@ -17,6 +17,7 @@ The folder of a model, a `Runtime`, holds:
     code-N.sock         the socket of a process of user code
     engine-N.json       the report of a loaded engine, for the banner
     adapters/H/H.json   an adapter that should be loaded; the H are hashes of the model's name and the adapter's
+    sessions/ID/        an open session, unless option.sessions_path names another folder
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig, dump, load
-from lmi.shared.desired_state import Adapter, Folder, Model, key
+from lmi.shared.desired_state import Adapter, Folder, Model, State, key
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
@@ -116,6 +118,7 @@ class Runtime:
         try:
             (runtime.path / "config.json").write_bytes(dump(_without_environ(config)))
             Block.create(runtime.path / "state", *runtime._num_records())
+            runtime._register_adapters()
         except OSError as error:
             runtime.remove()
             raise _cannot_write(runtime.path, error) from error
@@ -152,6 +155,21 @@ class Runtime:
     def adapters(self) -> Folder[Adapter]:
         """Return the folder of the model's adapters that should be loaded."""
         return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
+
+    def sessions(self) -> Sessions | None:
+        """Return the sessions of this server, or None if they are switched off."""
+        server = self.config.server
+        return Sessions(self.sessions_path, server.sessions_expiration_s) if server.enable_sessions else None
+
+    @property
+    def sessions_path(self) -> Path:
+        return Path(self.config.server.sessions_path or self.path / "sessions")
+
+    def _register_adapters(self) -> None:
+        """Register the adapters beside the model, which every engine loads before it is ready."""
+        folder = self.adapters()
+        for name, path in self.config.model.adapters.items():
+            folder.add(Adapter(name=name, path=path, src=path, is_static=True, state=State.READY))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

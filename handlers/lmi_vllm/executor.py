@@ -61,7 +61,6 @@ class VllmExecutor(DrivenExecutor[Work]):
             max_queue_size=config.max_queue_size,
             max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
         )
-        self._load_adapters_beside(folder)
         progress("warm-up", 0.0)
         try:
             _warm_up(engine)
@@ -70,7 +69,7 @@ class VllmExecutor(DrivenExecutor[Work]):
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:
-        adapter = self._adapters.used_by(sequence.request)
+        adapter = self._adapters.used_by(sequence)
         return Work(
             id=name_of(sequence),
             token_ids=list(sequence.request.input_token_ids),

@@ -23,7 +23,7 @@ from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm.block_room import shorten_allocation
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_core
-from handlers.lmi_vllm.work import Work, lora_request
+from handlers.lmi_vllm.work import Work, check_adapter, lora_request
 
 
 class InProcess:
@@ -84,6 +84,9 @@ class InProcess:
 
     def wake(self) -> None:
         return None
+
+    def check_adapter(self, adapter: LoadedAdapter) -> None:
+        check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         self._engine.add_lora(lora_request(adapter))

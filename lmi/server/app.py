@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.apis import api_at
 from lmi.errors import ClientGone, LmiError, shorten
-from lmi.http.exchange import Exchange
+from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import ModelLoader, Models
-from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton, user_code
+from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
@@ -37,13 +37,15 @@ PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither
 SERVER_ROUTES: list[ServerRow] = [*health.ROUTES, *kserve.SERVER_ROUTES, *tgi.SERVER_ROUTES]
 ROUTES: list[Row] = [
     *docs.ROUTES,
+    *batch.ROUTES,
     *invocations.ROUTES,
     *triton.ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
     *openai.ROUTES,
+    *adapters.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*docs.ROUTES, *user_code.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*docs.ROUTES, *batch.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
 
 
 def create_app() -> ASGIApp:
@@ -106,7 +108,8 @@ class ErrorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = Exchange(scope, receive, send)
+        make = BufferedExchange if self._front_end.config.buffer_streams else Exchange
+        exchange = make(scope, receive, send)
         scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
         if exchange.has_key:
             self._front_end.report_key()

@@ -16,6 +16,7 @@ from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Service
+from lmi.server.sessions import kept_clean
 from lmi.settings.config import ModelConfig
 from lmi.shared.desired_state import Model
 
@@ -58,7 +59,8 @@ class Models:
         for service in self.services.values():
             await service.start()
         gc.freeze()  # loaded objects stay; without this each full collection would walk through them
-        yield
+        async with kept_clean(self.services):
+            yield
         for service in self.services.values():
             await service.close()
 

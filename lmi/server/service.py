@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lmi.engine.client import Engines
+from lmi.engine.registry import AdapterRegistry
 from lmi.errors import InvalidParameter, UnknownModel, shorten
 from lmi.ipc.connection import Connections
 from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.front_end import FrontEnd
 from lmi.settings.config import Config, ModelConfig
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
@@ -28,6 +30,8 @@ class Service:
     engines: Engines | None = None  # engines and pipeline are None if user code answers the requests
     pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
+    sessions: Sessions | None = None  # None: switched off
+    adapters: AdapterRegistry | None = None  # None if the model has no engines
 
     @classmethod
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Service:
@@ -35,11 +39,14 @@ class Service:
         config, block = runtime.config, runtime.attach()
         user_code = user_code_workers(runtime, block) if config.user_code is not None else None
         if config.is_user_code:
-            return cls(config, block, front_end, user_code=user_code)
+            return cls(config, block, front_end, user_code=user_code, sessions=runtime.sessions())
         engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
         tokenizer = Tokenizer.load(config.model.path)
         template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-        return cls(config, block, front_end, engines, Pipeline(tokenizer, engines, template), user_code)
+        pipeline = Pipeline(tokenizer, engines, template)
+        limits = config.server.max_adapters, config.engine.model_loading_timeout_s
+        registry = AdapterRegistry(engines, runtime.adapters(), *limits)
+        return cls(config, block, front_end, engines, pipeline, user_code, runtime.sessions(), registry)
 
     async def start(self) -> None:
         """Connect to the model's processes, now and whenever one starts again."""
@@ -56,9 +63,14 @@ class Service:
 
     @property
     def model(self) -> ModelConfig:
-        """The model with the adapters that are loaded now."""
-        adapters = () if self.engines is None else self.engines.adapters
-        return replace(self.config.model, adapters=adapters) if adapters else self.config.model
+        return self.config.model
+
+    @property
+    def num_running_sequences(self) -> int:
+        """The most sequences that run at once in all engines. A process of user code runs one request at once."""
+        if self.config.is_user_code:
+            return len(self.block.engines)
+        return sum(engine.max_num_sequences for engine in self.block.engines)
 
     def check_model(self, name: str, version: str | None = None) -> None:
         """Raise UnknownModel for a name or version that is not served here. The name `model` is always served."""

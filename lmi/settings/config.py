@@ -29,6 +29,17 @@ class ServerConfig:
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     allow_multi_status: bool = False
+    ascii_streams: bool = False  # records of a stream have only ASCII
+    buffer_streams: bool = False  # a stream is sent whole, with its length
+    max_payload_mb: int = 6  # of a batch transform's requests, 0 without a limit
+    max_concurrent_transforms: int | None = None  # None: as many as the engines run
+    batch_strategy: str = "SINGLE_RECORD"
+    enable_sessions: bool = True
+    sessions_expiration_s: float = 1200.0  # after a session was opened
+    sessions_path: str | None = None  # None: in the runtime folder
+    management: bool = True  # the routes that change models and adapters
+    max_adapters: int = 128  # registered ones of a model
+    adapter_roots: tuple[str, ...] = ()  # folders below which registered adapters may lie
     log_level: str = "INFO"
     log_format: str = "auto"  # auto (text on a terminal, else json), text, json
     safe_port_range: tuple[int, int] | None = None  # first and last port for every listener but the server's own
@@ -50,7 +61,7 @@ class ModelConfig:
     name: str
     revision: str | None = None  # of a model from a hub
     aliases: tuple[str, ...] = ()  # further names that requests may use
-    adapters: tuple[str, ...] = ()  # names of its LoRA adapters; a front end fills in those that are loaded
+    adapters: dict[str, str] = field(default_factory=dict)  # the folders of the LoRA adapters beside it, by name
     version: str = "1"
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False

@@ -171,7 +171,15 @@ def _port_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _folders(text: str) -> tuple[str, ...]:
+    folders = tuple(name.strip() for name in re.split("[;,]", text))
+    if not all(name.startswith("/") for name in folders):
+        raise ValueError
+    return folders
+
+
 TEXT = Kind("any text in UTF-8", str)
+FOLDERS = Kind("absolute paths with ; between", _folders)
 BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds)
 SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)

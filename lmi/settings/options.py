@@ -20,6 +20,7 @@ from lmi.settings.kinds import (
     DTYPE,
     ENGINE,
     ENTRY_POINT,
+    FOLDERS,
     FORMATTER,
     FUNCTION,
     LENGTH,
@@ -130,6 +131,80 @@ OPTIONS = (
     Option("header_timeout", "server.header_timeout_s", SECONDS, "seconds for a request's head"),
     Option("body_timeout", "server.body_timeout_s", SECONDS, "seconds for a request's body"),
     Option("allow_multi_status", "server.allow_multi_status", BOOLEAN, "/ping may answer 207"),
+    Option(
+        "ascii_streams", "server.ascii_streams", BOOLEAN, "records of a stream have only ASCII, \\uXXXX for the rest"
+    ),
+    Option(
+        "buffer_streams", "server.buffer_streams", BOOLEAN, "a stream is sent whole, as asynchronous endpoints need"
+    ),
+    Option(
+        "max_payload_in_mb",
+        "server.max_payload_mb",
+        integer(0),
+        "largest request of a batch transform, which /execution-parameters reports; 0: no limit",
+        platform=("SAGEMAKER_MAX_PAYLOAD_IN_MB",),
+    ),
+    Option(
+        "max_concurrent_transforms",
+        "server.max_concurrent_transforms",
+        integer(1),
+        "requests of a batch transform at once, which /execution-parameters reports",
+        platform=("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",),
+    ),
+    Option(
+        "batch_strategy",
+        "server.batch_strategy",
+        choice(
+            "SINGLE_RECORD",
+            "MULTI_RECORD",
+            single_record="SINGLE_RECORD",
+            singlerecord="SINGLE_RECORD",
+            multi_record="MULTI_RECORD",
+            multirecord="MULTI_RECORD",
+        ),
+        "records in a request of a batch transform, which /execution-parameters reports",
+        platform=("SAGEMAKER_BATCH_STRATEGY",),
+    ),
+    Option(
+        "option.enable_stateful_sessions",
+        "server.enable_sessions",
+        BOOLEAN,
+        "clients may open sessions",
+        platform=("SAGEMAKER_ENABLE_STATEFUL_SESSIONS",),
+    ),
+    Option(
+        "option.sessions_expiration",
+        "server.sessions_expiration_s",
+        SECONDS,
+        "seconds after which a session ends, used or not",
+        platform=("SAGEMAKER_SESSIONS_EXPIRATION",),
+    ),
+    Option(
+        "option.sessions_path",
+        "server.sessions_path",
+        matching("an absolute path", r"/[^\0]*"),
+        "folder of the sessions; one of your own outlives the server; nothing: a temporary one",
+        platform=("SAGEMAKER_SESSIONS_PATH",),
+    ),
+    Option(
+        "management",
+        "server.management",
+        BOOLEAN,
+        "routes that change models and adapters; false: they are answered 404",
+    ),
+    Option(
+        "max_adapters",
+        "server.max_adapters",
+        integer(1),
+        "registered adapters of a model; more are answered 507",
+        platform=("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY",),
+    ),
+    Option(
+        "adapter_roots",
+        "server.adapter_roots",
+        FOLDERS,
+        "folders below which the src of an adapter may lie, beside the model's folder and /opt/ml",
+    ),
     Option(
         "log_level",
         "server.log_level",

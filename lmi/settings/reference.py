@@ -28,6 +28,7 @@ OWN_KINDS: dict[tuple[str, str], Kind] = {
     ("SAGEMAKER_BIND_TO_PORT", "port"): integer(1, 65535),
     ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size"): MEGABYTES,
 }
+AS_WRITTEN = frozenset(("max_payload_in_mb",))  # options that read the variables above without a conversion
 
 # Keys of the reference that have no effect here, because processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
@@ -56,7 +57,7 @@ ELSEWHERE = {
     "api_key": "this server has no keys yet",
     "ssl_certfile": "this server speaks plain HTTP",
     "ssl_keyfile": "this server speaks plain HTTP",
-    "lora_modules": "no adapters are loaded at the start yet",
+    "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
     "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
 }
 GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))

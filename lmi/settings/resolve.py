@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lmi.errors import BadConfiguration
 from lmi.settings import secure_mode
+from lmi.settings.adapters import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import (
@@ -114,6 +115,7 @@ def resolve(
     config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
+    config = _with_adapters(config, engine, folder, problems)
     rows = settings(values)
     notes = (*problems.notes, *shadows(rows))
     details = tuple(problems.details)
@@ -242,6 +244,21 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
             **values.fields("engine"),
         ),
     )
+
+
+def _with_adapters(config: Config, engine: ChosenEngine, folder: Path | None, problems: Problems) -> Config:
+    """Add the adapters beside the model or serving.properties, or warn that they are not loaded."""
+    model = config.model
+    found = folders_beside(*filter(None, (folder, Path(model.path))))
+    if not found or config.is_user_code:
+        return config
+    if not is_enabled(config.engine.options) or OPTION in engine.handler.unused:
+        said = f"the adapters in {found[0].parent} are not loaded"
+        problems.warnings.append(f"{said}: {OPTION}=true loads them, on an engine that has adapters")
+        return config
+    for path in found:
+        check_files(path, allow_pickle=config.engine.allow_pickle)
+    return replace(config, model=replace(model, adapters=by_name(found, (model.name, "model", *model.aliases))))
 
 
 def _option_sources(values: Values) -> dict[str, str]:
