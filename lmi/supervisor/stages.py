@@ -61,24 +61,28 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
         say(resolved)
     wanted = resolved.config.requirements
     if wanted is not None and not is_complete(wanted):
-        yield requirements(wanted, runtime)
+        yield requirements(wanted, resolved.config, runtime)
     yield resolved.config
 
 
 def download(request: FetchRequest, config: Config, runtime: ServerRuntime) -> Stage:
     folder = _new_folder(runtime, "download")
     write(folder / "request.json", request)
-    argv = ["lmi.sources.worker", str(folder / "request.json"), str(folder)]
+    argv = ["lmi.sources.worker", str(folder / "request.json"), str(folder), *_log_words(config)]
     log.info("fetching %s", ", ".join(wanted.source for wanted in request.sources))
     return Stage("download", Child(_kind("download", argv, folder, os.environ)), folder)
 
 
-def requirements(wanted: RequirementsConfig, runtime: ServerRuntime) -> Stage:
+def requirements(wanted: RequirementsConfig, config: Config, runtime: ServerRuntime) -> Stage:
     folder = _new_folder(runtime, "requirements")
-    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder)]
+    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config)]
     log.info("installing what %s names", wanted.file)
     child = Child(_kind("requirements", ["lmi.user_code.requirements", *places], folder, os.environ))
     return Stage("requirements", child, folder)
+
+
+def _log_words(config: Config) -> list[str]:
+    return ["--log-level", config.server.log_level, "--log-format", config.server.log_format]
 
 
 def say(resolved: Resolved) -> None:

@@ -91,7 +91,7 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
     """Return the registry. Raises HTTPException, UnknownModel, Unavailable, or InvalidRequest if there is no LoRA."""
     if not service.config.server.management:
         raise HTTPException(404, "adapters cannot be changed here (management=false)")
-    if service.is_draining:
+    if service.front_end.is_draining:
         raise Unavailable("the server is shutting down and takes no new requests")
     if (model := exchange.scope["path_params"].get("model")) is not None:
         service.check_model(model)

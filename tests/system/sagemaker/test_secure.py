@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lmi.settings.model_folder import demo_folder
 from lmi.settings.secure_mode import CONTROLS
 from tests.served import launch
+from tests.sources.hub_server import HubServer
 from tests.system.container import ROOT, write_model
 
 ALL = ",".join(CONTROLS)
@@ -66,3 +68,19 @@ def test_controls_that_are_missing_or_unknown_end_the_start(tmp_path: Path, cont
 def test_a_channel_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     assert "/nowhere is not a folder" in str(refused(folder, **environ(folder, channels="/nowhere"))["message"])
+
+
+@pytest.mark.parametrize(
+    ("name", "control"),
+    [("chat_template.jinja", "DISALLOW_CHAT_TEMPLATE"), ("requirements.txt", "DISALLOW_REQUIREMENTS_TXT")],
+)
+def test_a_model_is_searched_after_it_was_fetched(tmp_path: Path, name: str, control: str) -> None:
+    with HubServer() as hub:
+        files = {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()}
+        hub.publish("someone/model", {**files, name: b""})
+        fetched = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+        given = {"SERVING_LOG_FORMAT": "json", **environ(tmp_path, control, channels=""), **fetched}
+        with launch(Path("someone/model"), given) as server:
+            assert server.wait(60) == 5
+            said = server.last_words()["message"]
+            assert "/snapshots/" in said and f"/{name}: refused by {control}" in said
