@@ -27,7 +27,7 @@ LAYERS = (
     {"lmi.runtime", "lmi.schemas", "lmi.text"},
     {"lmi.formatters"},
     {"lmi.apis", "lmi.engine"},
-    {"lmi.pipeline", "lmi.user_code"},
+    {"lmi.gateway", "lmi.pipeline", "lmi.user_code"},
     {"lmi.supervisor"},
     {"lmi.server"},
     {"lmi.cli"},
@@ -139,7 +139,14 @@ def test_the_pipeline_reads_every_field_of_a_request() -> None:
     assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
 
 
-PROCESSES = ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker", "lmi.user_code.worker"]
+PROCESSES = [
+    "lmi.server.app",
+    "lmi.gateway.worker",
+    "lmi.supervisor.supervisor",
+    "lmi.cli",
+    "lmi.engine.worker",
+    "lmi.user_code.worker",
+]
 
 
 @pytest.mark.parametrize("module", PROCESSES)

@@ -1,0 +1,125 @@
+"""The command `lmi gateway`: its flags, and what they say as settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from lmi.gateway.container import Container
+from lmi.gateway.operations import ENDPOINT_NAME
+from lmi.gateway.parts import parse as parse_parts
+from lmi.gateway.settings import ANY, Settings
+
+DEFAULTS = Settings()
+Key, Value = TypeVar("Key"), TypeVar("Value")
+SECONDS = click.FloatRange(min=0, min_open=True)
+LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
+
+
+def argv(port: int, container_url: str, log_level: str, log_format: str) -> list[str]:
+    """Return the words after `lmi` with which a server starts a gateway in front of itself, for any endpoint name."""
+    return [
+        "gateway",
+        *("--port", str(port)),
+        *("--endpoint", container_url),
+        *("--log-level", log_level),
+        *("--log-format", log_format),
+    ]
+
+
+@click.command()
+@click.option("--host", default=DEFAULTS.host, show_default=True, help="address to listen on")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULTS.port, show_default=True, help="0: any free one")
+@click.option(
+    "--endpoint",
+    "endpoints",
+    metavar="[NAME=]URL",
+    multiple=True,
+    help="a container and its endpoint's name; without NAME: every other name [http://127.0.0.1:8080]",
+)
+@click.option(
+    "--component",
+    "components",
+    metavar="[NAME/]IC[=ADAPTER]",
+    multiple=True,
+    help="an inference component, and the adapter that it is in the container",
+)
+@click.option("--parts", default="as-is", metavar="MODE", help="as-is, coalesce[:MS], split[:BYTES] of streams")
+@click.option("--max-body", type=click.IntRange(min=1), default=DEFAULTS.max_body_bytes, metavar="BYTES")
+@click.option("--timeout", type=SECONDS, default=DEFAULTS.timeout_s, metavar="S", help="of a whole answer")
+@click.option("--stream-timeout", type=SECONDS, default=DEFAULTS.stream_timeout_s, metavar="S", help="to its last byte")
+@click.option("--check-signatures", is_flag=True, help="refuse requests not signed with the credentials here")
+@click.option("--log-level", type=LOG_LEVELS, default=DEFAULTS.log_level)
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default=DEFAULTS.log_format)
+def gateway(**flags: Any) -> int:
+    """Answer AWS's SageMaker API on this machine, in front of containers: for tests and laptops."""
+    from lmi.gateway.worker import run
+
+    return run(settings(**flags))
+
+
+def settings(
+    host: str,
+    port: int,
+    endpoints: tuple[str, ...],
+    components: tuple[str, ...],
+    parts: str,
+    max_body: int,
+    timeout: float,
+    stream_timeout: float,
+    check_signatures: bool,
+    log_level: str,
+    log_format: str,
+) -> Settings:
+    """Return the settings that the flags give. Raises click.UsageError."""
+    return Settings(
+        host=host,
+        port=port,
+        endpoints=_collect("--endpoint", endpoints, _endpoint) or DEFAULTS.endpoints,
+        components=_collect("--component", components, _component),
+        parts=_parse("--parts", parts, parse_parts),
+        max_body_bytes=max_body,
+        timeout_s=timeout,
+        stream_timeout_s=stream_timeout,
+        checks_signatures=check_signatures,
+        log_level=log_level,
+        log_format=log_format,
+    )
+
+
+def _collect(flag: str, texts: tuple[str, ...], parse: Callable[[str], tuple[Key, Value]]) -> dict[Key, Value]:
+    """Return the pairs that a repeated flag gives. Raises click.UsageError for a key that comes twice."""
+    found: dict[Key, Value] = {}
+    for text in texts:
+        key, value = _parse(flag, text, parse)
+        if found.setdefault(key, value) != value:
+            raise click.UsageError(f"{flag} {text} contradicts another {flag}.")
+    return found
+
+
+def _parse(flag: str, text: str, parse: Callable[[str], Value]) -> Value:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"{flag} {error}") from None
+
+
+def _endpoint(text: str) -> tuple[str, str]:
+    """Read `[NAME=]URL`."""
+    name, _, url = text.rpartition("=")
+    return _name(name) if name else ANY, Container(url).url
+
+
+def _component(text: str) -> tuple[tuple[str, str], str]:
+    """Read `[NAME/]IC[=ADAPTER]`."""
+    where, _, adapter = text.partition("=")
+    endpoint, _, component = where.rpartition("/")
+    return (_name(endpoint) if endpoint else ANY, _name(component)), adapter
+
+
+def _name(text: str) -> str:
+    if not ENDPOINT_NAME.takes(text):
+        raise ValueError(f"needs a name of letters, digits and inner hyphens, at most 63, given {text or 'none'}")
+    return text

@@ -1,0 +1,125 @@
+"""The operations that invoke an endpoint: InvokeEndpoint, its streamed form, and OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+from lmi.gateway import eventstream
+from lmi.gateway.container import Answer, ContainerFault, Header, OutOfTime, Unreachable
+from lmi.gateway.endpoints import Endpoint
+from lmi.gateway.errors import AwsError, model_error, timed_out, unavailable
+from lmi.gateway.gateway import VARIANT, Gateway, Request, headers_for_container, path_to_model
+from lmi.gateway.operations import INVOKE, OPENAI, PREFIX, STREAM
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 4096  # of an answer; the platform refuses more of an asynchronous one
+MAX_ERROR_BYTES = 64 << 10
+PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
+ALLOTTED = "Your model primary did not complete sending the inference response in the allotted time."
+BROKEN = "The connection to your model primary was lost before the inference response was complete."
+
+
+async def invoke(request: Request, gateway: Gateway) -> None:
+    """Send the container's whole answer."""
+    endpoint, values = gateway.endpoints.find(request.names["endpoint"]), request.values(INVOKE)
+    async with invocation(request, gateway, endpoint, values, gateway.settings.timeout_s) as answer:
+        if answer.is_chunked:
+            log.warning("the container's answer is chunked: an asynchronous endpoint would refuse it")
+        body = await answer.read()
+    await request.exchange.send_whole(200, answer.header("content-type") or "", body, headers_for_client(answer))
+
+
+async def stream(request: Request, gateway: Gateway) -> None:
+    """Send the container's answer as an event stream, part by part."""
+    endpoint, values = gateway.endpoints.find(request.names["endpoint"]), request.values(STREAM)
+    exchange = request.exchange
+    async with invocation(request, gateway, endpoint, values, gateway.settings.stream_timeout_s) as answer:
+        headers = headers_for_client(answer)
+        headers += [(PREFIX + "Content-Type", value) for value in filter(None, [answer.header("content-type")])]
+        async with aclosing(gateway.settings.parts.cut(answer)) as parts:
+            async for part in parts:
+                if not exchange.status:
+                    await exchange.start(200, eventstream.MEDIA_TYPE, headers)
+                await exchange.write(eventstream.part(part))
+        if not exchange.status and isinstance(answer.fault, OutOfTime):
+            raise answer.fault
+    if not exchange.status:
+        await exchange.start(200, eventstream.MEDIA_TYPE, headers)
+    if answer.fault is not None:
+        await exchange.write(_failure(answer.fault))
+    await exchange.end()
+
+
+def _failure(fault: ContainerFault) -> bytes:
+    log.warning("a stream ends with an error: %s", fault)
+    if isinstance(fault, OutOfTime):
+        return eventstream.failure("ModelInvocationTimeExceeded", ALLOTTED)
+    return eventstream.failure("StreamBroken", BROKEN)
+
+
+async def chat(request: Request, gateway: Gateway) -> None:
+    """Send what the container's /v1/chat/completions answers: its status and bytes, of errors too."""
+    endpoint, values = gateway.endpoints.find(request.names["endpoint"]), request.values(OPENAI)
+    if component := request.names.get("component"):
+        values["InferenceComponentName"] = component
+    exchange, timeout_s = request.exchange, gateway.settings.stream_timeout_s
+    async with _call(request, gateway, endpoint, values, "/v1/chat/completions", timeout_s) as answer:
+        length = [("content-length", value) for name, value in answer.headers if name == "content-length"]
+        await exchange.start(answer.status, answer.header("content-type") or "", [*length, *headers_for_client(answer)])
+        while chunk := await answer.receive():
+            await exchange.write(chunk)
+        if answer.fault is not None:
+            raise answer.fault  # the client's connection is cut, which shows that the answer is not whole
+    await exchange.end()
+
+
+@asynccontextmanager
+async def invocation(
+    request: Request, gateway: Gateway, endpoint: Endpoint, values: dict[str, str], timeout_s: float
+) -> AsyncIterator[Answer]:
+    """Yield the model's answer. Raises AwsError for an error of the container, or where no answer came in time."""
+    async with path_to_model(gateway, endpoint, values) as path:
+        async with _call(request, gateway, endpoint, values, path, timeout_s) as answer:
+            if answer.status >= 300:
+                body = await answer.read(MAX_ERROR_BYTES)
+                raise model_error(answer.status, body.decode(errors="replace"), endpoint.name, request.region)
+            yield answer
+
+
+@asynccontextmanager
+async def _call(
+    request: Request, gateway: Gateway, endpoint: Endpoint, values: dict[str, str], path: str, timeout_s: float
+) -> AsyncIterator[Answer]:
+    """Yield the container's answer. Raises AwsError where it does not come whole, as far as it was awaited here."""
+    component = values.get("InferenceComponentName")
+    headers = headers_for_container(values, component, gateway.components.adapter(endpoint.name, component))
+    await endpoint.health.check_was_ready()
+    try:
+        async with endpoint.container.call("POST", path, headers, request.body, timeout_s) as answer:
+            if answer.num_header_bytes > MAX_HEADER_BYTES:
+                log.warning("the container's answer has %d bytes of headers", answer.num_header_bytes)
+            yield answer
+    except ContainerFault as fault:
+        raise as_aws_error(fault, endpoint, request.region) from fault
+
+
+def as_aws_error(fault: ContainerFault, endpoint: Endpoint, region: str) -> AwsError:
+    """Return what a client gets where the container gave no whole answer."""
+    if isinstance(fault, OutOfTime):
+        return timed_out(endpoint.name, region)
+    if isinstance(fault, Unreachable):
+        return unavailable(f"The container at {endpoint.container.url} is not there: {fault}")
+    return model_error(0, str(fault), endpoint.name, region)
+
+
+def headers_for_client(answer: Answer) -> list[Header]:
+    """Return what a client gets of the container's headers, beside the content type, and the variant."""
+    headers = [("x-Amzn-Invoked-Production-Variant", VARIANT)]
+    headers += [(PREFIX + name, value) for name in PASSED if (value := answer.header((PREFIX + name).lower()))]
+    created = answer.header((PREFIX + "Session-Id").lower())
+    if created and "; Expires=" in created and answer.header((PREFIX + "New-Session-Id").lower()) is None:
+        headers.append((PREFIX + "New-Session-Id", created))
+    return headers

@@ -1,0 +1,111 @@
+"""The gateway's process: `lmi gateway`, in the foreground or as a child of the supervisor, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+
+import orjson
+import uvicorn
+import uvloop
+
+import lmi.shared.log
+from lmi.errors import BadConfiguration, PortUnavailable
+from lmi.gateway.app import App, Signatures
+from lmi.gateway.gateway import Gateway
+from lmi.gateway.settings import Settings
+from lmi.http.protocol import GuardedProtocol
+from lmi.shared import processes
+from lmi.shared.log import escape, is_text
+
+SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
+FINISH_S = 25.0  # for requests that are still open at SIGTERM
+BACKLOG = 2048
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
+    lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
+    processes.set_title("lmi-gateway")
+    if parent := os.environ.get(SUPERVISOR_PID):
+        processes.die_with_parent(int(parent), signal.SIGTERM)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: None)  # uvicorn raises it once more when it has ended
+    gateway = Gateway(settings)
+    app, listener = App(gateway, signatures(settings)), listen(settings.host, settings.port)
+    if not settings.checks_signatures and not is_loopback(settings.host):
+        log.warning("%s is no loopback address, and everybody who reaches it is served", settings.host)
+    say_ready(settings, listener.getsockname()[1])
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(gateway, app, listener))
+    return 0
+
+
+def signatures(settings: Settings) -> Signatures | None:
+    if not settings.checks_signatures:
+        return None
+    try:
+        from lmi.gateway import signatures
+    except ModuleNotFoundError:
+        raise BadConfiguration("--check-signatures needs botocore: pip install 'lmi[aws]'") from None
+    return signatures.Signatures(os.environ)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def serve(gateway: Gateway, app: App, listener: socket.socket) -> None:
+    """Serve, with the gateway's own tasks started before and closed after the last request."""
+    config = uvicorn.Config(
+        app,
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=120,
+        timeout_graceful_shutdown=int(FINISH_S),
+    )
+    if gateway.settings.log_level.upper() != "DEBUG":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    for part in gateway.parts:
+        await part.start()
+    try:
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        for part in gateway.parts:
+            await part.close()
+
+
+def say_ready(settings: Settings, port: int) -> None:
+    """Print where the gateway is and how clients find it: text on a terminal, else one JSON object."""
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    endpoints = {name or "*": container for name, container in settings.endpoints.items()}
+    if not is_text(settings.log_format):
+        event = {"event": "ready", "gateway": url, "port": port, "endpoints": endpoints}
+        print(orjson.dumps(event).decode(), flush=True)
+        return
+    rows = "\n".join(f"  endpoint {escape(name)} is {escape(container)}" for name, container in endpoints.items())
+    exports = f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME={url}\n  export AWS_ENDPOINT_URL_SAGEMAKER={url}"
+    print(f"\nlmi gateway is ready\n{rows}\n\n{exports}\n", flush=True)
