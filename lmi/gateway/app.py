@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -17,7 +17,7 @@ from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.gateway import Gateway, Request
 from lmi.http.exchange import BodyTooLarge
 
-Handler = Callable[[Request, Gateway], Awaitable[None]]
+Handler = Callable[[Request, Gateway], Coroutine[Any, Any, None]]
 Row = tuple[str, Handler]  # path of a POST
 
 access = logging.getLogger("lmi.access")

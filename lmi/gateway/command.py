@@ -13,7 +13,8 @@ from lmi.gateway.parts import parse as parse_parts
 from lmi.gateway.settings import ANY, Settings
 
 DEFAULTS = Settings()
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 SECONDS = click.FloatRange(min=0, min_open=True)
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
@@ -29,7 +30,7 @@ def argv(port: int, container_url: str, log_level: str, log_format: str) -> list
     ]
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--host", default=DEFAULTS.host, show_default=True, help="address to listen on")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULTS.port, show_default=True, help="0: any free one")
 @click.option(

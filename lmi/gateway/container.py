@@ -107,7 +107,7 @@ class Answer(asyncio.Protocol):
         self.headers: list[Header] = []  # names in lower case
         self.is_chunked = False
         self.fault: ContainerFault | None = None
-        self._has_head = self._is_over = False
+        self._has_head = self._is_over = self._is_paused = False
         self._is_until_close = False  # the body ends where the connection does
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(timeout_s, self._run_out_of_time)
@@ -139,8 +139,8 @@ class Answer(asyncio.Protocol):
             return b""
         chunk = self._waiting.popleft()
         self._num_waiting_bytes -= len(chunk)
-        if self._transport is not None and self._num_waiting_bytes <= MAX_WAITING_BYTES:
-            self._transport.resume_reading()
+        if self._is_paused and self._num_waiting_bytes <= MAX_WAITING_BYTES:
+            self._pause(False)
         return chunk
 
     async def read(self, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
@@ -177,8 +177,7 @@ class Answer(asyncio.Protocol):
 
     # For the event loop.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -188,8 +187,14 @@ class Answer(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._end(self._lost("its answer is not HTTP/1.1"))
-        if self._transport is not None and self._num_waiting_bytes > MAX_WAITING_BYTES:
-            self._transport.pause_reading()
+        if self._num_waiting_bytes > MAX_WAITING_BYTES:
+            self._pause(True)
+
+    def _pause(self, is_paused: bool) -> None:
+        """Stop reading, or go on. A connection that is over is left alone."""
+        self._is_paused = is_paused
+        if self._transport is not None and not self._is_over:
+            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
 
     def connection_lost(self, error: Exception | None) -> None:
         is_whole = self._has_head and self._is_until_close and error is None

@@ -20,7 +20,6 @@ from lmi.gateway.gateway import VARIANT, Gateway, Request
 
 MEDIA_TYPE = "application/x-amz-json-1.1"
 MAX_REASON_CHARS = 1024
-UNKNOWN, INVALID = "UnknownOperationException", "ValidationException"
 Members = dict[str, Any]
 Input = TypeVar("Input")
 Operation = Callable[[Request, Gateway], Awaitable[Members]]
@@ -62,7 +61,7 @@ async def control(request: Request, gateway: Gateway) -> None:
     """Run the operation that the request names."""
     target = request.exchange.headers.get("x-amz-target", "")
     if target not in OPERATIONS:
-        raise AwsError(UNKNOWN, 400, f"The gateway has no operation {shorten(target)}.", __type=UNKNOWN)
+        raise AwsError("UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}.")
     answer = await OPERATIONS[target](request, gateway)
     await request.exchange.send_whole(200, MEDIA_TYPE, orjson.dumps(answer))
 
@@ -114,4 +113,4 @@ def _decode(request: Request, kind: type[Input]) -> Input:
 
 
 def _invalid(message: str) -> AwsError:
-    return AwsError(INVALID, 400, message, __type=INVALID)
+    return AwsError("ValidationException", 400, message)

@@ -26,9 +26,14 @@ class AwsError(LmiError):
         self.others = others
 
     @property
-    def body(self) -> bytes:
+    def members(self) -> dict[str, str | int]:
+        """What the body holds."""
         members = {"Message": self.message, **self.others}
-        return orjson.dumps({name: cut(value) if isinstance(value, str) else value for name, value in members.items()})
+        return {name: cut(value) if isinstance(value, str) else value for name, value in members.items()}
+
+    @property
+    def body(self) -> bytes:
+        return orjson.dumps(self.members)
 
 
 def cut(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
+import orjson
+
 from lmi.gateway.errors import AwsError
 from lmi.http.exchange import Exchange, Header
 
@@ -21,5 +23,7 @@ class AwsExchange(Exchange):
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def send_error(self, error: AwsError) -> None:
+        """Send an error. A POST of `/` is AWS JSON 1.1, whose clients read its class in the body."""
         self.error_label = error.kind
-        await self.send_whole(error.status, "application/json", error.body, [("x-amzn-ErrorType", error.kind)])
+        body = error.members | ({"__type": error.kind} if (self.method, self.path) == ("POST", "/") else {})
+        await self.send_whole(error.status, "application/json", orjson.dumps(body), [("x-amzn-ErrorType", error.kind)])

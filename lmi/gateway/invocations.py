@@ -16,7 +16,7 @@ from lmi.gateway.operations import INVOKE, OPENAI, PREFIX, STREAM
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 4096  # of an answer; the platform refuses more of an asynchronous one
-MAX_ERROR_BYTES = 64 << 10
+MAX_ERROR_BYTES = 16 << 10  # that are read of an error, of which a client sees 2048 characters
 PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
 ALLOTTED = "Your model primary did not complete sending the inference response in the allotted time."
 BROKEN = "The connection to your model primary was lost before the inference response was complete."
@@ -84,9 +84,16 @@ async def invocation(
     async with path_to_model(gateway, endpoint, values) as path:
         async with _call(request, gateway, endpoint, values, path, timeout_s) as answer:
             if answer.status >= 300:
-                body = await answer.read(MAX_ERROR_BYTES)
-                raise model_error(answer.status, body.decode(errors="replace"), endpoint.name, request.region)
+                raise model_error(answer.status, await _beginning(answer), endpoint.name, request.region)
             yield answer
+
+
+async def _beginning(answer: Answer) -> str:
+    """Return as much of an answer's text as an error can hold."""
+    text = b""
+    while len(text) < MAX_ERROR_BYTES and (chunk := await answer.receive()):
+        text += chunk
+    return text.decode(errors="replace")
 
 
 @asynccontextmanager

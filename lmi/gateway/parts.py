@@ -7,7 +7,7 @@ ends early ends the parts, with nothing lost of what came before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,14 +21,14 @@ class Body(Protocol):
 
 
 class Parts(Protocol):
-    def cut(self, body: Body) -> AsyncIterator[bytes]: ...
+    def cut(self, body: Body) -> AsyncGenerator[bytes]: ...
 
 
 @dataclass(frozen=True)
 class AsIs:
     """One part for each chunk, at once."""
 
-    async def cut(self, body: Body) -> AsyncIterator[bytes]:
+    async def cut(self, body: Body) -> AsyncGenerator[bytes]:
         while chunk := await body.receive():
             yield chunk
 
@@ -39,7 +39,7 @@ class Coalesced:
 
     wait_s: float = 0.05
 
-    async def cut(self, body: Body) -> AsyncIterator[bytes]:
+    async def cut(self, body: Body) -> AsyncGenerator[bytes]:
         part = await body.receive()
         while part:
             part, rest = await self._fill(part, body)
@@ -67,7 +67,7 @@ class Split:
 
     num_bytes: int = 7
 
-    async def cut(self, body: Body) -> AsyncIterator[bytes]:
+    async def cut(self, body: Body) -> AsyncGenerator[bytes]:
         left = b""
         while chunk := await body.receive():
             left += chunk

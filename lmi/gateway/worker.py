@@ -23,7 +23,8 @@ from lmi.shared import processes
 from lmi.shared.log import escape, is_text
 
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
-FINISH_S = 25.0  # for requests that are still open at SIGTERM
+FINISH_S = 25  # for requests that are still open at SIGTERM
+KEEP_ALIVE_S = 120
 BACKLOG = 2048
 
 log = logging.getLogger(__name__)
@@ -35,15 +36,16 @@ def run(settings: Settings) -> int:
     processes.set_title("lmi-gateway")
     if parent := os.environ.get(SUPERVISOR_PID):
         processes.die_with_parent(int(parent), signal.SIGTERM)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: None)  # uvicorn raises it once more when it has ended
     gateway = Gateway(settings)
-    app, listener = App(gateway, signatures(settings)), listen(settings.host, settings.port)
+    server = make_server(App(gateway, signatures(settings)), settings)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, server.handle_exit)  # also while the server starts, and when it raises them again
+    listener = listen(settings.host, settings.port)
     if not settings.checks_signatures and not is_loopback(settings.host):
         log.warning("%s is no loopback address, and everybody who reaches it is served", settings.host)
     say_ready(settings, listener.getsockname()[1])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(gateway, app, listener))
+        runner.run(serve(gateway, server, listener))
     return 0
 
 
@@ -72,8 +74,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def serve(gateway: Gateway, app: App, listener: socket.socket) -> None:
-    """Serve, with the gateway's own tasks started before and closed after the last request."""
+def make_server(app: App, settings: Settings) -> uvicorn.Server:
+    """Return the server. Its lines about starts and stops appear only with DEBUG."""
+    if settings.log_level != "DEBUG":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
         http=GuardedProtocol,
@@ -83,15 +87,18 @@ async def serve(gateway: Gateway, app: App, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=120,
-        timeout_graceful_shutdown=int(FINISH_S),
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FINISH_S,
     )
-    if gateway.settings.log_level.upper() != "DEBUG":
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    return uvicorn.Server(config)
+
+
+async def serve(gateway: Gateway, server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until a signal, with the gateway's own tasks started before and closed after the last request."""
     for part in gateway.parts:
         await part.start()
     try:
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
     finally:
         for part in gateway.parts:
             await part.close()

@@ -1,0 +1,86 @@
+"""The flags of `lmi gateway`."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import click
+import pytest
+
+from lmi.gateway.command import argv, gateway
+from lmi.gateway.command import settings as read
+from lmi.gateway.parts import Split
+from lmi.gateway.settings import Settings
+from tests.system.container import ENVIRON, ROOT
+
+
+def given(*flags: str) -> Settings:
+    context = gateway.make_context("lmi gateway", list(flags))
+    return read(**context.params)
+
+
+def test_the_defaults_are_those_of_the_settings() -> None:
+    assert given() == Settings()
+
+
+def test_every_flag_reaches_its_setting() -> None:
+    flags = "--host ::1 --port 9 --endpoint http://a:1/b/ --endpoint one=http://c --component ic=x --component one/ic"
+    more = "--parts split:3 --max-body 10 --timeout 0.5 --stream-timeout 2 --check-signatures --log-level debug"
+    assert given(*flags.split(), *more.split(), "--log-format", "text") == Settings(
+        host="::1",
+        port=9,
+        endpoints={"": "http://a:1/b", "one": "http://c"},
+        components={("", "ic"): "x", ("one", "ic"): ""},
+        parts=Split(3),
+        max_body_bytes=10,
+        timeout_s=0.5,
+        stream_timeout_s=2,
+        checks_signatures=True,
+        log_level="DEBUG",
+        log_format="text",
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        ("--endpoint https://a", "must be http://HOST"),
+        ("--endpoint a.b=http://c", "needs a name of letters"),
+        ("--endpoint a=http://b --endpoint a=http://c", "contradicts another --endpoint"),
+        ("--component a_b", "needs a name of letters"),
+        ("--component =x", "needs a name of letters"),
+        ("--parts all", "must be as-is"),
+        ("--timeout 0", "0"),
+        ("--max-body none", "none"),
+        ("--port 70000", "70000"),
+    ],
+)
+def test_a_flag_against_its_rule_is_a_usage_error(flags: str, rule: str) -> None:
+    with pytest.raises(click.UsageError, match=rule):
+        given(*flags.split())
+
+
+def lmi(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "lmi", *words]
+    return subprocess.run(command, env={**ENVIRON, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+
+
+def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
+    done = lmi("gateway", "--parts", "all")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("lmi gateway: --parts must be as-is") and done.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_exit_code_3() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = lmi("gateway", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 3
+    assert "cannot listen on 127.0.0.1 port" in done.stderr
+
+
+def test_a_server_starts_a_gateway_with_words_that_it_understands() -> None:
+    words = argv(8081, "http://127.0.0.1:8080", "WARNING", "json")
+    assert words[0] == "gateway"
+    assert given(*words[1:]) == Settings(log_level="WARNING", log_format="json")
