@@ -18,10 +18,14 @@ MAX_NAMES = 1000  # that are remembered of those that the clients choose
 
 
 class Health:
-    """What a container's /ping says, which is asked only when somebody wants to know."""
+    """What a container's /ping says. It is asked only when somebody wants to know.
 
-    def __init__(self, container: Container) -> None:
+    An endpoint is out of service `out_of_service_s` after its container was first found gone.
+    """
+
+    def __init__(self, container: Container, out_of_service_s: float = OUT_OF_SERVICE_S) -> None:
         self._container = container
+        self._out_of_service_s = out_of_service_s
         self._was_ready = False
         self._lost_since_s: float | None = None
 
@@ -41,8 +45,8 @@ class Health:
             return "Failed", text
         if not self._was_ready:
             return "Creating", ""
-        is_lost = self._lost_since_s is not None and time.monotonic() - self._lost_since_s >= OUT_OF_SERVICE_S
-        return "OutOfService" if is_lost else "InService", ""
+        lost_s = 0.0 if self._lost_since_s is None else time.monotonic() - self._lost_since_s
+        return "OutOfService" if lost_s >= self._out_of_service_s else "InService", ""
 
     async def _ping(self) -> tuple[int, str]:
         """Return the status of /ping and its body, or 0 and the reason."""
