@@ -55,11 +55,11 @@ class Container:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+        if parts.scheme != "http" or not parts.hostname or parts.username or parts.query or parts.fragment:
             raise ValueError(f"must be http://HOST[:PORT], given {url}")
         self.url = url.rstrip("/")
         self._host, self._port = parts.hostname, parts.port or 80
-        self._authority, self._prefix = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
+        self._authority, self._prefix = parts.netloc, parts.path.rstrip("/")
 
     @asynccontextmanager
     async def call(
@@ -168,8 +168,6 @@ class Answer(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection at once."""
         self._end()
-        if self._transport is not None:
-            self._transport.abort()
 
     async def _wait(self) -> None:
         self._news = self._loop.create_future()
@@ -179,6 +177,8 @@ class Answer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        if self._is_over:  # the time was up before
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -208,12 +208,14 @@ class Answer(asyncio.Protocol):
         self._end(OutOfTime(f"no whole answer within {self.timeout_s:g} s"))
 
     def _end(self, fault: ContainerFault | None = None) -> None:
-        """End the body, of which all that came can still be received. Only the first call counts."""
+        """Close the connection. What came of the body can still be received. Only the first call counts."""
         if self._is_over:
             return
         self._push()
         self._is_over, self.fault = True, fault
         self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
         self._tell()
 
     def _push(self) -> None:
