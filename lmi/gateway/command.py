@@ -19,17 +19,6 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False)
 
 
-def argv(port: int, container_url: str, log_level: str, log_format: str) -> list[str]:
-    """Return the words after `lmi` with which a server starts a gateway in front of itself, for any endpoint name."""
-    return [
-        "gateway",
-        *("--port", str(port)),
-        *("--endpoint", container_url),
-        *("--log-level", log_level),
-        *("--log-format", log_format),
-    ]
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--host", default=DEFAULTS.host, show_default=True, help="address to listen on")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULTS.port, show_default=True, help="0: any free one")

@@ -16,6 +16,7 @@ import uvloop
 import lmi.shared.log
 from lmi.errors import BadConfiguration, PortUnavailable
 from lmi.gateway.app import App, Signatures
+from lmi.gateway.child import local_url
 from lmi.gateway.gateway import Gateway
 from lmi.gateway.settings import Settings
 from lmi.http.protocol import GuardedProtocol
@@ -106,8 +107,7 @@ async def serve(gateway: Gateway, server: uvicorn.Server, listener: socket.socke
 
 def say_ready(settings: Settings, port: int) -> None:
     """Print where the gateway is and how clients find it: text on a terminal, else one JSON object."""
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = local_url(settings.host, port)
     endpoints = {name or "*": container for name, container in settings.endpoints.items()}
     if not is_text(settings.log_format):
         event = {"event": "ready", "gateway": url, "port": port, "endpoints": endpoints}

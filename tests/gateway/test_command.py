@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import sys
 import click
 import pytest
 
-from lmi.gateway.command import argv, gateway
+from lmi.gateway.child import argv, local_url
+from lmi.gateway.command import gateway
 from lmi.gateway.command import settings as read
 from lmi.gateway.parts import Split
 from lmi.gateway.settings import Settings
@@ -81,6 +83,30 @@ def test_a_port_that_is_taken_is_exit_code_3() -> None:
 
 
 def test_a_server_starts_a_gateway_with_words_that_it_understands() -> None:
-    words = argv(8081, "http://127.0.0.1:8080", "WARNING", "json")
+    words = argv(8081, "0.0.0.0", 8080, "WARNING", "json")
     assert words[0] == "gateway"
     assert given(*words[1:]) == Settings(log_level="WARNING", log_format="json")
+
+
+@pytest.mark.parametrize(("host", "name"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("a", "a")])
+def test_a_url_names_an_address_that_can_be_called(host: str, name: str) -> None:
+    assert local_url(host, 80) == f"http://{name}:80"
+
+
+def test_what_a_supervisor_loads_of_the_gateway_is_one_module() -> None:
+    unused = ["asyncio", "click", "lmi.gateway.command"]
+    code = f"import sys, lmi.gateway.child; print([name for name in {unused} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_it_ends_when_the_supervisor_that_started_it_is_gone() -> None:
+    gateway = f"LMI_SUPERVISOR_PID=$$ {sys.executable} -P -m lmi gateway --port 0 --log-format json & wait"
+    environ = {**ENVIRON, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(["sh", "-c", gateway], env=environ, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        port = json.loads(parent.stdout.readline())["port"]
+        parent.kill()
+        assert parent.stdout.read() == b""  # the gateway has ended too
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

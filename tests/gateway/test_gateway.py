@@ -6,6 +6,7 @@ import json
 import random
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from botocore.exceptions import ClientError, EventStreamError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmi.gateway.eventstream import part
 from tests.gateway.gateways import (
     READY,
     Gateway,
@@ -491,6 +493,17 @@ def test_an_answer_with_a_length_or_until_the_end_of_the_connection_is_a_stream_
     for script in (whole(ANSWER), lambda talk: talk.send(b"HTTP/1.1 200 OK\r\n\r\n" + ANSWER)):
         container.script = script
         assert {b"".join(aws.parts()) for aws in gateways.values()} == {ANSWER}
+
+
+def test_each_frame_is_one_write_and_so_one_chunk_of_the_response(plain: Both) -> None:
+    aws, container = plain
+    container.script = chunked(b"hi", b"hi")
+    with socket.create_connection(("127.0.0.1", aws.port), timeout=20) as connection:
+        connection.sendall(b"POST /endpoints/any/invocations-response-stream HTTP/1.1\r\nHost: a\r\n")
+        connection.sendall(b"Content-Length: 2\r\nConnection: close\r\n\r\n{}")
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    frame = b"6b\r\n" + part(b"hi") + b"\r\n"
+    assert received.partition(b"\r\n\r\n")[2] == 2 * frame + b"0\r\n\r\n"
 
 
 def test_each_part_comes_when_its_chunk_does(plain: Both) -> None:
