@@ -20,7 +20,8 @@
          ├─ BadConfiguration      2
          ├─ PortUnavailable       3
          ├─ ModelUnusable         4
-         └─ SecurityRefused       5
+         ├─ SecurityRefused       5
+         └─ SourceUnreachable     6
 
 Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs. An API
 that answers differently (LMI turns 400 into 424) has a table in `formatters/errors.py`. An error passes between
@@ -213,6 +214,13 @@ class SecurityRefused(StartError):
 
     exit_code = 5
     label = "security_refused"
+
+
+class SourceUnreachable(StartError):
+    """The model's source could not be reached in several tries. A later start may succeed."""
+
+    exit_code = 6
+    label = "source_unreachable"
 
 
 def _tree(kind: type[LmiError]) -> Iterator[type[LmiError]]:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     {"lmi", "lmi.errors"},
     {"lmi.executor", "lmi.shared"},
+    {"lmi.sources"},
     {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
     {"lmi.runtime", "lmi.schemas", "lmi.text"},
     {"lmi.formatters"},
@@ -146,6 +147,8 @@ PROCESSES = [
     "lmi.cli",
     "lmi.engine.worker",
     "lmi.user_code.worker",
+    "lmi.sources.hub",
+    "lmi.sources.worker",
 ]
 
 

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 ROUTES: list[Row] = [
     ("/endpoints/{endpoint}/invocations", invocations.invoke),
     ("/endpoints/{endpoint}/invocations-response-stream", invocations.stream),
+    ("/endpoints/{endpoint}/async-invocations", invocations.invoke_later),
     ("/endpoints/{endpoint}/openai/v1/chat/completions", invocations.chat),
     ("/endpoints/{endpoint}/inference-components/{component}/openai/v1/chat/completions", invocations.chat),
     ("/", control.control),

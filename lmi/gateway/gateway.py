@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lmi.gateway.container import Header
 from lmi.gateway.endpoints import Components, Endpoint, Endpoints
@@ -24,8 +24,23 @@ REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
 class Targets(Protocol):
     """The models of multi-model endpoints."""
 
-    def lease(self, endpoint: Endpoint, target_model: str) -> AbstractAsyncContextManager[str]:
+    def lease(self, endpoint: Endpoint, target_model: str, region: str) -> AbstractAsyncContextManager[str]:
         """Load the model, and keep it until the block ends. Yields the path to invoke it. Raises AwsError."""
+
+
+class Accepted(NamedTuple):
+    """An async invocation that was accepted, and the URLs of the file that it leaves: one of the two."""
+
+    inference_id: str
+    output: str
+    failure: str
+
+
+class AsyncInvocations(Protocol):
+    """The invocations that run after their clients were answered."""
+
+    def accept(self, request: Request, endpoint: Endpoint) -> Accepted:
+        """Put an invocation into the queue. Raises AwsError."""
 
 
 class Part(Protocol):
@@ -37,7 +52,7 @@ class Part(Protocol):
 
 
 class Gateway:
-    """What all requests share. `targets` and `parts` are set before the first request."""
+    """What all requests share. `targets`, `async_invocations` and `parts` are set before the first request."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -46,6 +61,7 @@ class Gateway:
         self.num_body_bytes = 0  # of all requests that are open
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
         self.targets: Targets | None = None
+        self.async_invocations: AsyncInvocations | None = None
         self.parts: list[Part] = []
 
 
@@ -80,7 +96,9 @@ def headers_for_container(values: dict[str, str], component: str | None = None, 
 
 
 @asynccontextmanager
-async def path_to_model(gateway: Gateway, endpoint: Endpoint, values: dict[str, str]) -> AsyncIterator[str]:
+async def path_to_model(
+    gateway: Gateway, endpoint: Endpoint, values: dict[str, str], region: str
+) -> AsyncIterator[str]:
     """Yield the container's path for a call, while the model that it names stays loaded."""
     target = values.get("TargetModel")
     if target is None:
@@ -88,5 +106,5 @@ async def path_to_model(gateway: Gateway, endpoint: Endpoint, values: dict[str, 
     elif gateway.targets is None:
         raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: the gateway has no --models.")
     else:
-        async with gateway.targets.lease(endpoint, target) as path:
+        async with gateway.targets.lease(endpoint, target, region) as path:
             yield path

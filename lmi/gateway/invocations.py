@@ -1,4 +1,4 @@
-"""The operations that invoke an endpoint: InvokeEndpoint, its streamed form, and OpenAI's chat completions."""
+"""The operations that invoke an endpoint: InvokeEndpoint, streamed or async, and OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+import orjson
+
 from lmi.gateway import eventstream
 from lmi.gateway.container import Answer, ContainerFault, Header, OutOfTime, Unreachable
 from lmi.gateway.endpoints import Endpoint
-from lmi.gateway.errors import AwsError, model_error, timed_out, unavailable
+from lmi.gateway.errors import AwsError, model_error, timed_out, unavailable, unknown_operation
 from lmi.gateway.gateway import VARIANT, Gateway, Request, headers_for_container, path_to_model
 from lmi.gateway.operations import INVOKE, OPENAI, PREFIX, STREAM
 
@@ -76,12 +78,24 @@ async def chat(request: Request, gateway: Gateway) -> None:
     await exchange.end()
 
 
+async def invoke_later(request: Request, gateway: Gateway) -> None:
+    """Accept an async invocation, and send where its answer will be."""
+    endpoint = gateway.endpoints.find(request.names["endpoint"])
+    if gateway.async_invocations is None:
+        raise unknown_operation()
+    await endpoint.health.check_was_ready()
+    accepted = gateway.async_invocations.accept(request, endpoint)
+    locations = [(PREFIX + "OutputLocation", accepted.output), (PREFIX + "FailureLocation", accepted.failure)]
+    body = orjson.dumps({"InferenceId": accepted.inference_id})
+    await request.exchange.send_whole(202, "application/json", body, locations)
+
+
 @asynccontextmanager
 async def invocation(
     request: Request, gateway: Gateway, endpoint: Endpoint, values: dict[str, str], timeout_s: float
 ) -> AsyncIterator[Answer]:
     """Yield the model's answer. Raises AwsError for an error of the container, or where no answer came in time."""
-    async with path_to_model(gateway, endpoint, values) as path:
+    async with path_to_model(gateway, endpoint, values, request.region) as path:
         async with _call(request, gateway, endpoint, values, path, timeout_s) as answer:
             if answer.status >= 300:
                 raise model_error(answer.status, await _beginning(answer), endpoint.name, request.region)

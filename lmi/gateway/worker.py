@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from pathlib import Path
 
 import orjson
 import uvicorn
@@ -16,9 +17,13 @@ import uvloop
 import lmi.shared.log
 from lmi.errors import BadConfiguration, PortUnavailable
 from lmi.gateway.app import App, Signatures
+from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.child import local_url
 from lmi.gateway.gateway import Gateway
+from lmi.gateway.library import Library
 from lmi.gateway.settings import Settings
+from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
+from lmi.gateway.targets import Targets
 from lmi.http.protocol import GuardedProtocol
 from lmi.shared import processes
 from lmi.shared.log import escape, is_text
@@ -38,6 +43,7 @@ def run(settings: Settings) -> int:
     if parent := os.environ.get(SUPERVISOR_PID):
         processes.die_with_parent(int(parent), signal.SIGTERM)
     gateway = Gateway(settings)
+    add_parts(gateway)
     server = make_server(App(gateway, signatures(settings)), settings)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, server.handle_exit)  # also while the server starts, and when it raises them again
@@ -48,6 +54,18 @@ def run(settings: Settings) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(gateway, server, listener))
     return 0
+
+
+def add_parts(gateway: Gateway) -> None:
+    """Give the gateway what has tasks of its own."""
+    settings, s3 = gateway.settings, S3(gateway.settings.s3_endpoint)
+    place = settings.async_output
+    output = S3Output(s3, place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
+    libraries = {name: Library(Path(source), settings.models_dir) for name, source in settings.models.items()}
+    targets = Targets(libraries, settings.timeout_s)
+    invocations = AsyncInvocations(Inputs(s3, settings.async_input), output, settings.async_concurrency)
+    gateway.targets, gateway.async_invocations = targets, invocations
+    gateway.parts += [targets, invocations]
 
 
 def signatures(settings: Settings) -> Signatures | None:

@@ -126,6 +126,9 @@ class Talk(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_DELETE(self) -> None:
+        self._answer()
+
     def do_POST(self) -> None:
         self._answer()
 
