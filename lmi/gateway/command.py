@@ -43,7 +43,7 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
     "--models",
     metavar="[NAME=]SOURCE",
     multiple=True,
-    help="a folder of models that TargetModel names, and the endpoint that serves them; without NAME: every other",
+    help="a folder or s3:// URL of the models that TargetModel names, and their endpoint; without NAME: every other",
 )
 @click.option(
     "--models-dir",
@@ -158,9 +158,10 @@ def _models(text: str) -> tuple[str, str]:
     name, equals, source = text.partition("=")
     if not equals or not ENDPOINT_NAME.takes(name):
         name, source = ANY, text
-    if not Path(source).is_dir():
-        raise ValueError(f"must be [NAME=]SOURCE with a folder that exists, given {text}")
-    return name, str(Path(source).absolute())
+    place = _place(source)
+    if not place.startswith(S3_SCHEME) and not Path(place).is_dir():
+        raise ValueError(f"must name a folder that exists or s3://BUCKET[/PREFIX], given {text}")
+    return name, place
 
 
 def _place(text: str) -> str:

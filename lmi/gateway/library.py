@@ -1,8 +1,9 @@
 """The models of one source, laid out in folders as a container sees them.
 
-A model that clients call KEY is a folder or an archive at SOURCE/KEY. It is copied or unpacked to `DIR/H/model`, where
-`H` is a hash of its place, because a key comes from clients and must not become a path. A stamp beside it says from
-which files it was made, so that it is made again only when they change.
+A model that clients call KEY is a folder or an archive at SOURCE/KEY, where SOURCE is a folder or `s3://BUCKET/PREFIX`.
+It is laid out at `DIR/H/model`, where `H` is a hash of its place, because a key comes from clients and must not become
+a path. A stamp beside it says from which files it was made, so that it is made again only when they change. What comes
+from S3 is kept in `DIR/sources`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import hashlib
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from lmi.errors import cause_line
+from lmi.errors import StartError, cause_line
+from lmi.gateway.stores import S3_SCHEME
+from lmi.sources.archive import unpack
+from lmi.sources.complete import descended
+from lmi.sources.fetch import fetch
+from lmi.sources.job import Job
+from lmi.sources.request import WantedSource
+from lmi.sources.source import ARCHIVE_SUFFIXES
 
-ARCHIVES = (".tar.gz", ".tgz", ".tar")
 NAME_CHARS = 32
 
 
@@ -41,33 +47,43 @@ class Laid:
 
 
 class Library:
-    def __init__(self, source: Path, folder: Path) -> None:
-        self._source, self._folder = source.resolve(), folder.absolute()
+    def __init__(self, source: str, folder: Path) -> None:
+        self._folder = folder
+        self._is_remote = source.startswith(S3_SCHEME)
+        self._source = source.rstrip("/") if self._is_remote else str(Path(source).resolve())
 
     def name(self, key: str) -> str:
         """Return the name that the model has in the container. Raises NoSuchModel for a key against the rule."""
         parts = PurePosixPath(key).parts
         if not parts or parts[0] == "/" or ".." in parts:
             raise NoSuchModel(f"TargetModel must be a relative path without .., given {key}")
-        return hashlib.sha256(str(self._source / key).encode()).hexdigest()[:NAME_CHARS]
+        return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
 
     def lay(self, key: str) -> Laid:
         """Lay out a model, unless it is there already. Raises NoSuchModel or ModelBroken. It blocks."""
         home = self._folder / self.name(key)
-        found = self._find(key)
         try:
+            found = self._fetch(key) if self._is_remote else self._find(key)
             with _locked(home):
                 return Laid(home / "model", _update(found, home))
-        except (OSError, tarfile.TarError) as error:
-            raise ModelBroken(f"TargetModel {key} cannot be laid out: {cause_line(error)}") from error
+        except StartError as error:
+            raise ModelBroken(f"TargetModel {key}: {error}") from error
+        except OSError as error:
+            raise ModelBroken(f"TargetModel {key} cannot be laid out in {home}: {cause_line(error)}") from error
+
+    def _fetch(self, key: str) -> Path:
+        """Bring what is missing of a model from S3. Returns its folder. Raises StartError."""
+        wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
+        return Path(fetch(Job(wanted)).folder)
 
     def _find(self, key: str) -> Path:
         """Return the folder or archive. A link that leads out of the source counts as nothing."""
-        found = (self._source / key).resolve()
-        if not found.is_relative_to(self._source) or not found.exists():
-            raise NoSuchModel(f"TargetModel {key} is not below {self._source}")
-        if not found.is_dir() and not found.name.endswith(ARCHIVES):
-            raise NoSuchModel(f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVES)}")
+        source = Path(self._source)
+        found = (source / key).resolve()
+        if not found.is_relative_to(source) or not found.exists():
+            raise NoSuchModel(f"TargetModel {key} is not below {source}")
+        if not found.is_dir() and not found.name.endswith(ARCHIVE_SUFFIXES):
+            raise NoSuchModel(f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}")
         return found
 
 
@@ -111,10 +127,9 @@ def _make(found: Path, folder: Path) -> Path:
     if found.is_dir():
         shutil.copytree(found, folder, copy_function=_link_or_copy)
         return folder
-    with tarfile.open(found) as archive:
-        archive.extractall(folder, filter="data")
-    entries = list(folder.iterdir())
-    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
+    folder.mkdir()
+    unpack(found, folder)
+    return descended(folder)
 
 
 def _link_or_copy(source: str, target: str) -> None:

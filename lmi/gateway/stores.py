@@ -57,10 +57,9 @@ class FolderOutput:
 
 
 class S3:
-    """Objects of S3 by their URL. boto3 finds region and credentials, and the endpoint if `endpoint` is None."""
+    """Objects of S3 by their URL. boto3 finds endpoint, region and credentials in the environment."""
 
-    def __init__(self, endpoint: str | None = None) -> None:
-        self._endpoint = endpoint
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._client: Any = None
 
@@ -87,7 +86,7 @@ class S3:
     def _connected(self) -> Any:
         with self._lock:  # a client may be used by many threads, but not be made by two
             if self._client is None:
-                self._client = _make_client(self._endpoint)
+                self._client = _make_client()
             return self._client
 
 
@@ -158,7 +157,7 @@ def _read_file(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _make_client(endpoint: str | None) -> Any:
+def _make_client() -> Any:
     try:
         import boto3  # type: ignore[import-untyped]
         from botocore.config import Config  # type: ignore[import-untyped]
@@ -169,4 +168,4 @@ def _make_client(endpoint: str | None) -> Any:
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard", "max_attempts": NUM_TRIES},
     )
-    return boto3.session.Session().client("s3", endpoint_url=endpoint, config=limits)
+    return boto3.session.Session().client("s3", config=limits)

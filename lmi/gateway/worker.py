@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 import orjson
@@ -22,7 +23,7 @@ from lmi.gateway.child import local_url
 from lmi.gateway.gateway import Gateway
 from lmi.gateway.library import Library
 from lmi.gateway.settings import Settings
-from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
+from lmi.gateway.stores import EXTRA, S3, S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.targets import Targets
 from lmi.http.protocol import GuardedProtocol
 from lmi.shared import processes
@@ -42,6 +43,8 @@ def run(settings: Settings) -> int:
     processes.set_title("lmi-gateway")
     if parent := os.environ.get(SUPERVISOR_PID):
         processes.die_with_parent(int(parent), signal.SIGTERM)
+    if settings.s3_endpoint is not None:
+        os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
     gateway = Gateway(settings)
     add_parts(gateway)
     server = make_server(App(gateway, signatures(settings)), settings)
@@ -58,10 +61,13 @@ def run(settings: Settings) -> int:
 
 def add_parts(gateway: Gateway) -> None:
     """Give the gateway what has tasks of its own."""
-    settings, s3 = gateway.settings, S3(gateway.settings.s3_endpoint)
-    place = settings.async_output
-    output = S3Output(s3, place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
-    libraries = {name: Library(Path(source), settings.models_dir) for name, source in settings.models.items()}
+    settings, s3 = gateway.settings, S3()
+    places = [settings.async_output, *settings.models.values()]
+    if any(place.startswith(S3_SCHEME) for place in places) and find_spec("boto3") is None:
+        raise BadConfiguration(EXTRA)
+    is_in_s3 = settings.async_output.startswith(S3_SCHEME)
+    output = S3Output(s3, settings.async_output) if is_in_s3 else FolderOutput(Path(settings.async_output))
+    libraries = {name: Library(source, settings.models_dir) for name, source in settings.models.items()}
     targets = Targets(libraries, settings.timeout_s)
     invocations = AsyncInvocations(Inputs(s3, settings.async_input), output, settings.async_concurrency)
     gateway.targets, gateway.async_invocations = targets, invocations

@@ -1,6 +1,6 @@
 """A container with several models, which keeps the contract of multi-model endpoints and has room for a few.
 
-A model is a folder with a file `say`. An invocation answers with its text, so a test sees which files were loaded.
+A model is a folder with a file say.txt. An invocation answers with its text, so a test sees which files were loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ModelServer:
                 return HTTPStatus.CONFLICT, {"error": "loaded", "code": 409}
             if len(self.loaded) >= self.num_places:
                 return HTTPStatus.INSUFFICIENT_STORAGE, {"error": "no room", "code": 507}
-            say = Path(url) / "say"
+            say = Path(url) / "say.txt"
             if not say.is_file():
                 return HTTPStatus.BAD_REQUEST, {"error": f"{url} is no model", "code": 400}
             self.loaded[model_name], self._folders[model_name] = say.read_text(), url

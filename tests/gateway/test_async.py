@@ -21,6 +21,7 @@ from lmi.gateway.endpoints import Endpoint, Health
 from lmi.gateway.errors import TIMED_OUT, AwsError
 from lmi.gateway.stores import S3, FolderOutput, Inputs
 from tests.gateway.gateways import Gateway, ScriptedContainer, Talk, chunked, gateway, scripted, then_silent, whole
+from tests.sources.s3_server import S3Server, moto
 from tests.system.container import wait_until
 
 ANSWER = whole(b'{"generated_text": "hello"}', 200, "Content-Type: application/json")
@@ -277,3 +278,47 @@ def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_
     with scripted(then_silent(lambda talk: None)) as container:
         asyncio.run(scenario())
     assert {path.name for path in tmp_path.iterdir()} == {f"{number}-error" for number in range(1000)}
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with moto(tmp_path_factory.mktemp("moto")) as port, S3Server(port) as server:
+        server.client.create_bucket(Bucket="bucket")
+        yield server
+
+
+def test_inputs_and_files_may_be_objects_of_s3(s3: S3Server, tmp_path: Path) -> None:
+    def keys() -> list[str]:
+        return [each["Key"] for each in s3.client.list_objects_v2(Bucket="bucket", Prefix="out/").get("Contents", [])]
+
+    s3.put("bucket", {"in/request %41.json": b"from s3", "in/wrong.json": b"refuse"})
+    flags = ("--async-output", "s3://bucket/out/", "--s3-endpoint", s3.url)
+    with scripted(answer_as_asked) as container:
+        with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
+            place = Place(container, aws, tmp_path, tmp_path)
+            accepted = place.invoke(InputLocation="s3://bucket/in/request %41.json", S3OutputPathExtension="a")
+            wait_until(lambda: len(keys()) == 1, "the output is there")
+            assert container.seen[-1].body == b"from s3"
+            assert [f"s3://bucket/{key}" for key in keys()] == [accepted["OutputLocation"]]
+            found = s3.client.get_object(Bucket="bucket", Key=keys()[0])
+            assert found["Body"].read() == b'{"generated_text": "hello"}' and found["ContentType"] == "application/json"
+
+            reasons = {"wrong.json": '"code": 424', "missing": "NoSuchKey"}
+            for name, reason in reasons.items():
+                accepted = place.invoke(InputLocation=f"s3://bucket/in/{name}")
+                key = accepted["FailureLocation"].removeprefix("s3://bucket/")
+                wait_until(lambda key=key: key in keys(), "the failure is there")
+                assert (
+                    reason
+                    in json.loads(s3.client.get_object(Bucket="bucket", Key=key)["Body"].read())["OriginalMessage"]
+                )
+            assert len(keys()) == 3
+
+
+def test_an_output_that_s3_does_not_take_becomes_a_failure_or_a_line_of_the_log(s3: S3Server) -> None:
+    flags = ("--async-output", "s3://nobodys/out", "--s3-endpoint", s3.url)
+    with scripted(ANSWER) as container:
+        with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
+            aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}", InferenceId="mine")
+            wait_until(lambda: aws.says("async invocation mine has no file"), "the log says so")
+            assert aws.says("NoSuchBucket")

@@ -19,6 +19,7 @@ from botocore.exceptions import ClientError
 
 from tests.gateway.gateways import Gateway, gateway, scripted, whole
 from tests.gateway.model_server import ModelServer
+from tests.sources.s3_server import S3Server, moto
 from tests.system.container import wait_until
 
 
@@ -46,10 +47,10 @@ class Store:
 
 def write_model(folder: Path, say: str) -> None:
     folder.mkdir(parents=True)
-    (folder / "say").write_text(say)
+    (folder / "say.txt").write_text(say)
 
 
-def write_archive(file: Path, say: str, member: str = "say") -> None:
+def write_archive(file: Path, say: str, member: str = "say.txt") -> None:
     with tarfile.open(file, "w:gz") as archive:
         info = tarfile.TarInfo(member)
         info.size = len(say)
@@ -77,12 +78,12 @@ def test_a_folder_or_an_archive_is_loaded_when_it_is_first_named(tmp_path: Path)
             assert mme.invoke("d.tar.gz")["say"] == "I am d"
         assert mme.server.loaded == {mme.name("deep/a"): "I am a", mme.name("d.tar.gz"): "I am d"}
         assert mme.server.num_calls("POST") == 2
-        assert (mme.models_dir / mme.name("d.tar.gz") / "model" / "say").read_text() == "I am d"
+        assert (mme.models_dir / mme.name("d.tar.gz") / "model" / "say.txt").read_text() == "I am d"
 
 
 def test_an_archive_with_one_folder_is_that_folder(tmp_path: Path) -> None:
     with store(tmp_path) as mme:
-        write_archive(mme.source / "e.tgz", "I am e", "e-7b/say")
+        write_archive(mme.source / "e.tgz", "I am e", "e-7b/say.txt")
         assert mme.invoke("e.tgz")["say"] == "I am e"
 
 
@@ -145,7 +146,7 @@ def test_a_model_that_loads_for_longer_than_the_timeout_is_not_ready_and_later_i
 def test_a_target_is_a_folder_or_an_archive_below_the_source(tmp_path: Path) -> None:
     with store(tmp_path) as mme:
         (mme.source / "out").symlink_to("/etc")
-        for target in ("/deep/a", "../source/deep/a", "deep/../deep/a", "nobody", "deep/a/say", "out"):
+        for target in ("/deep/a", "../source/deep/a", "deep/../deep/a", "nobody", "deep/a/say.txt", "out"):
             refused = mme.refusal(target)
             assert (refused["Error"]["Code"], refused["ResponseMetadata"]["HTTPStatusCode"]) == ("ValidationError", 400)
             assert target in refused["Error"]["Message"]
@@ -199,3 +200,27 @@ def test_an_endpoint_without_models_and_a_container_without_routes_for_them_say_
             aws.invoke(TargetModel="a")
         with pytest.raises(ClientError, match="SAGEMAKER_MULTI_MODEL"):
             aws.invoke(endpoint="multi", TargetModel="a")
+
+
+def test_models_may_be_prefixes_and_archives_in_s3(tmp_path: Path) -> None:
+    write_model(tmp_path / "whole", "I am in an archive")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "whole" / name).write_text("{}")
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "whole", "whole")
+    objects = {f"models/a/{file.name}": file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+    (tmp_path / "moto").mkdir()
+    server = ModelServer()
+    with moto(tmp_path / "moto") as port, S3Server(port) as s3, scripted(server) as container:
+        s3.client.create_bucket(Bucket="bucket")
+        s3.put(
+            "bucket",
+            {**objects, "models/a/say.txt": b"I am a", "models/b.tar.gz": (tmp_path / "b.tar.gz").read_bytes()},
+        )
+        flags = ("--models", "s3://bucket/models/", "--models-dir", str(tmp_path / "models"), "--s3-endpoint", s3.url)
+        with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
+            mme = Store(tmp_path, server, aws, flags)
+            assert mme.invoke("a")["say"] == "I am a"
+            assert mme.invoke("b.tar.gz")["say"] == "I am in an archive"
+            refused = mme.refusal("nobody")
+            assert refused["OriginalStatusCode"] == 0 and "s3://bucket/models/nobody" in refused["OriginalMessage"]
