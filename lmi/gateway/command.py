@@ -52,10 +52,38 @@ LOG_LEVELS = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=
     show_default=True,
     help="where these models are laid out for the container, its model_store",
 )
-@click.option("--parts", default="as-is", metavar="MODE", help="as-is, coalesce[:MS], split[:BYTES] of streams")
-@click.option("--max-body", type=click.IntRange(min=1), default=DEFAULTS.max_body_bytes, metavar="BYTES")
-@click.option("--timeout", type=SECONDS, default=DEFAULTS.timeout_s, metavar="S", help="of a whole answer")
-@click.option("--stream-timeout", type=SECONDS, default=DEFAULTS.stream_timeout_s, metavar="S", help="to its last byte")
+@click.option(
+    "--parts",
+    default="as-is",
+    show_default=True,
+    metavar="MODE",
+    help="how streams are cut: as-is, as the container did; coalesce[:MS], all that comes within 50 ms; "
+    "split[:BYTES], every 7 bytes",
+)
+@click.option(
+    "--max-body",
+    type=click.IntRange(min=1),
+    default=DEFAULTS.max_body_bytes,
+    show_default=True,
+    metavar="BYTES",
+    help="the limit of a request body",
+)
+@click.option(
+    "--timeout",
+    type=SECONDS,
+    default=DEFAULTS.timeout_s,
+    show_default=True,
+    metavar="S",
+    help="the limit of a whole answer",
+)
+@click.option(
+    "--stream-timeout",
+    type=SECONDS,
+    default=DEFAULTS.stream_timeout_s,
+    show_default=True,
+    metavar="S",
+    help="the limit of a streamed answer, to its last byte",
+)
 @click.option(
     "--async-output",
     default=DEFAULTS.async_output,

@@ -43,8 +43,8 @@ class AsyncInvocations(Protocol):
         """Put an invocation into the queue. Raises AwsError."""
 
 
-class Part(Protocol):
-    """A part of the gateway with tasks of its own."""
+class Worker(Protocol):
+    """What runs beside the requests, from before the first until after the last."""
 
     async def start(self) -> None: ...
 
@@ -52,7 +52,7 @@ class Part(Protocol):
 
 
 class Gateway:
-    """What all requests share. `targets`, `async_invocations` and `parts` are set before the first request."""
+    """What all requests share. `targets`, `async_invocations` and `workers` are set before the first request."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -62,7 +62,7 @@ class Gateway:
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
         self.targets: Targets | None = None
         self.async_invocations: AsyncInvocations | None = None
-        self.parts: list[Part] = []
+        self.workers: list[Worker] = []
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def run(settings: Settings) -> int:
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
     gateway = Gateway(settings)
-    add_parts(gateway)
+    add_workers(gateway)
     server = make_server(App(gateway, signatures(settings)), settings)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, server.handle_exit)  # also while the server starts, and when it raises them again
@@ -59,7 +59,7 @@ def run(settings: Settings) -> int:
     return 0
 
 
-def add_parts(gateway: Gateway) -> None:
+def add_workers(gateway: Gateway) -> None:
     """Give the gateway what has tasks of its own."""
     settings, s3 = gateway.settings, S3()
     places = [settings.async_output, *settings.models.values()]
@@ -71,7 +71,7 @@ def add_parts(gateway: Gateway) -> None:
     targets = Targets(libraries, settings.timeout_s)
     invocations = AsyncInvocations(Inputs(s3, settings.async_input), output, settings.async_concurrency)
     gateway.targets, gateway.async_invocations = targets, invocations
-    gateway.parts += [targets, invocations]
+    gateway.workers += [targets, invocations]
 
 
 def signatures(settings: Settings) -> Signatures | None:
@@ -120,13 +120,13 @@ def make_server(app: App, settings: Settings) -> uvicorn.Server:
 
 async def serve(gateway: Gateway, server: uvicorn.Server, listener: socket.socket) -> None:
     """Serve until a signal, with the gateway's own tasks started before and closed after the last request."""
-    for part in gateway.parts:
-        await part.start()
+    for worker in gateway.workers:
+        await worker.start()
     try:
         await server.serve(sockets=[listener])
     finally:
-        for part in gateway.parts:
-            await part.close()
+        for worker in gateway.workers:
+            await worker.close()
 
 
 def say_ready(settings: Settings, port: int) -> None:
