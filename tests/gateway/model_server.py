@@ -14,6 +14,11 @@ from urllib.parse import urlsplit
 from tests.gateway.gateways import Talk, whole
 
 
+def write_model(folder: Path, say: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "say.txt").write_text(say)
+
+
 class ModelServer:
     """The script of such a container. `calls` has method, path and status of each call that changes something."""
 

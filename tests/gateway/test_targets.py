@@ -18,7 +18,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.gateway.gateways import Gateway, gateway, scripted, whole
-from tests.gateway.model_server import ModelServer
+from tests.gateway.model_server import ModelServer, write_model
 from tests.sources.s3_server import S3Server, moto
 from tests.system.container import wait_until
 
@@ -43,11 +43,6 @@ class Store:
 
     def name(self, target: str) -> str:
         return hashlib.sha256(f"{self.source}/{target}".encode()).hexdigest()[:32]
-
-
-def write_model(folder: Path, say: str) -> None:
-    folder.mkdir(parents=True)
-    (folder / "say.txt").write_text(say)
 
 
 def write_archive(file: Path, say: str, member: str = "say.txt") -> None:
