@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 from lmi.gateway.async_job import File, Job, read_job
 from lmi.gateway.container import ContainerFault, OutOfTime
@@ -20,24 +17,22 @@ from lmi.gateway.endpoints import Endpoint
 from lmi.gateway.errors import TIMED_OUT, AwsError, unavailable
 from lmi.gateway.gateway import Accepted, Request
 from lmi.gateway.stores import Inputs, Output, StoreError
+from lmi.gateway.threads import run_in_thread
 
 MAX_WAITING = 1000
-NUM_SPARE_THREADS = 4  # beside one for each running invocation, so that reads which hang do not stop writes
 STOPPED = "The gateway was stopped before the invocation was complete."
 EXPIRED = "The request waited in the queue for longer than RequestTTLSeconds."
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class AsyncInvocations:
     """The queue and its workers. `max_running` invocations run at a time."""
 
-    def __init__(self, inputs: Inputs, output: Output, max_running: int = 4, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, inputs: Inputs, output: Output, max_running: int = 4) -> None:
         self._inputs, self._output = inputs, output
         self._max_running = max_running
-        self._queue: asyncio.Queue[Job] = asyncio.Queue(max_waiting)
-        self._threads = ThreadPoolExecutor(max_running + NUM_SPARE_THREADS, "async")
+        self._queue: asyncio.Queue[Job] = asyncio.Queue(MAX_WAITING)
         self._workers: list[asyncio.Task[None]] = []
         self._answering: set[asyncio.Task[File]] = set()
         self._is_stopping = False
@@ -69,7 +64,6 @@ class AsyncInvocations:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        self._threads.shutdown(wait=False)
 
     async def _work(self) -> None:
         while True:
@@ -112,7 +106,7 @@ class AsyncInvocations:
             raise job.error(str(error)) from error
 
     async def _invoke(self, job: Job) -> File:
-        body = job.input if isinstance(job.input, bytes) else await self._in_thread(self._inputs.read, job.input)
+        body = job.input if isinstance(job.input, bytes) else await run_in_thread(self._inputs.read, job.input)
         call = job.endpoint.container.call("POST", "/invocations", job.headers, body, job.timeout_s)
         async with call as answer:
             return job.succeeded(answer, await answer.read())
@@ -120,12 +114,9 @@ class AsyncInvocations:
     async def _leave(self, job: Job, file: File) -> None:
         """Write the file. If the output cannot be written, the failure file says so."""
         try:
-            await self._in_thread(self._output.write, *file)
+            await run_in_thread(self._output.write, *file)
         except StoreError as error:
             if file.path == job.failure:
                 log.error("async invocation %s has no file: %s", job.inference_id, error)
             else:
                 await self._leave(job, self._failed(job, job.error(str(error))))
-
-    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)

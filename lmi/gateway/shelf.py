@@ -20,6 +20,7 @@ import msgspec
 
 from lmi.gateway.container import Container
 from lmi.gateway.library import Library
+from lmi.gateway.threads import run_in_thread
 
 LOAD_TIMEOUT_S = 3600.0  # beyond the container's own, model_loading_timeout
 UNLOAD_TIMEOUT_S = 360.0  # as on the platform
@@ -96,12 +97,15 @@ class Shelf:
 
     def _has_loaded(self, name: str, key: str, task: asyncio.Task[None]) -> None:
         del self._loads[name]
-        self._last_used_s[name] = time.monotonic()
-        if not task.cancelled() and (error := task.exception()) is not None:  # its callers may have left
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:  # its callers may have left
             log.warning("model %s (TargetModel %s) was not loaded: %s", name, key, error)
+        else:
+            self._last_used_s[name] = time.monotonic()
 
     async def _load(self, name: str, library: Library, key: str) -> None:
-        laid = await asyncio.to_thread(library.lay, key)
+        laid = await run_in_thread(library.lay, key)
         if laid.was_replaced:  # the container may have loaded the files that were there
             await self._unload(name)
         log.info("loading model %s (TargetModel %s)", name, key)

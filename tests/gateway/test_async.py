@@ -187,7 +187,10 @@ def test_an_answer_that_production_does_not_take_is_a_failure(place: Place, body
 
 def test_an_input_that_cannot_be_read_is_a_failure(place: Place) -> None:
     os.mkfifo(place.inputs / "pipe")
-    for name, reason in (("missing", "there is no"), ("pipe", "not a regular file"), ("", "not a regular file")):
+    (place.inputs / "large").touch()
+    os.truncate(place.inputs / "large", (1 << 30) + 1)
+    reasons = {"missing": "there is no", "pipe": "not a regular file", "": "not a regular file", "large": "at most 107"}
+    for name, reason in reasons.items():
         found = place.outcome(place.invoke(InputLocation=f"{place.inputs.as_uri()}/{name}"))
         assert isinstance(found, dict) and reason in found["OriginalMessage"]
 
