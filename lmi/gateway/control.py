@@ -6,6 +6,7 @@ modified when it was made, which is when the gateway first heard of it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -83,8 +84,9 @@ async def describe(request: Request, gateway: Gateway) -> Members:
 async def list_endpoints(request: Request, gateway: Gateway) -> Members:
     asked = _decode(request, Listed)
     endpoints = gateway.endpoints.all()
-    statuses = {health: (await health.status())[0] for health in {endpoint.health for endpoint in endpoints}}
-    found = [_summary(endpoint, statuses[endpoint.health], request.region) for endpoint in endpoints]
+    healths = list({endpoint.health for endpoint in endpoints})
+    statuses = dict(zip(healths, await asyncio.gather(*(health.status() for health in healths)), strict=True))
+    found = [_summary(endpoint, statuses[endpoint.health][0], request.region) for endpoint in endpoints]
     chosen = [endpoint for endpoint in found if asked.takes(endpoint)]
     chosen.sort(key=lambda endpoint: endpoint[SORT_KEYS[asked.SortBy]], reverse=asked.SortOrder == "Descending")
     begin = int(asked.NextToken)

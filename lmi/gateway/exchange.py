@@ -22,6 +22,11 @@ class AwsExchange(Exchange):
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
+    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+        """Send a whole response with its length."""
+        await self.start(status, media_type, [("content-length", str(len(body))), *headers])
+        await self.end(body)
+
     async def send_error(self, error: AwsError) -> None:
         """Send an error. A POST of `/` is AWS JSON 1.1, whose clients read its class in the body."""
         self.error_label = error.kind

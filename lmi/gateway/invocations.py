@@ -13,7 +13,7 @@ from lmi.gateway.container import Answer, ContainerFault, Header, OutOfTime, Unr
 from lmi.gateway.endpoints import Endpoint
 from lmi.gateway.errors import AwsError, model_error, timed_out, unavailable, unknown_operation
 from lmi.gateway.gateway import VARIANT, Gateway, Request, headers_for_container, path_to_model
-from lmi.gateway.operations import INVOKE, OPENAI, PREFIX, STREAM
+from lmi.gateway.operations import COMPONENT_NAME, INVOKE, OPENAI, PREFIX, STREAM, Member
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,7 @@ BROKEN = "The connection to your model primary was lost before the inference res
 
 async def invoke(request: Request, gateway: Gateway) -> None:
     """Send the container's whole answer."""
-    endpoint, values = gateway.endpoints.find(request.names["endpoint"]), request.values(INVOKE)
-    async with invocation(request, gateway, endpoint, values, gateway.settings.timeout_s) as answer:
+    async with _invocation(request, gateway, INVOKE, gateway.settings.timeout_s) as answer:
         if answer.is_chunked:
             log.warning("the container's answer is chunked: an asynchronous endpoint would refuse it")
         body = await answer.read()
@@ -36,9 +35,8 @@ async def invoke(request: Request, gateway: Gateway) -> None:
 
 async def stream(request: Request, gateway: Gateway) -> None:
     """Send the container's answer as an event stream, part by part."""
-    endpoint, values = gateway.endpoints.find(request.names["endpoint"]), request.values(STREAM)
     exchange = request.exchange
-    async with invocation(request, gateway, endpoint, values, gateway.settings.stream_timeout_s) as answer:
+    async with _invocation(request, gateway, STREAM, gateway.settings.stream_timeout_s) as answer:
         headers = headers_for_client(answer)
         headers += [(PREFIX + "Content-Type", value) for value in filter(None, [answer.header("content-type")])]
         async with aclosing(gateway.settings.parts.cut(answer)) as parts:
@@ -66,7 +64,7 @@ async def chat(request: Request, gateway: Gateway) -> None:
     """Send what the container's /v1/chat/completions answers: its status and bytes, of errors too."""
     endpoint, values = gateway.endpoints.find(request.names["endpoint"]), request.values(OPENAI)
     if component := request.names.get("component"):
-        values["InferenceComponentName"] = component
+        values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
     exchange, timeout_s = request.exchange, gateway.settings.stream_timeout_s
     async with _call(request, gateway, endpoint, values, "/v1/chat/completions", timeout_s) as answer:
         length = [("content-length", value) for name, value in answer.headers if name == "content-length"]
@@ -91,10 +89,11 @@ async def invoke_later(request: Request, gateway: Gateway) -> None:
 
 
 @asynccontextmanager
-async def invocation(
-    request: Request, gateway: Gateway, endpoint: Endpoint, values: dict[str, str], timeout_s: float
+async def _invocation(
+    request: Request, gateway: Gateway, members: tuple[Member, ...], timeout_s: float
 ) -> AsyncIterator[Answer]:
     """Yield the model's answer. Raises AwsError for an error of the container, or where no answer came in time."""
+    endpoint, values = gateway.endpoints.find(request.names["endpoint"]), request.values(members)
     async with path_to_model(gateway, endpoint, values, request.region) as path:
         async with _call(request, gateway, endpoint, values, path, timeout_s) as answer:
             if answer.status >= 300:
@@ -115,7 +114,7 @@ async def _call(
     request: Request, gateway: Gateway, endpoint: Endpoint, values: dict[str, str], path: str, timeout_s: float
 ) -> AsyncIterator[Answer]:
     """Yield the container's answer. Raises AwsError where it does not come whole, as far as it was awaited here."""
-    component = values.get("InferenceComponentName")
+    component = values.get(COMPONENT_NAME.name)
     headers = headers_for_container(values, component, gateway.components.adapter(endpoint.name, component))
     await endpoint.health.check_was_ready()
     try:

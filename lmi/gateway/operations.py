@@ -72,6 +72,9 @@ class Member:
 
 PREFIX = "X-Amzn-SageMaker-"
 ENDPOINT_NAME = Member("EndpointName", "", NAME, 0, 63)
+COMPONENT_NAME = Member(
+    "InferenceComponentName", PREFIX + "Inference-Component", r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$", 0, 63
+)
 CONTENT_TYPE = Member("ContentType", "Content-Type", ASCII, 0, 1024)
 ACCEPT = Member("Accept", "Accept", ASCII, 0, 1024)
 SESSION_ID = Member("SessionId", PREFIX + "Session-Id", NAME + "$", 0, 256)
@@ -82,13 +85,7 @@ COMMON = (
 ROUTED = (
     Member("TargetVariant", PREFIX + "Target-Variant", NAME, 0, 63),
     Member("TargetContainerHostname", PREFIX + "Target-Container-Hostname", NAME, 0, 63),
-    Member(
-        "InferenceComponentName",
-        PREFIX + "Inference-Component",
-        r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$",
-        0,
-        63,
-    ),
+    COMPONENT_NAME,
     Member("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
 )
 INVOKE = (
