@@ -325,3 +325,17 @@ def test_an_output_that_s3_does_not_take_becomes_a_failure_or_a_line_of_the_log(
             aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}", InferenceId="mine")
             wait_until(lambda: aws.says("async invocation mine has no file"), "the log says so")
             assert aws.says("NoSuchBucket")
+
+
+def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(s3: S3Server, tmp_path: Path) -> None:
+    s3.put("bucket", {"in/slow": b"x" * 100})
+    held = s3.hold("GET /bucket/in/slow", after=10)
+    flags = ("--async-output", str(tmp_path), "--s3-endpoint", s3.url)
+    with scripted(ANSWER) as container:
+        with gateway("--endpoint", container.url, *flags, environ=s3.environ) as aws:
+            accepted = aws.runtime.invoke_endpoint_async(EndpointName="any", InputLocation="s3://bucket/in/slow")
+            assert held.reached.wait(20)
+            aws.process.send_signal(signal.SIGTERM)
+            assert aws.process.wait(5) == 0
+            held.released.set()
+    assert json.loads(path_of(accepted["FailureLocation"]).read_bytes())["OriginalMessage"] == STOPPED

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -45,6 +46,30 @@ def test_every_flag_reaches_its_setting() -> None:
     )
 
 
+def test_sources_of_models_and_places_of_async_invocations_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    places = ["--models", str(folder), "--models", "multi=s3://bucket/models", "--models-dir", "here"]
+    more = [
+        "--async-output",
+        "out",
+        "--async-input",
+        str(folder),
+        "--async-concurrency",
+        "9",
+        "--s3-endpoint",
+        "http://a",
+    ]
+    assert given(*places, *more) == Settings(
+        models={"": str(folder), "multi": "s3://bucket/models"},
+        models_dir=Path.cwd() / "here",
+        async_output=str(Path.cwd() / "out"),
+        async_input=folder,
+        async_concurrency=9,
+        s3_endpoint="http://a",
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [
@@ -57,6 +82,11 @@ def test_every_flag_reaches_its_setting() -> None:
         ("--timeout 0", "0"),
         ("--max-body none", "none"),
         ("--port 70000", "70000"),
+        ("--models /nowhere", "must name a folder that exists or s3://BUCKET"),
+        ("--models multi=gs://bucket", "must be a folder or s3://BUCKET"),
+        ("--async-output s3://", "must be a folder or s3://BUCKET"),
+        ("--async-input /nowhere", "does not exist"),
+        ("--async-concurrency 0", "0"),
     ],
 )
 def test_a_flag_against_its_rule_is_a_usage_error(flags: str, rule: str) -> None:
@@ -67,6 +97,13 @@ def test_a_flag_against_its_rule_is_a_usage_error(flags: str, rule: str) -> None
 def lmi(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "lmi", *words]
     return subprocess.run(command, env={**ENVIRON, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+
+
+def test_a_place_in_s3_without_boto3_is_exit_code_2() -> None:
+    code = "import sys; sys.modules['boto3'] = None; from lmi.cli import main; main()"
+    command = [sys.executable, "-c", code, "gateway", "--port", "0", "--async-output", "s3://bucket"]
+    done = subprocess.run(command, env={**ENVIRON, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "pip install 'lmi[aws]'" in done.stderr
 
 
 def test_a_wrong_flag_is_one_line_and_exit_code_2() -> None:
