@@ -43,6 +43,7 @@ REPORTED_LIBRARIES = (
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
 ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
+WITH_GATEWAY = "--with-gateway"
 NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 
@@ -67,7 +68,7 @@ def run(arguments: list[str]) -> int:
     """Run one command. Returns the exit code."""
     sink.open_missing()
     try:
-        return lmi.main(_with_command(arguments), "lmi", standalone_mode=False) or 0
+        return lmi.main(_with_command(_with_values(arguments)), "lmi", standalone_mode=False) or 0
     except click.NoSuchOption as error:
         where = error.ctx.command_path if error.ctx else "lmi"
         click.echo(f"{where}: {_unknown(error.option_name)} See {where} --help.", err=True)
@@ -83,6 +84,11 @@ def run(arguments: list[str]) -> int:
         return 1
     except StartError as error:
         return _fail(error)
+
+
+def _with_values(arguments: list[str]) -> list[str]:
+    """Return the arguments with a value for the flag that may have none. Otherwise the next word would be its value."""
+    return [f"{WITH_GATEWAY}=true" if word == WITH_GATEWAY else word for word in arguments]
 
 
 def _with_command(arguments: list[str]) -> list[str]:

@@ -42,6 +42,7 @@ class ServerConfig:
     adapter_roots: tuple[str, ...] = ()  # folders below which registered adapters may lie
     log_level: str = "INFO"
     log_format: str = "auto"  # auto (text on a terminal, else json), text, json
+    gateway_port: int | None = None  # AWS's SageMaker API on loopback; None: no gateway
     safe_port_range: tuple[int, int] | None = None  # first and last port for every listener but the server's own
     multi_model: bool = False
     max_models: int = 64

@@ -17,6 +17,7 @@ from lmi.settings.model_urls import NamedModel
 
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
+GATEWAY_PORT = 8081
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -103,6 +104,12 @@ def _megabytes(text: str) -> int:
     return int(integer(0, 1 << 20).parse(text)) * SIZE_UNITS["m"] or SIZE_UNITS["g"]
 
 
+def _gateway_port(text: str) -> int | None:
+    if text.lower() in WORDS and text not in ("0", "1"):
+        return GATEWAY_PORT if WORDS[text.lower()] else None
+    return int(integer(1, 65535).parse(text))
+
+
 def _texts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in re.split("[;,]", text) if part.strip()))
 
@@ -180,6 +187,7 @@ def _folders(text: str) -> tuple[str, ...]:
 
 TEXT = Kind("any text in UTF-8", str)
 FOLDERS = Kind("absolute paths with ; between", _folders)
+GATEWAY = Kind(f"a port 1..65535, true (port {GATEWAY_PORT}) or false", _gateway_port)
 BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds)
 SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)

@@ -23,6 +23,7 @@ from lmi.settings.kinds import (
     FOLDERS,
     FORMATTER,
     FUNCTION,
+    GATEWAY,
     LENGTH,
     LOG_LEVEL,
     MODELS,
@@ -83,6 +84,12 @@ OPTIONS = (
     ),
     Option("port", "server.port", integer(0, 65535), "port; 0: any free one", platform=("SAGEMAKER_BIND_TO_PORT",)),
     Option("inference_address", "", ADDRESS, "host and port in one"),
+    Option(
+        "with_gateway",
+        "server.gateway_port",
+        GATEWAY,
+        "port on loopback for AWS's SageMaker API in front of the server; the flag without a value means port 8081",
+    ),
     Option(
         "safe_port_range",
         "server.safe_port_range",

@@ -13,6 +13,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import Config
 from lmi.settings.engine_choice import ChosenEngine, Replicas
 from lmi.settings.handler import Handler
+from lmi.settings.kinds import GATEWAY_PORT
 from lmi.settings.sources import Problems
 from lmi.settings.values import Values
 
@@ -42,13 +43,32 @@ def spare_port(config: Config) -> int | None:
 
     Raises BadConfiguration if the range has none left.
     """
-    given_range, server = config.server.safe_port_range, config.server
+    given_range = config.server.safe_port_range
     if given_range is None:
         return None
-    left = [port for port in _ports(given_range, server.port) if port not in config.engine.ports]
+    left = _free(config, given_range)
     if not left:
         raise BadConfiguration(f"{RANGE}={given_range[0]}-{given_range[1]}: no port is left for a further listener")
     return left[-1]
+
+
+def choose_gateway_port(config: Config) -> Config:
+    """Return the settings with a gateway's port that the range allows, if there are both.
+
+    The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
+    """
+    given, given_range = config.server.gateway_port, config.server.safe_port_range
+    if given is None or given_range is None or given in _free(config, given_range):
+        return config
+    if given != GATEWAY_PORT:
+        allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, that nothing else uses"
+        raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
+    return replace(config, server=replace(config.server, gateway_port=spare_port(config)))
+
+
+def _free(config: Config, given_range: tuple[int, int]) -> list[int]:
+    """Return the ports of the range that neither the server nor its engines use."""
+    return [port for port in _ports(given_range, config.server.port) if port not in config.engine.ports]
 
 
 def _ports(given_range: tuple[int, int], server_port: int) -> list[int]:

@@ -33,7 +33,7 @@ from lmi.settings.model_folder import find_folder, user_code_folders
 from lmi.settings.model_sources import MODEL, Fetched, is_remote_folder, left_to_code, place
 from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.other_options import other_options, warn_of_some_engines
-from lmi.settings.ports import choose_ports
+from lmi.settings.ports import choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
 from lmi.settings.remote_code import unrun_code
@@ -113,6 +113,7 @@ def resolve(
     values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, names, problems)
     problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
+    config = choose_gateway_port(config)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
     config = _with_adapters(config, engine, folder, problems)

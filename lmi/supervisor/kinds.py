@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
+from lmi.errors import BadConfiguration, ModelUnusable, PortUnavailable, SecurityRefused, StartError
+from lmi.gateway.child import argv
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ServerConfig
 from lmi.shared.cores import Cores, variable
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
@@ -110,6 +111,26 @@ def front_end(
         lost_label="front_end_lost",
         serves_clients=True,
     )
+
+
+def gateway(config: ServerConfig, port: int) -> ChildKind:
+    """Return the kind of the gateway in front of this server, which listens on `port`."""
+    assert config.gateway_port is not None
+    words = argv(config.gateway_port, config.host, port, config.log_level, config.log_format)
+    return ChildKind(
+        title="gateway",
+        argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
+        environ=lambda slot: environment.of_child(os.environ),  # with secrets: it reads and writes S3
+        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
+        fatal=partial(_gateway_error, config.gateway_port),
+        lost_label="gateway_lost",
+    )
+
+
+def _gateway_error(port: int, code: int, why: str) -> StartError | None:
+    if code == PortUnavailable.exit_code:
+        return PortUnavailable(f"the gateway cannot listen on port {port} (with_gateway)")
+    return BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
 
 
 def _environ(folder: Path) -> dict[str, str]:

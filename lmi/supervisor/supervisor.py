@@ -23,7 +23,7 @@ from contextlib import ExitStack
 
 from lmi.errors import StartError
 from lmi.runtime import ServerRuntime
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ServerConfig
 from lmi.settings.report import Resolved
 from lmi.shared import processes
 from lmi.shared.cores import claimed
@@ -76,6 +76,7 @@ class Supervisor:
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
+        self._gateways = gateways(self._config, listener)
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
@@ -108,7 +109,7 @@ class Supervisor:
     def _workers(self) -> list[Child]:
         """The children that are no front ends."""
         stages = [] if self._stage is None else [self._stage.child]
-        return [*stages, *(child for model in self._models for child in model.children)]
+        return [*stages, *self._gateways, *(child for model in self._models for child in model.children)]
 
     def _advance(self) -> None:
         """Begin the next stage of the start. After the last one the model's processes start."""
@@ -287,6 +288,12 @@ class Supervisor:
         while is_so() and time.monotonic() < deadline_s:
             self._wait(0.02)
             processes.reap()
+
+
+def gateways(config: ServerConfig, listener: socket.socket) -> list[Child]:
+    """Return the gateway in front of this server, if it has one."""
+    port = listener.getsockname()[1]
+    return [] if config.gateway_port is None else [Child(kinds.gateway(config, port))]
 
 
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
