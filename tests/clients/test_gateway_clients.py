@@ -133,9 +133,10 @@ def test_the_aws_cli(front: Front, said: str) -> None:
         assert waited == {"code": 0, "output": "", "errors": ""}
 
 
-def test_langchain_aws(front: Front, said: str) -> None:
+def test_langchain_aws(front: Front, said: str, chatted: str) -> None:
     for found in front.run("current", "langchain_aws_client.py"):
         assert found["plain"] == found["streamed"] == said
+        assert found["chat"] == found["chat_streamed"] == chatted
         assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
 
 
