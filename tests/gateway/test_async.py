@@ -339,3 +339,21 @@ def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(s3: S3S
             assert aws.process.wait(5) == 0
             held.released.set()
     assert json.loads(path_of(accepted["FailureLocation"]).read_bytes())["OriginalMessage"] == STOPPED
+
+
+@pytest.mark.parametrize("stop_after_s", [0.0, 0.005, 0.02, 0.05])
+def test_every_invocation_has_one_file_whenever_the_gateway_stops(tmp_path: Path, stop_after_s: float) -> None:
+    async def scenario() -> None:
+        queue = Queue(container.url, tmp_path)
+        await queue.invocations.start()
+        for number in range(40):
+            queue.add(f"{number}")
+        await asyncio.sleep(stop_after_s)
+        await queue.invocations.close()
+        with pytest.raises(AwsError, match="stops"):
+            queue.add("later")
+
+    with scripted(ANSWER) as container:
+        asyncio.run(scenario())
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(name.removesuffix("-error") for name in names) == sorted(map(str, range(40)))
