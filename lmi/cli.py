@@ -1,15 +1,14 @@
 """The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image.
 
-Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails prints each fault on one
-line of stderr, then one JSON object if stderr is not a terminal, and ends with the exit code of its error. An unknown
-word or flag prints one line and has exit code 2.
+Without a command, or with flags alone, `lmi` serves. Every flag of `lmi serve` and `lmi config` is a row of the table
+of options. A start that fails prints each fault on one line of stderr, then one JSON object if stderr is not a
+terminal, and ends with the exit code of its error. An unknown word or flag prints one line and has exit code 2.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import logging
 import os
 import platform
 import sys
@@ -43,6 +42,7 @@ REPORTED_LIBRARIES = (
 )
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
+ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
 NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 
@@ -67,10 +67,7 @@ def run(arguments: list[str]) -> int:
     """Run one command. Returns the exit code."""
     sink.open_missing()
     try:
-        return lmi.main(arguments, "lmi", standalone_mode=False) or 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else error.format_message())
-        return error.exit_code
+        return lmi.main(_with_command(arguments), "lmi", standalone_mode=False) or 0
     except click.NoSuchOption as error:
         where = error.ctx.command_path if error.ctx else "lmi"
         click.echo(f"{where}: {_unknown(error.option_name)} See {where} --help.", err=True)
@@ -86,6 +83,20 @@ def run(arguments: list[str]) -> int:
         return 1
     except StartError as error:
         return _fail(error)
+
+
+def _with_command(arguments: list[str]) -> list[str]:
+    """Return the arguments with `serve` before them if they begin with no command, as where there are none at all.
+
+    Platforms start a container without a word, or with flags alone. Raises UsageError for an unknown word.
+    """
+    first = arguments[0] if arguments else "-"
+    if first in ABOUT or first in lmi.commands:
+        return arguments
+    if first.startswith("-"):
+        return ["serve", *arguments]
+    words = ", ".join(lmi.commands)
+    raise click.UsageError(f"No such command {log.escape(first)}. Commands are {words}; no command means serve.")
 
 
 def _unknown(flag: str) -> str:
@@ -210,18 +221,15 @@ def show_version() -> None:
 
 
 def _serve(folder: str | None, flags: dict[str, str]) -> int:
-    from lmi.supervisor import supervisor
+    from lmi.supervisor import stages, supervisor
 
     sink.never_wait()
     resolved = resolve_folder(folder, os.environ, flags)
     server = resolved.config.server
     log.setup("supervisor", server.log_level, server.log_format)
-    logger = logging.getLogger("lmi.settings.config")
-    for note in resolved.notes:
-        logger.info("%s", note)
-    for warning in resolved.warnings:
-        logger.warning("%s", warning)
-    return supervisor.run(resolved.config)
+    if resolved.request is None:
+        stages.say(resolved)
+    return supervisor.run(resolved, lambda fetched: resolve_folder(folder, os.environ, flags, fetched=fetched))
 
 
 def _document(resolved: Resolved) -> dict[str, Any]:

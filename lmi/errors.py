@@ -4,8 +4,8 @@
      ├─ InvalidRequest            the client asked for something that this server cannot do
      │   ├─ MalformedRequest      the body cannot be read: not JSON, wrong types, no inputs
      │   ├─ InvalidParameter      a named field breaks a rule
-     │   │   ├─ PromptTooLong     the prompt leaves no room in the model's context
-     │   │   └─ UnknownAdapter    no adapter of this name is loaded
+     │   │   └─ PromptTooLong     the prompt leaves no room in the model's context
+     │   ├─ UnknownAdapter        no adapter of this name is registered
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ UnknownModel              the model or version that the request names is not served here
      ├─ Overloaded                the queue is full; the client may try again later
@@ -100,8 +100,8 @@ class PromptTooLong(InvalidParameter):
         super().__init__("inputs", rule, given)
 
 
-class UnknownAdapter(InvalidParameter):
-    """No adapter of this name is loaded."""
+class UnknownAdapter(InvalidRequest):
+    """No adapter of this name is registered."""
 
     label = "unknown_adapter"
 
