@@ -6,6 +6,7 @@ Each client runs at three gateways: one keeps the parts of a stream as the serve
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -119,6 +120,15 @@ def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
         a, b, again, nobody = run(venv, "gateway/boto3_target_model.py", aws.url, "a", "b", "a", "nobody")
     assert [found["say"] for found in (a, b, again)] == ["I am a", "I am b", "I am a"]
     assert nobody["error"] == "ValidationError" and "nobody" in nobody["message"]
+
+
+@pytest.mark.parametrize("venv", ["current", "older"])
+def test_boto3_sessions(front: Front, said: str, venv: str) -> None:
+    found = run(venv, "gateway/boto3_session.py", front.urls[0])
+    opened = re.fullmatch(r"([0-9a-f-]{36}); Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["opened"])
+    assert opened is not None and found["closed"] == opened[1]
+    assert found["text"] == found["streamed"] == said and found["fields"] == []
+    assert "X-Amzn-SageMaker-Session-Id" in found["refused"]
 
 
 def test_the_aws_cli(front: Front, said: str) -> None:
