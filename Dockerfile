@@ -20,12 +20,11 @@ LABEL org.opencontainers.image.title="lmi" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
       com.amazonaws.sagemaker.capabilities.multi-models="true"
 # The image runs as any user, known or not, and with a read-only root filesystem: files that must be written go to /tmp.
-# The bytecode is compiled at build time. A model is a local folder, so no hub is asked.
+# The bytecode is compiled at build time.
 ENV PATH="/opt/lmi/bin:${PATH}" \
     HOME=/tmp \
     XDG_CACHE_HOME=/tmp/cache \
     HF_HOME=/tmp/huggingface \
-    HF_HUB_OFFLINE=1 \
     HF_HUB_DISABLE_TELEMETRY=1 \
     DO_NOT_TRACK=1 \
     PYTHONUNBUFFERED=1 \
@@ -38,26 +37,26 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=600s --retries=3 \
 ENTRYPOINT ["lmi"]
 CMD ["serve"]
 
-# pip is in a separate folder, so that the shipped image has none.
+# The image ships pip, which installs what the requirements.txt of a model names, and no compiler.
 FROM runtime AS build-cpu
 ENV PYTHONDONTWRITEBYTECODE=
-RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/lmi
+RUN python3 -m venv /opt/lmi
 COPY scripts/locks/base.txt scripts/locks/torch.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/pip/bin/pip --python /opt/lmi install --no-deps --require-hashes --only-binary=:all: \
+    /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
         -r /src/locks/base.txt -r /src/locks/torch.txt
 # torch is outside the lock, because its CPU and CUDA builds share a name and a version. Its dependencies are in the lock.
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX_URL
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/pip/bin/pip --python /opt/lmi install --only-binary=:all: "torch==${TORCH_VERSION}" \
+    /opt/lmi/bin/pip install --only-binary=:all: "torch==${TORCH_VERSION}" \
         ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"}
 COPY pyproject.toml README.md LICENSE /src/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
-RUN /opt/pip/bin/pip --python /opt/lmi install --no-deps --no-build-isolation --no-index --root /own /src
+RUN /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index --root /own /src
 
 # Engines that compile small kernels while they run need a C compiler and Python's headers in their image.
 FROM runtime AS gpu
@@ -71,7 +70,7 @@ RUN apt-get update \
 
 FROM gpu AS build-gpu
 ENV PYTHONDONTWRITEBYTECODE=
-RUN python3 -m venv /opt/pip && python3 -m venv --without-pip --system-site-packages /opt/lmi
+RUN python3 -m venv --system-site-packages /opt/lmi
 COPY pyproject.toml README.md LICENSE /src/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
@@ -80,7 +79,7 @@ COPY lmi /src/lmi
 FROM build-gpu AS build-vllm
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/pip/bin/pip --python /opt/lmi install "/src[vllm]"
+    /opt/lmi/bin/pip install "/src[vllm]"
 
 FROM gpu AS vllm
 COPY --from=build-vllm /opt/lmi /opt/lmi
@@ -92,7 +91,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/pip/bin/pip --python /opt/lmi install "/src[trtllm]"
+    /opt/lmi/bin/pip install "/src[trtllm]"
 
 FROM gpu AS trtllm
 # hadolint ignore=DL3008

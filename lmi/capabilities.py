@@ -7,9 +7,7 @@ text or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from lmi.errors import InvalidParameter, PromptTooLong, UnknownAdapter, Unsupported
+from lmi.errors import InvalidParameter, PromptTooLong, UnknownAdapter, Unsupported, shorten
 from lmi.executor import DEFAULT_PRIORITY, EngineInfo, Request
 
 
@@ -20,12 +18,11 @@ def check_request(request: Request, info: EngineInfo) -> None:
     for name, reason in _lacking(request, info):
         raise Unsupported(name, reason)
     if request.lora_config is not None and request.lora_config.name not in info.adapters:
-        raise unknown_adapter(request.lora_config.name, info.adapters)
+        raise unknown_adapter(request.lora_config.name)
 
 
-def unknown_adapter(name: str, loaded: Sequence[str]) -> UnknownAdapter:
-    known = ", ".join(loaded) or "there are none"
-    return UnknownAdapter("lora_config", f"one of the loaded adapters ({known})", name)
+def unknown_adapter(name: str) -> UnknownAdapter:
+    return UnknownAdapter(f"Adapter {shorten(name, 258)[1:-1]} is not registered")
 
 
 def _check_bounds(request: Request, info: EngineInfo) -> None:

@@ -1,15 +1,14 @@
 """The command `lmi`, and the commands `serve` and `djl-serving` with which container platforms start an image.
 
-Every flag of `lmi serve` and `lmi config` is a row of the table of options. A start that fails prints each fault on one
-line of stderr, then one JSON object if stderr is not a terminal, and ends with the exit code of its error. An unknown
-word or flag prints one line and has exit code 2.
+Without a command, or with flags alone, `lmi` serves. Every flag of `lmi serve` and `lmi config` is a row of the table
+of options. A start that fails prints each fault on one line of stderr, then one JSON object if stderr is not a
+terminal, and ends with the exit code of its error. An unknown word or flag prints one line and has exit code 2.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import logging
 import os
 import platform
 import sys
@@ -43,6 +42,8 @@ REPORTED_LIBRARIES = (
 )
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
+ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
+WITH_GATEWAY = "--with-gateway"
 NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 
@@ -67,10 +68,7 @@ def run(arguments: list[str]) -> int:
     """Run one command. Returns the exit code."""
     sink.open_missing()
     try:
-        return lmi.main(arguments, "lmi", standalone_mode=False) or 0
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.ctx.get_help() if error.ctx else error.format_message())
-        return error.exit_code
+        return lmi.main(_with_command(_with_values(arguments)), "lmi", standalone_mode=False) or 0
     except click.NoSuchOption as error:
         where = error.ctx.command_path if error.ctx else "lmi"
         click.echo(f"{where}: {_unknown(error.option_name)} See {where} --help.", err=True)
@@ -86,6 +84,25 @@ def run(arguments: list[str]) -> int:
         return 1
     except StartError as error:
         return _fail(error)
+
+
+def _with_values(arguments: list[str]) -> list[str]:
+    """Return the arguments with a value for the flag that may have none. Otherwise the next word would be its value."""
+    return [f"{WITH_GATEWAY}=true" if word == WITH_GATEWAY else word for word in arguments]
+
+
+def _with_command(arguments: list[str]) -> list[str]:
+    """Return the arguments with `serve` before them if they begin with no command, as where there are none at all.
+
+    Platforms start a container without a word, or with flags alone. Raises UsageError for an unknown word.
+    """
+    first = arguments[0] if arguments else "-"
+    if first in ABOUT or first in lmi.commands:
+        return arguments
+    if first.startswith("-"):
+        return ["serve", *arguments]
+    words = ", ".join(lmi.commands)
+    raise click.UsageError(f"No such command {log.escape(first)}. Commands are {words}; no command means serve.")
 
 
 def _unknown(flag: str) -> str:
@@ -187,6 +204,16 @@ def config(folder: str | None, flags: dict[str, str], is_json: bool) -> None:
         click.echo(f"warning: {log.escape(warning)}", err=True)
 
 
+@lmi.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def gateway(words: tuple[str, ...]) -> int:
+    """Answer AWS's SageMaker API on this machine, in front of a server."""
+    from lmi.gateway.command import gateway
+
+    code: int = gateway.main(words, "lmi gateway", standalone_mode=False)
+    return code
+
+
 @lmi.command("version")
 def show_version() -> None:
     """Show the versions of lmi and of what it runs on."""
@@ -200,18 +227,15 @@ def show_version() -> None:
 
 
 def _serve(folder: str | None, flags: dict[str, str]) -> int:
-    from lmi.supervisor import supervisor
+    from lmi.supervisor import stages, supervisor
 
     sink.never_wait()
     resolved = resolve_folder(folder, os.environ, flags)
     server = resolved.config.server
     log.setup("supervisor", server.log_level, server.log_format)
-    logger = logging.getLogger("lmi.settings.config")
-    for note in resolved.notes:
-        logger.info("%s", note)
-    for warning in resolved.warnings:
-        logger.warning("%s", warning)
-    return supervisor.run(resolved.config)
+    if resolved.request is None:
+        stages.say(resolved)
+    return supervisor.run(resolved, lambda fetched: resolve_folder(folder, os.environ, flags, fetched=fetched))
 
 
 def _document(resolved: Resolved) -> dict[str, Any]:

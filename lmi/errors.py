@@ -4,8 +4,8 @@
      ├─ InvalidRequest            the client asked for something that this server cannot do
      │   ├─ MalformedRequest      the body cannot be read: not JSON, wrong types, no inputs
      │   ├─ InvalidParameter      a named field breaks a rule
-     │   │   ├─ PromptTooLong     the prompt leaves no room in the model's context
-     │   │   └─ UnknownAdapter    no adapter of this name is loaded
+     │   │   └─ PromptTooLong     the prompt leaves no room in the model's context
+     │   ├─ UnknownAdapter        no adapter of this name is registered
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ UnknownModel              the model or version that the request names is not served here
      ├─ Overloaded                the queue is full; the client may try again later
@@ -20,7 +20,8 @@
          ├─ BadConfiguration      2
          ├─ PortUnavailable       3
          ├─ ModelUnusable         4
-         └─ SecurityRefused       5
+         ├─ SecurityRefused       5
+         └─ SourceUnreachable     6
 
 Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs. An API
 that answers differently (LMI turns 400 into 424) has a table in `formatters/errors.py`. An error passes between
@@ -99,8 +100,8 @@ class PromptTooLong(InvalidParameter):
         super().__init__("inputs", rule, given)
 
 
-class UnknownAdapter(InvalidParameter):
-    """No adapter of this name is loaded."""
+class UnknownAdapter(InvalidRequest):
+    """No adapter of this name is registered."""
 
     label = "unknown_adapter"
 
@@ -213,6 +214,13 @@ class SecurityRefused(StartError):
 
     exit_code = 5
     label = "security_refused"
+
+
+class SourceUnreachable(StartError):
+    """The model's source could not be reached in several tries. A later start may succeed."""
+
+    exit_code = 6
+    label = "source_unreachable"
 
 
 def _tree(kind: type[LmiError]) -> Iterator[type[LmiError]]:

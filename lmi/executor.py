@@ -443,11 +443,19 @@ class Executor(ABC):
     def cancel_request(self, request_id: int) -> None:
         """End a request at the next step boundary with a final CANCELLED Result. Ignores unknown and finished ids."""
 
-    def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
+    @property
+    def is_loading_adapter(self) -> bool:
+        """Whether the weights of an adapter are read now, while the running requests make no step."""
+        return False
+
+    def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         """Let requests use the LoRA adapter in folder `path` as `name`. `info.adapters` then lists it.
 
-        A pinned adapter is never evicted. Raises Unsupported if `capabilities.lora` is false, InvalidParameter for a
-        name that is loaded already, ModelUnusable with the engine's reason, and OutOfMemory if memory has no room.
+        A pinned adapter is never evicted. Without `preload` only its files and rank are checked, and its weights are
+        read for its first request. A name that is loaded from this folder is pinned or preloaded if it was not.
+
+        Raises Unsupported if `capabilities.lora` is false, InvalidParameter for a name that is loaded from another
+        folder, ModelUnusable with the engine's reason, and OutOfMemory if memory has no room.
         """
         raise Unsupported("lora_config", f"{self.info.name} has no adapters")
 

@@ -51,7 +51,7 @@ class Pipeline:
 
         Raises InvalidRequest, or Unavailable when no engine is ready.
         """
-        info = await self._engines.ready()
+        info = await self._engines.ready(request.adapter)
         prompt = request.prompt if request.chat is None else await self._render(request.chat)
         prompt_ids = await self._encode(request, prompt, info)
         bad_words = await self._tokenizer.spellings_async(request.bad_sequences)
@@ -68,7 +68,7 @@ class Pipeline:
         prompt_ids = submitted.input_token_ids
         open_texts = {index: self._answer_text(request, prompt_ids) for index in range(request.num_sequences)}
         is_prompt_told = False
-        stream = self._engines.submit(submitted)
+        stream = self._engines.submit(submitted, request.session)
         try:
             while open_texts:
                 await stream.arrival()

@@ -1,14 +1,23 @@
-"""The folder that the processes of one running server share.
+"""The folders that the processes of one running server share.
 
-The supervisor makes it with mode 0700, and children find it through one environment variable. It holds:
+The supervisor makes the server's folder with mode 0700, and a folder in it for each model. Front ends find the first
+and engines the second through one environment variable. The server's folder, a `ServerRuntime`, holds:
+
+    server.json         the settings of the server
+    state               the shared block with the records of supervisor and front ends
+    front-end-failure   why a front end cannot start
+    models/H.json       a model that should be loaded; H is a hash of its name
+    N/                  the folder of a model
+
+The folder of a model, a `Runtime`, holds:
 
     config.json         the resolved settings, without option.env
-    state               the shared block
+    state               the shared block with the records of engines and user code, and the model's phase
     engine-N.sock       the socket of an engine
     code-N.sock         the socket of a process of user code
     engine-N.json       the report of a loaded engine, for the banner
-    front-end-failure   why a front end cannot start
     adapters/H/H.json   an adapter that should be loaded; the H are hashes of the model's name and the adapter's
+    sessions/ID/        an open session, unless option.sessions_path names another folder
 """
 
 from __future__ import annotations
@@ -17,47 +26,118 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from lmi.errors import StartError
-from lmi.settings.config import Config, dump, load
-from lmi.shared.desired_state import Adapter, Folder, key
+from lmi.settings.config import Config, ServerConfig, dump, load
+from lmi.shared.desired_state import Adapter, Folder, Model, State, key
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
 
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
 
 
 @dataclass(frozen=True, slots=True)
+class ServerRuntime:
+    """The folder of a server."""
+
+    path: Path
+    config: ServerConfig
+
+    @classmethod
+    def create(cls, config: ServerConfig) -> ServerRuntime:
+        """Make the folder. Raises StartError if it cannot be written, as on a full disk."""
+        runtime = cls(_new_folder(), config)
+        try:
+            (runtime.path / "server.json").write_bytes(msgspec.json.encode(config))
+            Block.create(runtime.path / "state", 0, runtime.num_front_end_slots)
+        except OSError as error:
+            runtime.remove()
+            raise _cannot_write(runtime.path, error) from error
+        return runtime
+
+    @classmethod
+    def from_environ(cls) -> ServerRuntime:
+        return cls.at(Path(os.environ[ENVIRONMENT_NAME]))
+
+    @classmethod
+    def at(cls, path: Path) -> ServerRuntime:
+        return cls(path, msgspec.json.decode((path / "server.json").read_bytes(), type=ServerConfig))
+
+    def attach(self) -> Block:
+        """Map the shared block into this process. Raises StartError."""
+        return _attach(self.path / "state", 0, self.num_front_end_slots)
+
+    @property
+    def num_front_end_slots(self) -> int:
+        """Twice the workers, because those of a master that died finish their streams while the next ones start."""
+        return 2 * self.config.frontend_workers
+
+    def front_end_failure(self) -> Path:
+        return self.path / "front-end-failure"
+
+    def models(self) -> Folder[Model]:
+        """Return the folder of the models that should be loaded."""
+        return Folder(self.path / "models", Model)
+
+    def add_model(self, config: Config) -> Runtime:
+        """Make the folder of a model. Raises StartError if it cannot be written."""
+        for number in count(1):
+            path = self.path / str(number)
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+            return Runtime.create(config, path)
+        raise AssertionError("count never ends")
+
+    def model(self, entry: Model) -> Runtime:
+        """Return the folder of a model that should be loaded. Raises OSError if it has just been removed."""
+        return Runtime.at(self.path / entry.folder)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
+    """The folder of one model's processes."""
+
     path: Path
     config: Config
 
     @classmethod
-    def create(cls, config: Config) -> Runtime:
-        """Make the folder. Raises StartError if it cannot be written, as on a full disk."""
-        try:
-            runtime = cls(Path(tempfile.mkdtemp(prefix="lmi-")), config)
-        except OSError as error:
-            raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
+    def create(cls, config: Config, path: Path | None = None) -> Runtime:
+        """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a full disk."""
+        runtime = cls(path or _new_folder(), config)
         try:
             (runtime.path / "config.json").write_bytes(dump(_without_environ(config)))
             Block.create(runtime.path / "state", *runtime._num_records())
+            runtime._register_adapters()
         except OSError as error:
             runtime.remove()
-            raise StartError(f"{runtime.path} (TMPDIR chooses another place): {error.strerror}") from error
+            raise _cannot_write(runtime.path, error) from error
         return runtime
 
     @classmethod
     def from_environ(cls) -> Runtime:
-        path = Path(os.environ[ENVIRONMENT_NAME])
+        return cls.at(Path(os.environ[ENVIRONMENT_NAME]))
+
+    @classmethod
+    def at(cls, path: Path) -> Runtime:
         return cls(path, load((path / "config.json").read_bytes()))
 
     def attach(self) -> Block:
-        """Map the shared block into this process."""
-        return Block.attach(self.path / "state", *self._num_records())
+        """Map the shared block into this process. Raises StartError."""
+        return _attach(self.path / "state", *self._num_records())
 
     def _num_records(self) -> tuple[int, int, int]:
-        return self.config.engine.num_engines, self.num_front_end_slots, self.config.num_formatters
+        return self.config.engine.num_engines, 0, self.config.num_formatters
 
     def user_code_records(self, block: Block) -> list[EngineRecord]:
         """Return the records of the processes that run user code, which are the engines' if it is the model."""
@@ -65,11 +145,6 @@ class Runtime:
 
     def user_code_socket(self, slot: int) -> str:
         return str(self.path / f"code-{slot}.sock")
-
-    @property
-    def num_front_end_slots(self) -> int:
-        """Twice the workers, because those of a master that died finish their streams while the next ones start."""
-        return 2 * self.config.server.frontend_workers
 
     def engine_socket(self, slot: int) -> str:
         return str(self.path / f"engine-{slot}.sock")
@@ -81,11 +156,41 @@ class Runtime:
         """Return the folder of the model's adapters that should be loaded."""
         return Folder(self.path / "adapters" / key(self.config.model.name), Adapter)
 
-    def front_end_failure(self) -> Path:
-        return self.path / "front-end-failure"
+    def sessions(self) -> Sessions | None:
+        """Return the sessions of this server, or None if they are switched off."""
+        server = self.config.server
+        return Sessions(self.sessions_path, server.sessions_expiration_s) if server.enable_sessions else None
+
+    @property
+    def sessions_path(self) -> Path:
+        return Path(self.config.server.sessions_path or self.path / "sessions")
+
+    def _register_adapters(self) -> None:
+        """Register the adapters beside the model, which every engine loads before it is ready."""
+        folder = self.adapters()
+        for name, path in self.config.model.adapters.items():
+            folder.add(Adapter(name=name, path=path, src=path, is_static=True, state=State.READY))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _attach(state: Path, *num_records: int) -> Block:
+    try:
+        return Block.attach(state, *num_records)
+    except OSError as error:
+        raise StartError(f"{state} cannot be mapped into memory: {error.strerror}") from error
+
+
+def _new_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="lmi-"))
+    except OSError as error:
+        raise StartError(f"no folder for temporary files (TMPDIR) can be written to: {error.strerror}") from error
+
+
+def _cannot_write(path: Path, error: OSError) -> StartError:
+    return StartError(f"{path} (TMPDIR chooses another place): {error.strerror}")
 
 
 def _without_environ(config: Config) -> Config:

@@ -75,7 +75,7 @@ class GenerationRequest:
     `max_new_tokens` None the answer may fill the context. `stop_token_ids` end the answer like a stop string.
     `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
     there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
-    the bias that is added to its logit.
+    the bias that is added to its logit. All requests of a `session` go to one engine.
     """
 
     prompt: str = ""
@@ -100,6 +100,7 @@ class GenerationRequest:
     guided_decoding: GuidedDecodingParams | None = None
     token_biases: tuple[tuple[int, float], ...] = ()
     adapter: str | None = None
+    session: str | None = None
 
     @property
     def num_sequences(self) -> int:

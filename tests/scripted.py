@@ -26,10 +26,12 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
+import msgspec
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmi.engine.client import Engines
+from lmi.engine.registry import AdapterRegistry
 from lmi.engine.server import Dispatcher, FrontEndConnection
 from lmi.errors import InvalidParameter, PromptTooLong
 from lmi.executor import (
@@ -50,8 +52,12 @@ from lmi.executor import (
 from lmi.http.protocol import GuardedProtocol
 from lmi.pipeline import Pipeline
 from lmi.server.app import build_app
+from lmi.server.front_end import FrontEnd
+from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.shared.desired_state import Adapter, Folder
+from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
@@ -141,6 +147,15 @@ class ScriptedExecutor(Executor):
             self._turns[request_id] = Turn(request_id, request, order, list(text.encode()))
             self._changed.notify_all()
         return request_id
+
+    def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
+        if not self.capabilities.lora:
+            super().load_adapter(name, path, pinned=pinned, preload=preload)
+        self._info = msgspec.structs.replace(self._info, adapters=tuple(sorted({*self._info.adapters, name})))
+
+    def unload_adapter(self, name: str) -> None:
+        names = tuple(one for one in self._info.adapters if one != name)
+        self._info = msgspec.structs.replace(self._info, adapters=names)
 
     def await_responses(
         self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
@@ -282,13 +297,14 @@ def host(
     model: dict[str, object] | None = None,
     capabilities: Capabilities = CAPABILITIES,
     user_code: UserCodeConfig | None = None,
+    options: dict[str, str] | None = None,
 ) -> Iterator[Host]:
     """Serve a scripted engine on a free port of loopback, with the user code, if any, in a thread."""
     write_byte_tokenizer(folder / "model")
     config = Config(
         server=ServerConfig(**(server or {})),  # type: ignore[arg-type]
         model=ModelConfig(**{"path": str(folder / "model"), "name": "scripted", **(model or {})}),  # type: ignore[arg-type]
-        engine=EngineConfig(handler="lmi-dist"),
+        engine=EngineConfig(handler="lmi-dist", options=options or {}),
         user_code=user_code,
     )
     executor = ScriptedExecutor(capabilities)
@@ -327,7 +343,13 @@ async def _serve(
     user_code, user_code_server = None, None
     if config.user_code is not None:
         user_code, user_code_server = await _run_user_code(folder, config, config.user_code, block)
-    app = build_app(Service(config, block, block.frontends[0], engines, pipeline, user_code))
+    sessions = (
+        Sessions(folder / "sessions", config.server.sessions_expiration_s) if config.server.enable_sessions else None
+    )
+    models = Models(FrontEnd(config.server, block, block.frontends[0]))
+    registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
+    models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
+    app = build_app(models, models.running())
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1

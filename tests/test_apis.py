@@ -138,12 +138,12 @@ def test_an_engine_s_refusal_is_told_in_the_client_s_words(error: LmiError, mess
 
 @pytest.mark.parametrize("api", [OPENAI_CHAT, OPENAI_COMPLETIONS], ids=["chat", "completions"])
 def test_an_adapter_that_is_not_loaded_is_a_model_that_openai_s_client_does_not_find(api: AnyApi) -> None:
-    error = UnknownAdapter("lora_config", "one of the loaded adapters (fr)", "de")
+    error = UnknownAdapter("Adapter de is not registered")
     format = api.default_format(ModelConfig(path="demo", name="demo"))
     rendered = api.render_error(error, format, accepted=False)
     said = json.loads(rendered.body)["error"]
     assert (rendered.status, said["code"], said["param"]) == (404, "model_not_found", "model")
-    assert said["message"] == "model must be one of the loaded adapters (fr), given 'de'"
+    assert said["message"] == "Adapter de is not registered"
 
 
 def test_a_body_that_cannot_be_read_is_answered_as_json_whatever_the_model_s_formatter() -> None:

@@ -220,5 +220,25 @@ def test_version_and_help_are_there() -> None:
     assert command("version").stdout.splitlines()[0] == f"lmi {__version__}"
     help = command("serve", "--help").stdout
     assert all(option.flag in help for option in OPTIONS if option.has_flag)
-    bare = command()
-    assert "Commands:" in bare.stdout
+    assert command("--version").stdout == f"lmi {__version__}\n"
+    assert "Commands:" in command("--help").stdout == command("-h").stdout
+
+
+@pytest.mark.parametrize("arguments", [["--model-id", "/nowhere"], ["--port", "1", "/nowhere"]])
+def test_flags_without_a_command_are_those_of_serve(arguments: list[str]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 4 and json.loads(done.stderr.splitlines()[-1])["cause"] == "model_unusable"
+    assert "/nowhere" in done.stderr.splitlines()[0]
+
+
+def test_no_command_means_serve() -> None:
+    done = command(SAGEMAKER_BIND_TO_PORT="0")
+    assert done.returncode == 2 and done.stderr.startswith("lmi: port='0' (SAGEMAKER_BIND_TO_PORT): ")
+
+
+@pytest.mark.parametrize("word", ["train", "Serve", "frob\nnicate", ""])
+def test_an_unknown_command_is_answered_with_those_that_there_are(word: str) -> None:
+    done = command(word, "--port", "1")
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert all(name in line for name in ("serve", "djl-serving", "config", "version", "no command means serve"))

@@ -52,7 +52,7 @@ def test_entry_point_command_and_health_check_are_in_exec_form() -> None:
     compile(program[2], "HEALTHCHECK", "exec")
 
 
-@pytest.mark.parametrize("word", ["serve", "djl-serving", "config"])
+@pytest.mark.parametrize("word", ["serve", "djl-serving", "config", "version"])
 def test_the_words_that_platforms_start_it_with_are_commands_of_the_entry_point(word: str) -> None:
     assert word in lmi.commands
 
@@ -67,6 +67,10 @@ def test_every_target_tells_sagemaker_what_it_can_do_its_port_and_its_signal() -
 
 def test_it_promises_no_route_that_is_not_there() -> None:
     assert "bidirectional" not in TEXT
+
+
+def test_the_image_ships_pip_and_leaves_the_hub_to_the_process_that_fetches() -> None:
+    assert "--without-pip" not in TEXT and "HF_HUB_OFFLINE" not in TEXT
 
 
 def test_no_layer_is_given_a_secret() -> None:

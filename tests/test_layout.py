@@ -23,11 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = (
     {"lmi", "lmi.errors"},
     {"lmi.executor", "lmi.shared"},
+    {"lmi.sources"},
     {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
     {"lmi.runtime", "lmi.schemas", "lmi.text"},
     {"lmi.formatters"},
     {"lmi.apis", "lmi.engine"},
-    {"lmi.pipeline", "lmi.user_code"},
+    {"lmi.gateway", "lmi.pipeline", "lmi.user_code"},
     {"lmi.supervisor"},
     {"lmi.server"},
     {"lmi.cli"},
@@ -139,7 +140,16 @@ def test_the_pipeline_reads_every_field_of_a_request() -> None:
     assert [field.name for field in fields(GenerationRequest) if f"request.{field.name}" not in source] == []
 
 
-PROCESSES = ["lmi.server.app", "lmi.supervisor.supervisor", "lmi.cli", "lmi.engine.worker", "lmi.user_code.worker"]
+PROCESSES = [
+    "lmi.server.app",
+    "lmi.gateway.worker",
+    "lmi.supervisor.supervisor",
+    "lmi.cli",
+    "lmi.engine.worker",
+    "lmi.user_code.worker",
+    "lmi.sources.hub",
+    "lmi.sources.worker",
+]
 
 
 @pytest.mark.parametrize("module", PROCESSES)

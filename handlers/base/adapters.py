@@ -1,14 +1,14 @@
 """LoRA adapters of a foreign engine by name, and turns for an engine that cannot mix them with the base model.
 
-Every adapter is loaded before a request may name it, so a request never makes the engine read a file that it has not
-read before. The number by which the engine knows an adapter is never used again.
+A request may name an adapter once it is loaded. Its weights were read then, or are read for its first request if the
+load did not ask for them. The number by which the engine knows an adapter is never used again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Protocol
@@ -16,9 +16,7 @@ from typing import Protocol
 from handlers.base.sequence import Sequence
 from lmi.capabilities import unknown_adapter
 from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line
-from lmi.executor import Request
-
-FOLDER = "adapters"  # beside the model's weights, one folder for each adapter, named after it
+from lmi.executor import ErrorKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,74 +28,122 @@ class LoadedAdapter:
 
 
 class AdapterEngine(Protocol):
+    def check_adapter(self, adapter: LoadedAdapter) -> None:
+        """Read the configuration of an adapter. Raises an error that names the reason if it does not fit."""
+
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        """Load an adapter, or raise an error that names the reason and leaves the engine unharmed."""
+        """Read the weights of an adapter unless it has them, and pin it if it is to be pinned.
+
+        Raises an error that names the reason and leaves the engine unharmed.
+        """
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None: ...
 
 
 class Adapters:
-    """The loaded adapters. `load` and `unload` belong to the engine's thread; any thread may call the rest.
+    """The loaded adapters. Any thread may read `names` and `is_reading`; the rest belongs to the engine's thread.
 
-    `max_resident` is the number of adapters that one batch can use.
+    `max_resident` is the number of adapters that one batch can use. `kind_of` tells the kind of an engine's error.
     """
 
-    def __init__(self, engine: AdapterEngine, title: str, max_resident: int) -> None:
+    def __init__(
+        self, engine: AdapterEngine, title: str, max_resident: int, kind_of: Callable[[Exception], ErrorKind]
+    ) -> None:
+        self.is_reading = False  # the engine makes no step meanwhile
         self._engine = engine
         self._title = title  # of the engine, for messages
         self._max_resident = max_resident
+        self._kind_of = kind_of
         self._loaded: dict[str, LoadedAdapter] = {}
+        self._leaving: dict[int, LoadedAdapter] = {}  # unloaded, and still used by sequences; by number
+        self._used: dict[Sequence, LoadedAdapter] = {}
+        self._with_weights: set[int] = set()  # numbers of the adapters whose weights were read
         self._numbers = count(1)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._loaded.copy()))
 
-    def load(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Load an adapter from a folder.
+    def load(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
+        """Load an adapter from a folder, or give a loaded adapter of this folder the new settings.
 
         Raises InvalidParameter for the name, OutOfMemory if the adapter does not fit, ModelUnusable with the reason.
         """
-        if not isinstance(name, str) or not name or name in self._loaded:
+        known = self._loaded.get(name)
+        if not isinstance(name, str) or not name or (known is not None and known.path != str(path)):
             raise InvalidParameter("lora_config", "a new name, or unloaded first", name)
         if not (Path(path) / "adapter_config.json").is_file():
             raise ModelUnusable(f"{path}: an adapter's folder has an adapter_config.json")
-        adapter = LoadedAdapter(name, next(self._numbers), str(path), pinned)
+        adapter = known or LoadedAdapter(name, next(self._numbers), str(path))
+        adapter = replace(adapter, is_pinned=adapter.is_pinned or pinned)
         self._check_room(adapter)
-        try:
-            self._engine.add_adapter(adapter)
-        except LmiError:
-            raise
-        except Exception as error:
-            self._engine.remove_adapter(adapter)  # it may be loaded in part
-            raise ModelUnusable(f"{path}: {self._title} cannot load this adapter: {cause_line(error)}") from error
+        self._explained(adapter, self._engine.check_adapter)
+        if preload or pinned:
+            self._read(adapter)
         self._loaded[name] = adapter
 
     def _check_room(self, new: LoadedAdapter) -> None:
         """Raise OutOfMemory unless each pinned adapter has a place and the others share at least one."""
-        adapters = [*self._loaded.values(), new]
+        adapters = [*{**self._loaded, new.name: new}.values(), *self._leaving.values()]
         num_pinned = sum(adapter.is_pinned for adapter in adapters)
         if num_pinned + (num_pinned < len(adapters)) > self._max_resident:
             raise OutOfMemory(f"{self._max_resident} adapters fit into a batch, and the pinned ones take all places")
 
-    def load_all(self, model: str) -> None:
-        """Load the adapters that lie beside the model."""
-        for config in sorted(Path(model).glob(f"{FOLDER}/*/adapter_config.json")):
-            self.load(config.parent.name, str(config.parent))
+    def _read(self, adapter: LoadedAdapter) -> None:
+        self.is_reading = True
+        try:
+            self._explained(adapter, self._engine.add_adapter)
+        except LmiError:
+            if adapter.number not in self._with_weights:
+                self._engine.remove_adapter(adapter)  # it may be read in part
+            raise
+        finally:
+            self.is_reading = False
+        self._with_weights.add(adapter.number)
+
+    def _explained(self, adapter: LoadedAdapter, call: Callable[[LoadedAdapter], None]) -> None:
+        """Call the engine. Raises OutOfMemory or ModelUnusable in place of an error of the engine."""
+        try:
+            call(adapter)
+        except LmiError:
+            raise
+        except Exception as error:
+            reason = f"{adapter.path}: {self._title} cannot load this adapter: {cause_line(error)}"
+            is_full = self._kind_of(error) is ErrorKind.OUT_OF_MEMORY
+            raise (OutOfMemory if is_full else ModelUnusable)(reason) from error
 
     def unload(self, name: str) -> None:
-        """Unload an adapter. Requests that run with it finish. Raises UnknownAdapter."""
+        """Unload an adapter. The engine keeps it until the last sequence ends that uses it. Raises UnknownAdapter."""
         if name not in self._loaded:
-            raise unknown_adapter(name, self.names)
-        self._engine.remove_adapter(self._loaded.pop(name))
+            raise unknown_adapter(name)
+        adapter = self._loaded.pop(name)
+        self._leaving[adapter.number] = adapter
+        self._remove_unused(adapter.number)
 
-    def used_by(self, request: Request) -> LoadedAdapter | None:
-        """The adapter that a request names. Raises UnknownAdapter if it was unloaded after the request was accepted."""
-        if request.lora_config is None:
-            return None
-        if request.lora_config.name not in self._loaded:
-            raise unknown_adapter(request.lora_config.name, self.names)
-        return self._loaded[request.lora_config.name]
+    def claim(self, sequence: Sequence) -> None:
+        """Keep the adapter that a new sequence names until `release`. Raises UnknownAdapter if it was unloaded."""
+        if (named := sequence.request.lora_config) is None:
+            return
+        if named.name not in self._loaded:
+            raise unknown_adapter(named.name)
+        self._used[sequence] = self._loaded[named.name]
+
+    def release(self, sequence: Sequence) -> None:
+        if (adapter := self._used.pop(sequence, None)) is not None:
+            self._remove_unused(adapter.number)
+
+    def used_by(self, sequence: Sequence) -> LoadedAdapter | None:
+        """The adapter of a sequence, with its weights. Raises what `load` raises for them."""
+        adapter = self._used.get(sequence)
+        if adapter is not None and adapter.number not in self._with_weights:
+            self._read(adapter)
+        return adapter
+
+    def _remove_unused(self, number: int) -> None:
+        """Free an adapter that was unloaded, once no sequence uses it."""
+        if number in self._leaving and all(adapter.number != number for adapter in self._used.values()):
+            self._with_weights.discard(number)
+            self._engine.remove_adapter(self._leaving.pop(number))
 
 
 class AdapterTurns:

@@ -24,7 +24,7 @@ from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
 from handlers.base.outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
-from lmi.errors import InvalidRequest, LmiError, OutOfMemory
+from lmi.errors import InvalidRequest, LmiError, OutOfMemory, UnknownAdapter
 from lmi.executor import EngineInfo, ErrorKind, KvCacheStats, Request
 
 ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)
@@ -91,7 +91,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         super().__init__(max_queue_size=max_queue_size, max_request_stats=max_request_stats)
         self._engine = engine
         self._info = info
-        self._adapters = Adapters(engine, self.title, max_resident_adapters)
+        self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
         self._turns = AdapterTurns(is_needed=info.capabilities.lora and not mixes_adapters)
         self._known: dict[str, Sequence] = {}  # the sequences that the engine has, by their ids there
         self._load = EngineLoad()
@@ -124,29 +124,27 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     def can_enqueue_requests(self) -> bool:
         return super().can_enqueue_requests() and self._engine.is_alive
 
-    def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
+    @property
+    def is_loading_adapter(self) -> bool:
+        return self._adapters.is_reading
+
+    def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         if not self.capabilities.lora:
-            super().load_adapter(name, path, pinned=pinned)
-        self._at_boundary(partial(self._load_adapter, name, path, pinned))
+            super().load_adapter(name, path, pinned=pinned, preload=preload)
+        self._at_boundary(partial(self._load_adapter, name, path, pinned, preload))
 
     def unload_adapter(self, name: str) -> None:
         if not self.capabilities.lora:
             super().unload_adapter(name)
         self._at_boundary(partial(self._unload_adapter, name))
 
-    def _load_adapter(self, name: str, path: str, pinned: bool) -> None:
-        self._adapters.load(name, path, pinned=pinned)
+    def _load_adapter(self, name: str, path: str, pinned: bool, preload: bool) -> None:
+        self._adapters.load(name, path, pinned=pinned, preload=preload)
         self._note_adapters()
 
     def _unload_adapter(self, name: str) -> None:
         self._adapters.unload(name)
         self._note_adapters()
-
-    def _load_adapters_beside(self, model: str) -> None:
-        """Load the adapters that lie in the model's folder; called before `_start`."""
-        if self.capabilities.lora:
-            self._adapters.load_all(model)
-            self._note_adapters()
 
     def _note_adapters(self) -> None:
         self._info = msgspec.structs.replace(self._info, adapters=self._adapters.names)
@@ -154,7 +152,12 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     # The sequences that the engine has, and those that wait for it.
 
     def _add(self, sequence: Sequence) -> None:
-        self._turns.waiting.append(sequence)
+        try:
+            self._adapters.claim(sequence)
+        except UnknownAdapter as error:
+            self._refuse(sequence, error)
+        else:
+            self._turns.waiting.append(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         name = name_of(sequence)
@@ -162,6 +165,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
             self._engine.abort([name])
         elif sequence in self._turns.waiting:
             self._turns.waiting.remove(sequence)
+        self._adapters.release(sequence)
 
     @property
     def _active(self) -> SequenceOf[Sequence]:
@@ -216,7 +220,8 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
                 self._known[name_of(sequence)] = sequence
             except Exception as error:
                 if self._kind_of(error) is not ErrorKind.INVALID:
-                    log.exception("%s did not take request %d", self.title, sequence.id)
+                    is_told = isinstance(error, LmiError)  # the client reads all that is known
+                    log.error("%s did not take request %d: %s", self.title, sequence.id, error, exc_info=not is_told)
                 self._refuse(sequence, error)
                 refused.append(sequence)
         return refused

@@ -14,23 +14,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handlers.lmi_dist.executor import Executor
+    from handlers.lmi_dist.executor import EmbeddedExecutor
     from lmi.executor import Progress
     from lmi.settings.config import EngineConfig
 
 __all__ = ["Executor", "load"]
 
 
-def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+def load(config: EngineConfig, model_path: str, progress: Progress) -> EmbeddedExecutor:
     """Entry point of the handler `lmi-dist`."""
-    from handlers.lmi_dist.executor import Executor
+    from handlers.lmi_dist.executor import EmbeddedExecutor
 
-    return Executor(model_path, config, progress)
+    return EmbeddedExecutor(model_path, config, progress)
 
 
 def __getattr__(name: str) -> Any:
     if name != "Executor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from handlers.lmi_dist.executor import Executor
+    from handlers.lmi_dist.executor import EmbeddedExecutor
 
-    return Executor
+    return EmbeddedExecutor

@@ -60,7 +60,7 @@ class Limits:
     num_cache_tokens: int
 
 
-class Executor(SteppedExecutor):
+class EmbeddedExecutor(SteppedExecutor):
     """`model` is a folder with a Hugging Face checkpoint, or a runner that has its weights already."""
 
     def __init__(

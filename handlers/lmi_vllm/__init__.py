@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from handlers.lmi_vllm.executor import Executor
+    from handlers.lmi_vllm.executor import VllmExecutor
     from handlers.lmi_vllm.multinode import Follower
     from lmi.executor import Progress
     from lmi.settings.config import EngineConfig
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["Executor", "load"]
 
 
-def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor | Follower:
+def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecutor | Follower:
     """Entry point of the handler `vllm`."""
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare(config)
-    from handlers.lmi_vllm.executor import Executor
+    from handlers.lmi_vllm.executor import VllmExecutor
 
     process_setup.calm_torch()
     if int(config.options.get("node_rank") or 0) > 0:
         from handlers.lmi_vllm.multinode import Follower
 
         return Follower(model_path, config, progress)
-    return Executor(model_path, config, progress)
+    return VllmExecutor(model_path, config, progress)
 
 
 def __getattr__(name: str) -> Any:
@@ -43,6 +43,6 @@ def __getattr__(name: str) -> Any:
     from handlers.lmi_vllm import process_setup
 
     process_setup.prepare()
-    from handlers.lmi_vllm.executor import Executor
+    from handlers.lmi_vllm.executor import VllmExecutor
 
-    return Executor
+    return VllmExecutor

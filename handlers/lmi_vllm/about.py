@@ -51,14 +51,11 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Forbid reports and downloads, put sockets into `folder`, and give each rank on a CPU its cores.
+    """Forbid reports, put sockets into `folder`, and give each rank on a CPU its cores.
 
     A variable that the operator has set keeps its value.
     """
-    wanted = NOTHING_IS_SENT | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.model_loading_timeout_s)),
-    }
+    wanted = NOTHING_IS_SENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.model_loading_timeout_s))}
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
         wanted["VLLM_RPC_BASE_PATH"] = folder
     if config.tensor_parallel_degree > 1 and not config.device_ids:
@@ -84,6 +81,7 @@ HANDLER = Handler(
     library="vllm",
     auto=Auto.ON_GPUS,
     uses=frozenset({"option.trust_remote_code"}),
+    port_variables=("VLLM_PORT", "MASTER_PORT"),  # of each rank's first meeting, and of torch's
     option_names=option_names,
     check=check,
     environment=environment,

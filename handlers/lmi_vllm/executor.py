@@ -36,7 +36,7 @@ NUM_WARM_UP_TOKENS = 4
 log = logging.getLogger("lmi.vllm")
 
 
-class Executor(DrivenExecutor[Work]):
+class VllmExecutor(DrivenExecutor[Work]):
     """`model` is the folder of a Hugging Face checkpoint. With several ranks `is_multi_process` is true by default."""
 
     title = "vLLM"
@@ -61,7 +61,6 @@ class Executor(DrivenExecutor[Work]):
             max_queue_size=config.max_queue_size,
             max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
         )
-        self._load_adapters_beside(folder)
         progress("warm-up", 0.0)
         try:
             _warm_up(engine)
@@ -70,7 +69,7 @@ class Executor(DrivenExecutor[Work]):
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:
-        adapter = self._adapters.used_by(sequence.request)
+        adapter = self._adapters.used_by(sequence)
         return Work(
             id=name_of(sequence),
             token_ids=list(sequence.request.input_token_ids),

@@ -21,8 +21,9 @@ from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
+from handlers.lmi_vllm.block_room import shorten_allocation
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_core
-from handlers.lmi_vllm.work import Work, lora_request
+from handlers.lmi_vllm.work import Work, check_adapter, lora_request
 
 
 class InProcess:
@@ -34,6 +35,7 @@ class InProcess:
         cast(Any, sampler).batched_count_greater_than = _no_ranks
         self._engine = LLMEngine.from_engine_args(arguments)
         self._scheduler = cast(Any, self._engine.engine_core).engine_core.scheduler
+        shorten_allocation(self._scheduler)
         self._preempted: dict[str, int] = {}
         self._num_preemptions = 0
         self.config = self._engine.vllm_config
@@ -82,6 +84,9 @@ class InProcess:
 
     def wake(self) -> None:
         return None
+
+    def check_adapter(self, adapter: LoadedAdapter) -> None:
+        check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         self._engine.add_lora(lora_request(adapter))

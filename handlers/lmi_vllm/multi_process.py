@@ -31,7 +31,7 @@ from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_request
-from handlers.lmi_vllm.work import Work, lora_request
+from handlers.lmi_vllm.work import Work, check_adapter, lora_request
 from lmi.shared import processes
 
 WAIT_S = 0.1  # for an output of another process, before deadlines are checked
@@ -119,6 +119,9 @@ class MultiProcess:
 
     def wake(self) -> None:
         self._ready.put([])
+
+    def check_adapter(self, adapter: LoadedAdapter) -> None:
+        check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
         asyncio.run_coroutine_threadsafe(self._add_adapter(adapter), self._loop).result()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vllm.config import VllmConfig
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 
@@ -17,6 +19,12 @@ class Work:
     params: SamplingParams
     adapter: LoRARequest | None = None
     priority: int = 0
+
+
+def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:
+    """Raise ValueError unless vLLM can use an adapter of this rank and kind."""
+    assert config.lora_config is not None
+    PEFTHelper.from_local_dir(adapter.path, config.model_config.max_model_len).validate_legal(config.lora_config)
 
 
 def lora_request(adapter: LoadedAdapter) -> LoRARequest:

@@ -1,19 +1,21 @@
 """The front end's side of the engine sockets.
 
-`Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens and puts
-each Response into the stream of its request. It does not retry a request: when an engine is lost, its requests end with
-`EngineLost`. A stream that is closed before its end cancels its request.
+`Engines` keeps one connection to each engine, sends a request to the engine with the fewest outstanding tokens, or to
+that of its session, and puts each Response into the stream of its request. It does not retry a request: when an engine
+is lost, its requests end with `EngineLost`. A stream that is closed before its end cancels its request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from itertools import count
 from typing import Any
 
 from lmi.engine.messages import (
+    AdapterSettings,
     Cancel,
     Done,
     LoadAdapter,
@@ -89,6 +91,7 @@ class EngineConnection(Connection):
     def __init__(self) -> None:
         super().__init__()
         self.info: EngineInfo | None = None
+        self.failed_adapters: dict[str, str] = {}
         self.num_outstanding_tokens = 0
         self._ids = count()
         self._streams: dict[int, ResponseStream] = {}
@@ -108,9 +111,9 @@ class EngineConnection(Connection):
         if self._forget(request_id) is not None:
             self.write(frame(encode(Cancel(request_id))))
 
-    async def load_adapter(self, name: str, path: str, pinned: bool) -> None:
+    async def load_adapter(self, name: str, settings: AdapterSettings) -> None:
         """Load an adapter on this engine. Raises the engine's reason, or EngineLost."""
-        await self._call(LoadAdapter(next(self._ids), name, path, pinned))
+        await self._call(LoadAdapter(next(self._ids), name, settings))
 
     async def unload_adapter(self, name: str) -> None:
         await self._call(UnloadAdapter(next(self._ids), name))
@@ -146,7 +149,7 @@ class EngineConnection(Connection):
             for response in message.responses:
                 self._deliver(response)
         elif isinstance(message, Ready):
-            self.info = message.info
+            self.info, self.failed_adapters = message.info, message.failed_adapters
         elif isinstance(message, Done) or message.request_id in self._calls:
             self._end_call(message)
         elif (stream := self._forget(message.request_id)) is not None:
@@ -177,27 +180,34 @@ class Engines(Connections[EngineConnection]):
 
     def __init__(self, sockets: Sequence[str], records: Sequence[EngineRecord]) -> None:
         super().__init__(EngineConnection, sockets, records)
+        self._engines = records
         self._adapters: tuple[str, ...] = ()
 
-    def submit(self, request: Request) -> ResponseStream:
-        """Send a request to the least loaded engine. Raises Unavailable if no engine is ready."""
-        return self._least_loaded().submit(request)
+    def submit(self, request: Request, session: str | None = None) -> ResponseStream:
+        """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
+        adapter = None if request.lora_config is None else request.lora_config.name
+        candidates = self._candidates(adapter)
+        of_session = None if session is None else self._of_session(session, candidates)
+        return (of_session or _least_loaded(candidates)).submit(request)
 
-    async def ready(self) -> EngineInfo:
-        """Return facts about the model, which are equal for all replicas. Raises Unavailable if no engine is ready."""
+    async def ready(self, adapter: str | None = None) -> EngineInfo:
+        """Return facts about the model, which are equal for all replicas except `adapters`.
+
+        They are those of the engine to which `submit` would send a request for `adapter` now. Raises Unavailable if no
+        engine is ready.
+        """
         await self.wait_for(self._ready)
-        info = self._least_loaded().info
+        info = _least_loaded(self._candidates(adapter)).info
         assert info is not None
         return info
 
-    async def load_adapter(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Load a LoRA adapter on every engine, or on none. Raises the reason of the first engine that cannot."""
-        engines = self._connected()
-        outcomes = await _all(engine.load_adapter(name, path, pinned) for engine in engines)
-        errors = [error for error in outcomes if error is not None]
-        if errors:
-            loaded = [engine for engine, error in zip(engines, outcomes, strict=True) if error is None]
-            await _all(engine.unload_adapter(name) for engine in loaded)
+    async def load_adapter(self, name: str, settings: AdapterSettings) -> None:
+        """Load a LoRA adapter on every engine, or give a loaded one these settings.
+
+        Raises the reason of the first engine that cannot. The others have done it then.
+        """
+        outcomes = await _all(engine.load_adapter(name, settings) for engine in self._connected())
+        if errors := [error for error in outcomes if error is not None]:
             raise errors[0]
 
     async def unload_adapter(self, name: str) -> None:
@@ -210,9 +220,13 @@ class Engines(Connections[EngineConnection]):
     @property
     def adapters(self) -> tuple[str, ...]:
         """The adapters that requests may use. While no engine is connected, they are the last ones known."""
-        if (ready := self._ready()) and ready[0].info is not None:
-            self._adapters = ready[0].info.adapters
+        if infos := [engine.info for engine in self._ready() if engine.info is not None]:
+            self._adapters = tuple(sorted({name for info in infos for name in info.adapters}))
         return self._adapters
+
+    def adapter_failure(self, name: str) -> str | None:
+        """Return why an engine could not load a registered adapter, or None."""
+        return next((one.failed_adapters[name] for one in self._ready() if name in one.failed_adapters), None)
 
     def _connected(self) -> list[EngineConnection]:
         """Return every engine that serves, also silent ones. Raises Unavailable if none serves."""
@@ -227,11 +241,36 @@ class Engines(Connections[EngineConnection]):
         alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
         return alive or list(ready.values())
 
-    def _least_loaded(self) -> EngineConnection:
+    def _of_session(self, session: str, ready: Sequence[EngineConnection]) -> EngineConnection | None:
+        """Return the one of these engines that every front end chooses for a session, or None if its queue is full.
+
+        A queue is full if as many requests wait in it as can run. While other engines come and go, the choice stays.
+        """
+        slots = [slot for slot, connection in self.open.items() if connection in ready]
+        slot = max(slots, key=lambda slot: rendezvous_weight(session, slot))
+        engine = self._engines[slot]
+        return None if engine.num_waiting >= engine.max_num_sequences > 0 else self.open[slot]
+
+    def _candidates(self, adapter: str | None) -> list[EngineConnection]:
+        """Return the engines that a request may go to: those that have its adapter, if any has it.
+
+        Raises Unavailable if no engine is ready.
+        """
         ready = self._ready()
         if not ready:
             raise Unavailable("no engine is ready: " + self.describe())
-        return min(ready, key=lambda connection: connection.num_outstanding_tokens)
+        if adapter is None:
+            return ready
+        return [one for one in ready if one.info is not None and adapter in one.info.adapters] or ready
+
+
+def _least_loaded(engines: Iterable[EngineConnection]) -> EngineConnection:
+    return min(engines, key=lambda connection: connection.num_outstanding_tokens)
+
+
+def rendezvous_weight(session: str, slot: int) -> bytes:
+    """Return the weight of an engine for a session, of which the largest counts: rendezvous hashing."""
+    return hashlib.blake2b(f"{session} {slot}".encode(), digest_size=8).digest()
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:

@@ -25,13 +25,20 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     request_id: int
 
 
+class AdapterSettings(msgspec.Struct, frozen=True, array_like=True):
+    """How an engine loads an adapter, as in `Executor.load_adapter`."""
+
+    path: str
+    is_pinned: bool = False
+    preload: bool = True
+
+
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
     """The engine answers Done or Refused, as to UnloadAdapter. Its request ids and those of Submit are one series."""
 
     request_id: int
     name: str
-    path: str
-    is_pinned: bool = False
+    settings: AdapterSettings
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter", array_like=True):
@@ -40,7 +47,10 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter", array_lik
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    """`failed_adapters` has the reason for each registered adapter that this engine could not load by itself."""
+
     info: EngineInfo
+    failed_adapters: dict[str, str] = {}
 
 
 class Responses(msgspec.Struct, frozen=True, tag="responses", array_like=True):

@@ -6,49 +6,135 @@ starts later loads it (`adapter_keeper.py`).
 
 from __future__ import annotations
 
-import os
+import asyncio
+import logging
+from contextlib import suppress
 
 import msgspec
 
+from lmi.engine.adapter_keeper import settings_of
 from lmi.engine.client import Engines
-from lmi.errors import InvalidParameter, Unavailable
-from lmi.shared.desired_state import Adapter, Folder, State
+from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, OutOfMemory, Unavailable, UnknownAdapter
+from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
+
+log = logging.getLogger(__name__)
+
+
+class NotRegistered(LmiError):
+    """A route names an adapter that is not registered."""
+
+    status = 404
+    label = "unknown_adapter"
+
+
+class NameTaken(LmiError):
+    """The name of a new adapter belongs to something else, or another call changes the adapter now."""
+
+    status = 409
+    label = "name_taken"
+
+
+class AdapterUnusable(LmiError):
+    """An engine cannot load the adapter: its rank, its modules or its shapes do not fit."""
+
+    status = 424
+    label = "adapter_unusable"
 
 
 class AdapterRegistry:
-    """The adapters of the server, as one front end changes them. The front ends agree through the folder."""
+    """The adapters of one model, as one front end changes them. The front ends agree through the folder.
 
-    def __init__(self, engines: Engines, folder: Folder[Adapter]) -> None:
+    `said` is the name of an adapter in messages for a person. A change that takes longer than `timeout_s` is given up.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        folder: Folder[Adapter],
+        max_adapters: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         self._engines = engines
         self._folder = folder
+        self._max_adapters = max_adapters
+        self._timeout_s = timeout_s
 
-    async def load(self, name: str, path: str, *, pinned: bool = False) -> None:
-        """Load an adapter on every engine. If one cannot load it, none has it, and this raises that engine's LmiError.
+    async def register(self, entry: Adapter, said: str = "") -> None:
+        """Load an adapter on every engine. If one cannot load it, none has it.
 
-        Raises InvalidParameter if the name is registered.
+        Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason, OutOfMemory if there
+        is no room, Unavailable if no engine is ready or one is lost meanwhile, DeadlineExceeded.
         """
-        entry = Adapter(name=name, path=path, is_pinned=pinned, state=State.PENDING)
-        if not self._folder.add(entry):
-            raise InvalidParameter("name", "the name of an adapter that is not registered", name)
+        if not self._add(msgspec.structs.replace(entry, state=State.PENDING)):
+            raise NameTaken(f"Adapter {said or entry.name} is registered already")
         try:
-            await self._engines.load_adapter(name, path, pinned=pinned)
-        except BaseException:
-            self._folder.remove(name)
+            await self._load(entry)
+        except BaseException as error:
+            self._folder.remove(entry.name)
+            if isinstance(error, LmiError) and not isinstance(error, DeadlineExceeded):
+                await self._forget(entry.name)
             raise
         self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
+        log.info("adapter %s is registered", entry.name)
 
-    async def unload(self, name: str) -> None:
-        """Unload an adapter from every engine. Requests that run with it finish. Raises UnknownAdapter."""
-        entry = self._folder.read(name)
-        if entry is not None:  # an engine that starts now must not load it
-            self._folder.replace(msgspec.structs.replace(entry, state=State.PENDING, writer=os.getpid()))
+    async def update(self, entry: Adapter, said: str = "") -> None:
+        """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
+        old = self._changeable(entry.name, said)
+        self._folder.replace(entry)  # first, because the engines follow the folder meanwhile
         try:
-            await self._engines.unload_adapter(name)
-        except Unavailable:  # an engine that starts again follows the folder
-            if entry is None:
-                raise
-        finally:
-            self._folder.remove(name)
+            await self._load(entry)
+        except LmiError:
+            if self._folder.read(entry.name) == entry:
+                self._folder.replace(old)
+                with suppress(LmiError):
+                    await self._load(old)
+            raise
+        log.info("adapter %s is updated", entry.name)
+
+    async def unregister(self, name: str, said: str = "") -> None:
+        """Unload an adapter from every engine. Requests that run with it finish. Raises NotRegistered."""
+        self._changeable(name, said)
+        if not self._folder.remove(name):
+            raise NotRegistered(f"Adapter {said or name} is not registered")
+        await self._forget(name)
+        log.info("adapter %s is unregistered", name)
 
     def entries(self) -> list[Adapter]:
+        """Return the registered adapters, sorted by name."""
         return [entry for entry in self._folder.entries() if entry.state is State.READY]
+
+    def find(self, name: str, said: str = "") -> Adapter:
+        """Return a registered adapter. Raises NotRegistered."""
+        entry = self._folder.read(name)
+        if entry is None or entry.state is State.PENDING:
+            raise NotRegistered(f"Adapter {said or name} is not registered")
+        return entry
+
+    def _changeable(self, name: str, said: str) -> Adapter:
+        """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being registered now."""
+        entry = self._folder.read(name)
+        if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
+            raise NameTaken(f"Adapter {said or name} is being registered")
+        return self.find(name, said)
+
+    def _add(self, entry: Adapter) -> bool:
+        try:
+            return self._folder.add(entry, self._max_adapters)
+        except OutOfMemory:
+            raise OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
+
+    async def _load(self, entry: Adapter) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._engines.load_adapter(entry.name, settings_of(entry))
+        except ModelUnusable as error:
+            raise AdapterUnusable(str(error)) from None
+        except TimeoutError:
+            reason = f"the adapter was not loaded within model_loading_timeout ({self._timeout_s:g} s)"
+            raise DeadlineExceeded(reason) from None
+
+    async def _forget(self, name: str) -> None:
+        """Unload an adapter without an entry. An engine that cannot be told follows the folder."""
+        with suppress(Unavailable, UnknownAdapter, TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._engines.unload_adapter(name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from typing import cast
@@ -45,7 +46,14 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """Remembers the connection of each request, and writes the engine's record."""
 
-    def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        record: EngineRecord,
+        adapters: Folder[Adapter] | None = None,
+        adapter_timeout_s: float = math.inf,
+    ) -> None:
+        """While an adapter loads, the record counts as in motion, at most for `adapter_timeout_s`."""
         self.ready = Ready(executor.info)
         self.adapters = AdapterKeeper(executor, adapters, self._announce)
         self.connections: set[FrontEndConnection] = set()
@@ -53,6 +61,8 @@ class Dispatcher:
         self.is_closing = False
         self._executor = executor
         self._record = record
+        self._adapter_timeout_s = adapter_timeout_s
+        self._adapter_s: float | None = None  # time.monotonic() of the first look at the load that goes on now
         self._lock = threading.Lock()  # guards `_owners`, each connection's ids and the record
         self._owners: dict[int, tuple[FrontEndConnection, int]] = {}  # the executor's id -> connection and its id
         record.max_num_sequences = executor.info.max_num_sequences
@@ -92,7 +102,7 @@ class Dispatcher:
 
     def _announce(self) -> None:
         """Send Ready to every front end again, before the one that changed an adapter gets Done."""
-        self.ready = Ready(self._executor.info)
+        self.ready = Ready(self._executor.info, self.adapters.failed.copy())
         for connection in self.connections:
             connection.send(self.ready)
 
@@ -140,7 +150,19 @@ class Dispatcher:
         elif has_output:
             self._record.step += 1
             self._record.step_s = time.monotonic()
+        elif self._is_loading_adapter():
+            self._record.step_s = time.monotonic()
         self._count(steps[-1].num_active_requests if steps else None)
+
+    def _is_loading_adapter(self) -> bool:
+        """Whether the requests wait for an adapter. A load that takes too long no longer counts, and then they hang."""
+        if not self._executor.is_loading_adapter:
+            self._adapter_s = None
+            return False
+        now = time.monotonic()
+        if self._adapter_s is None:
+            self._adapter_s = now
+        return now - self._adapter_s < self._adapter_timeout_s
 
     def _note(self, steps: list[IterationStats]) -> None:
         record, last = self._record, steps[-1]

@@ -33,7 +33,6 @@ from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.shared import processes
 from lmi.shared.cores import keep as keep_to_cores
-from lmi.shared.desired_state import Adapter, Folder
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import guard_streams, stream
 from lmi.shared.state import EngineRecord, Phase
@@ -102,8 +101,8 @@ class Loading:
 class Worker:
     """An executor and its dispatcher, with a thread between them if the executor needs one."""
 
-    def __init__(self, executor: Executor, record: EngineRecord, adapters: Folder[Adapter] | None = None) -> None:
-        self.dispatcher = Dispatcher(executor, record, adapters)
+    def __init__(self, executor: Executor, record: EngineRecord, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
         self.failure: BaseException | None = None
         self._executor = executor
         self._record = record
@@ -113,10 +112,16 @@ class Worker:
         self._thread = threading.Thread(target=self._pump, name="pump", daemon=True)
 
     async def serve(self, socket_path: str) -> None:
-        """Serve until SIGTERM or until the executor fails. `failure` then holds the error."""
+        """Serve until SIGTERM or until the executor fails. `failure` then holds the error.
+
+        Raises ModelUnusable if an adapter beside the model cannot be loaded in a server that starts.
+        """
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
-        await self.dispatcher.adapters.reconcile()
+        self._record.stage = "adapters"
+        adapters = self.dispatcher.adapters
+        await (adapters.load_first() if self._record.num_starts <= 1 else adapters.reconcile())
+        self._record.stage = ""
         server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path)
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()
@@ -187,11 +192,10 @@ def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
     )
 
 
-async def serve(
-    executor: Executor, record: EngineRecord, socket_path: str, adapters: Folder[Adapter]
-) -> BaseException | None:
-    worker = Worker(executor, record, adapters)
-    await worker.serve(socket_path)
+async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot: int) -> BaseException | None:
+    timeout_s = runtime.config.engine.model_loading_timeout_s
+    worker = Worker(executor, record, Dispatcher(executor, record, runtime.adapters(), timeout_s))
+    await worker.serve(runtime.engine_socket(slot))
     return worker.failure
 
 
@@ -210,7 +214,7 @@ def run(slot: int) -> int:
         with executor:
             write_report(runtime.engine_report(slot), report)
             keep_to_cores()  # only now, because compilers of a model may use all cores
-            failure = asyncio.run(serve(executor, record, runtime.engine_socket(slot), runtime.adapters()))
+            failure = asyncio.run(serve(executor, record, runtime, slot))
             if failure is not None:
                 raise failure
     except StartError as error:

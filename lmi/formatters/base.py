@@ -7,7 +7,7 @@ of HTTP statuses, sockets or engines. orjson writes strings and floats, so NaN a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Generic, NamedTuple
 
 from orjson import dumps
@@ -19,6 +19,23 @@ NO_TOKEN = Token(id=-1, text="", is_special=True)
 """Replaces the last token if an answer ends without one. The reference writes an empty step this way."""
 
 ESCAPES = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
+
+
+def joined(tokens: Sequence[Token]) -> Token:
+    """Return the tokens of one step as one: the last one's id, and text and log-prob of all.
+
+    A step is one record, because some clients lose records that a platform passes on together.
+    """
+    if len(tokens) == 1:
+        return tokens[0]
+    log_probs = [token.log_prob for token in tokens]
+    return Token(
+        id=tokens[-1].id,
+        text="".join(token.text for token in tokens),
+        log_prob=None if None in log_probs else sum(filter(None, log_probs)),
+        is_special=all(token.is_special for token in tokens),
+        top=[other for token in tokens for other in token.top or ()],
+    )
 
 
 class ErrorFields(NamedTuple):

@@ -165,7 +165,7 @@ OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
     _write_openai,
     (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
         Row(UnknownModel, 404, "model_not_found", param="model"),
-        Row(UnknownAdapter, 404, "model_not_found"),
+        Row(UnknownAdapter, 404, "model_not_found", param="model"),
         Row(PromptTooLong, 400, "context_length_exceeded"),
         Row(Overloaded, 429, "rate_limit_exceeded"),
         Row(UserCodeFailed, 424),

@@ -1,4 +1,4 @@
-"""Answers of the LMI API: one object, or a stream with a line or event for each token.
+"""Answers of the LMI API: one object, or a stream with a line or event for each step.
 
     {"generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 8, "inputs": "", "tokens": []}}
 
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from orjson import dumps
 
-from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, error_fields, one_line
+from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, error_fields, joined, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.lmi import LmiFormat
 from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
@@ -102,7 +102,7 @@ class LmiWhole(LmiFormatter):
 
 
 class LmiStream(LmiFormatter):
-    """A line for each token.
+    """A line for each step, which is nearly always one token.
 
     Every line ends with a newline, the last one too, because client libraries loop endlessly on a line without one. If
     the answer ends without a token, the last line has the token -1.
@@ -117,19 +117,21 @@ class LmiStream(LmiFormatter):
         super().__init__(parsed)
         self._has_top = bool(self._request.num_top_log_probs)
         self._texts: list[str] = []
+        self._num_tokens = 0
         self._prefill: list[Token] | None = None
 
     def feed(self, delta: Delta) -> list[bytes]:
         if delta.prefill is not None:
             self._prefill = delta.prefill
-        records = []
-        for token in delta.tokens:
-            self._texts.append(token.text)
-            records.append(self._record(self._token_fields(token)))
+        if not delta.tokens and delta.finish_reason is None:
+            return []
+        token = joined(delta.tokens) if delta.tokens else NO_TOKEN
+        self._texts.append(token.text)
+        self._num_tokens += len(delta.tokens)
+        fields = self._token_fields(token)
         if delta.finish_reason is not None:
-            last = delta.tokens[-1] if delta.tokens else NO_TOKEN
-            records[-1:] = [self._record(self._token_fields(last) + self._end_fields(delta.finish_reason))]
-        return records
+            fields += self._end_fields(delta.finish_reason)
+        return [self._record(fields)]
 
     def _token_fields(self, token: Token) -> bytes:
         fields = b'"token": ' + self._token_json(token)
@@ -139,7 +141,7 @@ class LmiStream(LmiFormatter):
         fields = b', "generated_text": %b' % dumps(self._full_text("".join(self._texts)))
         if not self._format.details:
             return fields
-        return b'%b, "details": %b' % (fields, self._details(finish_reason, len(self._texts), None, self._prefill))
+        return b'%b, "details": %b' % (fields, self._details(finish_reason, self._num_tokens, None, self._prefill))
 
     @classmethod
     def _record(cls, fields: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Answers of the TGI API: an object, a list of one, or server-sent events with a token each.
+"""Answers of the TGI API: an object, a list of one, or server-sent events with a step each.
 
     {"generated_text":"...","details":{"finish_reason":"length","generated_tokens":8,"seed":null,"prefill":[],...}}
     data:{"index":1,"token":{"id":304,"text":" a","logprob":-0.5,"special":false},"generated_text":null,"details":null}
@@ -14,7 +14,7 @@ from typing import Any
 
 from orjson import dumps
 
-from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, one_line
+from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, joined, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.tgi import TgiFormat
 from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
@@ -61,7 +61,7 @@ class TgiWhole(Formatter[TgiFormat]):
 
 
 class TgiStream(Formatter[TgiFormat]):
-    """The answer token by token."""
+    """The answer step by step. A step is nearly always one token."""
 
     media_type = "text/event-stream"
     is_streaming = True
@@ -69,31 +69,32 @@ class TgiStream(Formatter[TgiFormat]):
     def __init__(self, parsed: Parsed[TgiFormat]) -> None:
         super().__init__(parsed)
         self._texts: list[str] = []
-        self._num_prompt_tokens = 0
+        self._num_tokens = self._num_prompt_tokens = 0
 
     def feed(self, delta: Delta) -> list[bytes]:
         self._num_prompt_tokens += delta.num_prompt_tokens
         is_last = delta.finish_reason is not None
-        tokens = delta.tokens or ([NO_TOKEN] if is_last else [])
-        events = []
-        for token in tokens:
-            self._texts.append(token.text)
-            events.append(self._event(token, delta.finish_reason if token is tokens[-1] else None))
-        return events
+        if not delta.tokens and not is_last:
+            return []
+        token = joined(delta.tokens) if delta.tokens else NO_TOKEN
+        self._texts.append(token.text)
+        self._num_tokens += len(delta.tokens)
+        return [self._event(token, delta.finish_reason)]
 
     def _event(self, token: Token, finish_reason: AnswerEnd | None) -> bytes:
-        event: dict[str, Any] = {"index": len(self._texts), "token": _token(token)}
+        index = self._num_tokens + (token is NO_TOKEN)
+        event: dict[str, Any] = {"index": index, "token": _token(token)}
         if self._request.num_top_log_probs:
             event["top_tokens"] = [_token(other) for other in token.top or ()]
         is_last = finish_reason is not None
         event["generated_text"] = self._full_text("".join(self._texts)) if is_last else None
-        event["details"] = self._stream_details(finish_reason, token) if is_last and self._format.details else None
+        event["details"] = self._stream_details(finish_reason) if is_last and self._format.details else None
         return _data(dumps(event))
 
-    def _stream_details(self, finish_reason: AnswerEnd | None, last: Token) -> dict[str, Any]:
+    def _stream_details(self, finish_reason: AnswerEnd | None) -> dict[str, Any]:
         return {
             "finish_reason": finish_reason,
-            "generated_tokens": len(self._texts) - (last is NO_TOKEN),
+            "generated_tokens": self._num_tokens,
             "seed": self._request.sampling.seed,
             "input_length": self._num_prompt_tokens,
         }

@@ -1,18 +1,20 @@
 """One HTTP exchange: the request that a route reads, and the response that it writes.
 
 An Exchange is a thin layer over ASGI's scope, receive and send. It adds the headers that every response has (request
-id, echoed Custom-Attributes), keeps the status for log and metrics, and raises `ClientGone` when the client leaves.
-Nothing wraps `send`, so a token costs no extra call.
+id, echoed Custom-Attributes), bounds all headers, keeps the status for log and metrics, and raises `ClientGone` when
+the client leaves. Nothing wraps `send`, so a token costs no extra call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -21,14 +23,21 @@ from starlette.types import Receive, Scope, Send
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
 from lmi.http.body import BodyMemory
 
-REQUEST_ID_HEADERS = ("x-amzn-sagemaker-inference-id", "x-request-id")
 KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
-MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's own limit; all response headers together stay under 4 KB
-SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
-SAFE_ATTRIBUTES = re.compile(r"[\x20-\x7e]*")
+MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's limit
+MAX_HEADER_BYTES = 4096  # of a response; SageMaker's asynchronous endpoints refuse more
+MAX_NAMED = 20  # headers in a warning
+OTHER_HEADER_BYTES = 256  # the status line, and the headers that the HTTP protocol adds
+REQUEST_IDS = {  # the headers that may name a request, the first one first, and the names that they may give it
+    "x-amzn-sagemaker-inference-id": re.compile(r"[\x21-\x7e][\x20-\x7e]{0,63}"),
+    "x-request-id": re.compile(r"[\x21-\x7e]{1,128}"),
+}
+SAFE_ATTRIBUTES = re.compile(rf"[\x20-\x7e]{{1,{MAX_ATTRIBUTE_CHARS}}}")
 
 Header = tuple[str, str]
+
+log = logging.getLogger(__name__)
 
 
 class BodyTooLarge(LmiError):
@@ -68,6 +77,7 @@ class Exchange:
         self.started_s = time.monotonic()
         self.error_label = ""
         self.num_body_bytes = 0  # that were read
+        self._written = b""  # last
         self._receive, self._send = receive, send
 
     @property
@@ -79,6 +89,11 @@ class Exchange:
         return str(self.scope["method"])
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a part of the response was sent."""
+        return self.status != 0
+
+    @property
     def has_key(self) -> bool:
         """Whether the client sends an API key. Signatures and passwords do not count, because proxies read them."""
         return any(
@@ -88,8 +103,8 @@ class Exchange:
 
     def _choose_id(self) -> str:
         """Return the id that the client sent, if it is short printable ASCII, else a new one."""
-        given = (self.headers.get(name, "") for name in REQUEST_ID_HEADERS)
-        return next((value for value in given if SAFE_ID.fullmatch(value)), None) or uuid.uuid4().hex
+        given = ((self.headers.get(name, ""), allowed) for name, allowed in REQUEST_IDS.items())
+        return next((value for value, allowed in given if allowed.fullmatch(value)), None) or uuid.uuid4().hex
 
     def check_is_whole(self) -> None:
         """Raise UnsupportedMediaType for a multipart body. Other types pass, because curl labels JSON as a form."""
@@ -128,33 +143,64 @@ class Exchange:
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
         """Send the head, without a content type if `media_type` is ""."""
-        fields = [("content-type", media_type), ("x-request-id", self.request_id), *self._echoed(), *headers]
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in fields if value or name != "content-type"]
-        self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._start(status, media_type, headers)
 
     def write(self, data: bytes) -> Awaitable[None]:
         """Send one record without buffering it. The result must be awaited."""
+        self._written = data or self._written
         return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data})
 
+    def line_end(self) -> bytes:
+        """Return a newline if what was written last does not end with one, else b""."""
+        return b"" if self._written[-1:] in (b"", b"\n") else b"\n"
+
+    def note_failure(self, status: int) -> None:
+        """Note that a stream fails, with a status that its head cannot show any more."""
+
     async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
         """Send a whole response with its length."""
-        await self.start(status, media_type, [("content-length", str(len(body))), *headers])
-        await self.end(body)
+        await self._start(status, media_type, headers, length=len(body))
+        await self._send({"type": "http.response.body", "body": body})
 
-    def _echoed(self) -> list[Header]:
+    async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
+        given = [("content-type", media_type), *headers] if media_type else list(headers)
+        own = [("x-request-id", self.request_id), *self._echoed(given)]
+        own += [] if length is None else [("content-length", str(length))]
+        fields = [*self._fitting(given, MAX_HEADER_BYTES - OTHER_HEADER_BYTES - num_bytes(own)), *own]
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in fields]
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    def _fitting(self, headers: list[Header], max_bytes: int) -> list[Header]:
+        """Return the headers without the last ones that have no room. User code may add any number of them."""
+        num_fitting = sum(total <= max_bytes for total in accumulate(num_bytes([header]) for header in headers))
+        if dropped := [shorten(name) for name, _ in headers[num_fitting:]]:
+            said = f"response headers have at most {MAX_HEADER_BYTES} bytes together, without room for: "
+            log.warning("%s", said + ", ".join(dropped[:MAX_NAMED]), extra={"request_id": self.request_id})
+        return headers[:num_fitting]
+
+    def _echoed(self, given: list[Header]) -> list[Header]:
+        """Return the client's attributes, unless the response has its own."""
         attributes = self.headers.get(CUSTOM_ATTRIBUTES, "")
-        if not attributes or len(attributes) > MAX_ATTRIBUTE_CHARS or not SAFE_ATTRIBUTES.fullmatch(attributes):
+        if not attributes or any(name.lower() == CUSTOM_ATTRIBUTES for name, _ in given):
             return []
-        return [(CUSTOM_ATTRIBUTES, attributes)]
+        if SAFE_ATTRIBUTES.fullmatch(attributes):
+            return [(CUSTOM_ATTRIBUTES, attributes)]
+        rule = f"at most {MAX_ATTRIBUTE_CHARS} printable ASCII characters are sent back"
+        log.warning("%s: %s", CUSTOM_ATTRIBUTES, rule, extra={"request_id": self.request_id})
+        return []
 
     @asynccontextmanager
-    async def deadline(self, timeout_s: float | None) -> AsyncIterator[None]:
-        """Raise DeadlineExceeded inside the block `timeout_s` after the request arrived, with None never."""
-        left_s = None if timeout_s is None else max(0.0, self.started_s + timeout_s - time.monotonic())
+    async def deadline(self, timeout_s: float | None, since_s: float | None = None) -> AsyncIterator[None]:
+        """Raise DeadlineExceeded inside the block `timeout_s` after `since_s`, with a `timeout_s` of None never.
+
+        By default `since_s` is when the request arrived.
+        """
+        since_s = self.started_s if since_s is None else since_s
+        left_s = None if timeout_s is None else max(0.0, since_s + timeout_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s) as timeout:
                 yield
@@ -185,3 +231,40 @@ class Exchange:
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+class BufferedExchange(Exchange):
+    """Sends a streamed response whole at its end, with its length and with the status of an error inside it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send)
+        self._media_type = ""
+        self._fields: list[Header] = []
+        self._body = bytearray()
+        self._is_sent = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._is_sent
+
+    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+        self._is_sent = True
+        await super().send_whole(status, media_type, body, headers)
+
+    async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
+        self.status, self._media_type, self._fields = status, media_type, list(headers)
+
+    async def write(self, data: bytes) -> None:
+        self._written = data or self._written
+        self._body += data
+
+    async def end(self, data: bytes = b"") -> None:
+        await self.send_whole(self.status, self._media_type, bytes(self._body + data), self._fields)
+
+    def note_failure(self, status: int) -> None:
+        self.status = status
+
+
+def num_bytes(headers: Iterable[Header]) -> int:
+    """Return the bytes that the headers have on the wire."""
+    return sum(len(name) + len(value) + len(": \r\n") for name, value in headers)

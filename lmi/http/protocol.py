@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_FIELDS = 128
-MAX_CHUNKS = 65_536
+MAX_CHUNKS, LARGE_CHUNK_BYTES = 65_536, 1024  # a body may have more chunks if they have so many bytes on average
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
 SLOW_START_S = 10.0  # a body may be slower for this long
@@ -268,8 +268,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
-        if self._num_chunks > MAX_CHUNKS:
-            raise Refusal(400, f"a body has at most {MAX_CHUNKS} chunks")
+        if self._num_chunks > max(MAX_CHUNKS, 1 + self._num_body_bytes // LARGE_CHUNK_BYTES):
+            raise Refusal(400, f"a body has at most {MAX_CHUNKS} chunks, or one for each {LARGE_CHUNK_BYTES} bytes")
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)

@@ -126,6 +126,11 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def is_text(content_type: str | None) -> bool:
+    """Whether a body of this type is the text of a prompt. Any other type is read as JSON."""
+    return content_type is not None and content_type.strip().lower().startswith("text/plain")
+
+
 def read_text(body: bytes) -> str:
     """Decode a plain text body. Raises MalformedRequest."""
     try:

@@ -18,6 +18,7 @@ from lmi.schemas.common import (
     adapter,
     boolean,
     check_values,
+    is_text,
     read_object,
     read_text,
 )
@@ -36,10 +37,9 @@ def default_format(model: ModelConfig) -> AnswerFormat:
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
     """Decode the body and check it as a whole. Raises MalformedRequest."""
-    is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
-    if not is_text:
+    if not is_text(content_type):
         check_values(body, MAX_INPUTS)
-    fields: dict[str, Any] = {"inputs": read_text(body)} if is_text else read_object(body)
+    fields: dict[str, Any] = {"inputs": read_text(body)} if is_text(content_type) else read_object(body)
     inputs, parameters = fields.get("inputs"), fields.get("parameters")
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")

@@ -32,6 +32,7 @@ from lmi.schemas.common import (
     check_values,
     choice,
     integer,
+    is_text,
     number,
     read_object,
     read_text,
@@ -147,10 +148,9 @@ def read(
     With `accepts_events` the answer is server-sent events unless body or settings choose another format. A body of type
     `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl -d` sends a form's type, boto3 sends none.
     """
-    is_text = content_type is not None and content_type.strip().lower().startswith("text/plain")
-    if not is_text:
+    if not is_text(content_type):
         check_values(body)
-    fields: dict[str, Any] = {"inputs": read_text(body)} if is_text else read_object(body)
+    fields: dict[str, Any] = {"inputs": read_text(body)} if is_text(content_type) else read_object(body)
     _check_fields(fields)
     return Message(fields, _format(fields, model, accepts_events))
 

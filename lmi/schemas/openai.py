@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.errors import InvalidParameter, MalformedRequest, UnknownModel, Unsupported, shorten
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import (
     MAX_PENALTY,
     MAX_SEED,
@@ -191,7 +191,7 @@ def default_format(model: ModelConfig) -> OpenAIFormat:
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
 ) -> Message[OpenAIFormat]:
-    """Decode the body and choose the format of its answer. Raises MalformedRequest, or UnknownModel for another model.
+    """Decode the body and choose the format of its answer. Raises MalformedRequest.
 
     With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
     of the server's settings, else `stream_format`.
@@ -205,11 +205,8 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
-    if name in model.adapters:
-        format = replace(format, model=name, adapter=name)
-    elif name and name not in (model.name, "model", *UNNAMED, *model.aliases):
-        served = f"{model.name!r} is served here" + (f" with {', '.join(model.adapters)}" if model.adapters else "")
-        raise UnknownModel(f"the model {shorten(name)} does not exist, only {served}")
+    if name and name not in (model.name, "model", *UNNAMED, *model.aliases):
+        format = replace(format, model=name, adapter=name)  # if it is registered, which the server looks up
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
     if is_streaming:

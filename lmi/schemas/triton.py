@@ -144,9 +144,9 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     IMAGE: ("image", "image_url", "image_url_input"),
     EMBEDDING: ("prompt_embedding_table", "embedding_request"),
     "no engine here searches with beams": ("use_beam_search",),
-    "no door here can bias words": ("embedding_bias_words", "embedding_bias_weights", "logit_bias"),
+    "no API here can bias words": ("embedding_bias_words", "embedding_bias_weights", "logit_bias"),
     "the model has no encoder": ("decoder_text_input",),
-    "no door here carries it": (
+    "no API here carries it": (
         "return_context_logits",
         "return_generation_logits",
         "return_perf_metrics",

@@ -6,129 +6,130 @@ route raises before its response has started, counts the request and writes the 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.apis import api_at
-from lmi.engine.client import Engines
 from lmi.errors import ClientGone, LmiError, shorten
-from lmi.http.exchange import Exchange
-from lmi.pipeline import Pipeline
-from lmi.runtime import Runtime
-from lmi.server.routes import docs, health, invocations, kserve, openai, tgi, triton, user_code
+from lmi.http.exchange import BufferedExchange, Exchange
+from lmi.runtime import ServerRuntime
+from lmi.server.front_end import FrontEnd
+from lmi.server.models import ModelLoader, Models
+from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, triton, user_code
 from lmi.server.service import Service
-from lmi.shared.state import Block
-from lmi.text.chat_template import ChatTemplate
-from lmi.text.tokenizer import Tokenizer
-from lmi.user_code.client import UserCodeWorkers
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
+ServerHandler = Callable[[Exchange, Models], Awaitable[None]]
 Row = tuple[str, list[str], Handler]  # path, methods
+ServerRow = tuple[str, list[str], ServerHandler]
 
 access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
 PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither counted nor logged
+SERVER_ROUTES: list[ServerRow] = [*health.ROUTES, *kserve.SERVER_ROUTES, *tgi.SERVER_ROUTES]
 ROUTES: list[Row] = [
-    *health.ROUTES,
     *docs.ROUTES,
+    *batch.ROUTES,
     *invocations.ROUTES,
     *triton.ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
     *openai.ROUTES,
+    *adapters.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*health.ROUTES, *docs.ROUTES, *user_code.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*docs.ROUTES, *batch.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
 
 
 def create_app() -> ASGIApp:
     """Make the application of this front end. Its slot and settings come from the environment."""
-    runtime = Runtime.from_environ()
+    runtime = ServerRuntime.from_environ()
     block = runtime.attach()
-    config = runtime.config
-    record = block.frontends[int(os.environ["LMI_SLOT"])]
-    user_code = user_code_workers(runtime, block) if config.user_code is not None else None
-    if config.is_user_code:
-        return build_app(Service(config, block, record, user_code=user_code))
-    engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
-    tokenizer = Tokenizer.load(config.model.path)
-    template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-    pipeline = Pipeline(tokenizer, engines, template)
-    return build_app(Service(config, block, record, engines, pipeline, user_code))
+    models = Models(FrontEnd(runtime.config, block, block.frontends[int(os.environ["LMI_SLOT"])]))
+    loader = ModelLoader(runtime, models)
+    loader.load()
+    return build_app(models, loader.running())
 
 
-def user_code_workers(runtime: Runtime, block: Block) -> UserCodeWorkers:
-    records = runtime.user_code_records(block)
-    return UserCodeWorkers([runtime.user_code_socket(slot) for slot in range(len(records))], records)
+def build_app(models: Models, running: AbstractAsyncContextManager[None]) -> ASGIApp:
+    """Make the application of these models. `running` is entered when the server starts, and left when it ends."""
 
-
-def build_app(service: Service) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
-        for connections in service.connections:
-            await connections.start()
-        gc.freeze()  # loaded objects stay; without this each full collection would walk through them
-        yield
-        for connections in service.connections:
-            await connections.close()
+        async with running:
+            yield
 
-    routes = USER_CODE_ROUTES if service.config.is_user_code else ROUTES
-    router = Router(
-        [Route(path, Endpoint(handler), methods=methods) for path, methods, handler in routes],
-        lifespan=lifespan,
-        redirect_slashes=False,
-    )
-    return ErrorMiddleware(router, service)
+    by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}
+    endpoints = [
+        *(Route(path, ServerEndpoint(handler), methods=methods) for path, methods, handler in SERVER_ROUTES),
+        *(Route(path, Endpoint(handler, by_code.get(path)), methods=methods) for path, methods, handler in ROUTES),
+    ]
+    return ErrorMiddleware(Router(endpoints, lifespan=lifespan, redirect_slashes=False), models)
 
 
-class Endpoint:
-    """A handler as an ASGI application. It takes the exchange that ErrorMiddleware made."""
+class ServerEndpoint:
+    """A handler that needs no model as an ASGI application. It takes the exchange that ErrorMiddleware made."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: ServerHandler) -> None:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(scope["lmi.exchange"], scope["lmi.service"])
+        await self._handler(scope["lmi.exchange"], scope["lmi.models"])
+
+
+class Endpoint:
+    """The handlers of one path for a model with engines and for a model that is user code, as an ASGI application."""
+
+    def __init__(self, of_engines: Handler, of_user_code: Handler | None) -> None:
+        self._of_engines, self._of_user_code = of_engines, of_user_code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange, models = scope["lmi.exchange"], scope["lmi.models"]
+        service = models.pick(exchange)
+        handler = self._of_user_code if service.config.is_user_code else self._of_engines
+        if handler is None:
+            raise HTTPException(404)
+        await handler(exchange, service)
 
 
 class ErrorMiddleware:
     """The outermost application. It answers errors that a route raises, in the form of the path's API."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, models: Models) -> None:
+        self._app, self._models, self._front_end = app, models, models.front_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = Exchange(scope, receive, send)
-        scope.update({"app": self, "lmi.exchange": exchange, "lmi.service": self._service})
+        make = BufferedExchange if self._front_end.config.buffer_streams else Exchange
+        exchange = make(scope, receive, send)
+        scope.update({"app": self, "lmi.exchange": exchange, "lmi.models": self._models})
         if exchange.has_key:
-            self._service.report_key()
+            self._front_end.report_key()
         try:
             await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
             message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
-            await refuse(exchange, self._service, error.status_code, message, (error.headers or {}).get("Allow"))
+            await refuse(exchange, self._models, error.status_code, message, (error.headers or {}).get("Allow"))
         except ClientGone:
             exchange.status = ClientGone.status
         except LmiError as error:
             exchange.error_label = error.label
-            await refuse(exchange, self._service, error.status, str(error))
+            await refuse(exchange, self._models, error.status, str(error))
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
-            if exchange.status:
+            if exchange.has_begun:
                 raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
-            await refuse(exchange, self._service, 500, f"internal error, see the log for request {exchange.request_id}")
+            await refuse(exchange, self._models, 500, f"internal error, see the log for request {exchange.request_id}")
         finally:
-            self._service.body_memory.change(exchange.num_body_bytes, 0)
+            self._front_end.body_memory.change(exchange.num_body_bytes, 0)
             self._finish(exchange)
         return None
 
@@ -136,7 +137,7 @@ class ErrorMiddleware:
         if exchange.path in PROBES:
             return
         duration_s = time.monotonic() - exchange.started_s
-        record = self._service.record
+        record = self._front_end.record
         record.num_requests.add(str(exchange.status))
         record.request_duration_s.observe(duration_s)
         access.info(
@@ -153,8 +154,8 @@ class ErrorMiddleware:
         )
 
 
-async def refuse(exchange: Exchange, service: Service, status: int, message: str, allow: str | None = None) -> None:
-    model = service.config.model
+async def refuse(exchange: Exchange, models: Models, status: int, message: str, allow: str | None = None) -> None:
+    model = models.usual
     api = api_at(exchange.path, model)
     rendered = api.render_status(status, message, api.default_format(model))
     body = api.whole(rendered.media_type, rendered.body)

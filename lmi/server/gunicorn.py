@@ -22,7 +22,7 @@ import lmi.shared.log
 from lmi.errors import StartError
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.http.worker import BEAT_S, GuardedWorker
-from lmi.runtime import Runtime
+from lmi.runtime import ServerRuntime
 from lmi.shared import processes
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.sink import guard_streams
@@ -35,9 +35,9 @@ SILENT_S = 15.0  # a record without a beat for this long is free
 
 log = logging.getLogger(__name__)
 
-_runtime = Runtime.from_environ()
+_runtime = ServerRuntime.from_environ()
 _block = _runtime.attach()
-_server = _runtime.config.server
+_server = _runtime.config
 _supervisor_pid = int(os.environ["LMI_SUPERVISOR_PID"])
 _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
 

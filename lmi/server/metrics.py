@@ -16,29 +16,34 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lmi import __version__
-from lmi.settings.config import Config
-from lmi.shared.state import Block, CounterView, HistogramView
+from lmi.server.models import Models
+from lmi.shared.state import CounterView, HistogramView
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
 
 class BlockCollector(Collector):
-    def __init__(self, block: Block, config: Config) -> None:
-        self._block, self._config = block, config
+    """The metrics of one front end's models, and of all front ends."""
+
+    def __init__(self, models: Models) -> None:
+        self._models, self._block = models, models.front_end.block
+        self._engines = [engine for service in models.services.values() for engine in service.block.engines]
 
     def collect(self) -> Iterator[Metric]:
         yield self._info()
         yield from self._requests()
-        yield from self._engines()
+        yield from self._of_engines()
         yield from self._latencies()
 
     def _info(self) -> Metric:
-        labels = {"version": __version__, "model": self._config.model.name, "engine": self._config.engine.handler}
-        return InfoMetricFamily("lmi_build", "What runs here", value=labels)
+        family = InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
+        for name, service in self._models.services.items():
+            family.add_metric([name, service.config.engine.handler], {"version": __version__})
+        return family
 
     def _requests(self) -> Iterator[Metric]:
         frontends, supervisor = self._block.frontends, self._block.supervisor
-        num_starts, num_first = sum(f.num_starts for f in frontends), self._config.server.frontend_workers
+        num_starts, num_first = sum(f.num_starts for f in frontends), self._models.front_end.config.frontend_workers
         yield labelled(
             "lmi_requests", "Requests ended, without pings and scrapes", "code", [f.num_requests for f in frontends]
         )
@@ -58,10 +63,12 @@ class BlockCollector(Collector):
         )
         yield counter("lmi_engine_restarts", "Engine processes started again", supervisor.num_engine_restarts)
         yield counter("lmi_frontend_restarts", "Front ends started again", max(0, num_starts - num_first))
-        yield counter("lmi_log_lines_dropped", "Lines that the log had no room for", self._block.num_log_lines_dropped)
+        blocks = (self._block, *self._models.front_end.model_blocks.values())
+        num_dropped = sum(block.num_log_lines_dropped for block in blocks)
+        yield counter("lmi_log_lines_dropped", "Lines that the log had no room for", num_dropped)
 
-    def _engines(self) -> Iterator[Metric]:
-        engines = self._block.engines
+    def _of_engines(self) -> Iterator[Metric]:
+        engines = self._engines
         used, whole = sum(e.num_used_blocks for e in engines), sum(e.max_num_blocks for e in engines)
         yield gauge("lmi_engines_ready", "Engines that can take requests", sum(e.is_alive for e in engines))
         yield gauge("lmi_requests_running", "Requests in the batch", sum(e.num_running for e in engines))
@@ -120,8 +127,8 @@ def histogram(name: str, text: str, views: Iterable[HistogramView]) -> Metric:
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=sum(view.sum for view in views))
 
 
-def render(block: Block, config: Config) -> bytes:
+def render(models: Models) -> bytes:
     """Return the whole text, for one scrape."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(BlockCollector(block, config))
+    registry.register(BlockCollector(models))
     return generate_latest(registry)

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from lmi.apis import AnyApi
 from lmi.errors import ClientGone, LmiError
 from lmi.formatters.base import AsyncFormatter
+from lmi.formatters.errors import Rendered
 from lmi.http.exchange import Exchange
-from lmi.schemas.common import Message, Parsed
+from lmi.schemas.common import Message, Parsed, is_text
+from lmi.server.adapter_choice import choose_adapter
 from lmi.server.service import Service
+from lmi.server.sessions import change_session, request_type, session_of
+from lmi.server.streams import Body
 from lmi.server.user_code import UserFormatters
 from lmi.settings.config import ModelConfig
 from lmi.shared.state import FrontEndRecord
-from lmi.types import AnswerFormat, Delta
+from lmi.types import AnswerFormat, Delta, OutputFormat
+
+Choose = Callable[[bytes, str | None], AnyApi]
+IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
 
 
 async def serve_request(
@@ -29,117 +37,155 @@ async def serve_request(
     service: Service,
     api: AnyApi,
     model: ModelConfig | None = None,
-    choose: Callable[[bytes], AnyApi] | None = None,
+    choose: Choose | None = None,
 ) -> None:
     """Read one inference request and answer it, with an error if it fails.
 
-    `model` has the name that the path has for it. `choose` finds the API in the body, if a path serves several. Until
-    the body is read the API is `api`.
+    `model` has the name that the path has for it. `choose` finds the API from the body and its content type, if a path
+    serves several; only such a path opens and closes sessions. Until the body is read the API is `api`.
     """
-    await Inference(exchange, service, api, model or service.model).answer(choose)
+    inference = Inference(exchange, service, api, model or service.model)
+    try:
+        body = await inference.receive()
+        asked = None if choose is None else inference.session_request(body)
+        if asked is not None:
+            await change_session(exchange, service, asked)
+        else:
+            await answer(inference, body, choose)
+    except ClientGone:
+        raise
+    except LmiError as error:
+        await inference.refuse(error)
+    finally:
+        inference.close()
+
+
+async def answer(inference: Inference, body: bytes, choose: Choose | None) -> None:
+    """Answer a body that asks for generation. Raises LmiError only before the first byte."""
+    exchange, service = inference.exchange, inference.service
+    message = await inference.read(body, exchange.headers.get("content-type"), choose)
+    inference.session = await session_of(exchange, service)
+    parsed = await inference.parse(message)
+    with service.front_end.admitted(parsed.num_sequences):
+        formatter, parsed = inference.formatter(message, parsed)
+        await exchange.run_while_there(stream_answer(inference, parsed, formatter))
 
 
 class Inference:
-    """Answers one inference request: reads the body, parses it, takes a place in the queue and generates.
+    """One inference request: its API, and what it makes of a body, of an error and of the requests in it.
 
     The API is that of the path until the body has chosen one. The format of the answer is None until the body is read.
+    With `is_line` it is a line of a body: its answer is not streamed, and the caller holds a place in the queue for it.
     """
 
-    def __init__(self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig) -> None:
-        self._exchange, self._service = exchange, service
-        self._api, self._model = api, model
+    def __init__(
+        self, exchange: Exchange, service: Service, api: AnyApi, model: ModelConfig, *, is_line: bool = False
+    ) -> None:
+        self.exchange, self.service = exchange, service
+        self.api, self._model = api, model
+        self.session: str | None = None  # the id of its session, if it names one
+        self.started_s = exchange.started_s
+        self._is_line = is_line
         self._format: AnswerFormat | None = None
-        self._formatters = UserFormatters(exchange, service)
+        self._formatters = UserFormatters(exchange, service, is_admitted=is_line)
 
-    async def answer(self, choose: Callable[[bytes], AnyApi] | None) -> None:
-        try:
-            message = await self._read(choose)
-            parsed = self._parse(message)
-            with self._service.admitted(parsed.num_sequences):
-                formatter, parsed = self._formatters.choose(self._api, message, parsed)
-                await self._exchange.run_while_there(
-                    stream_answer(self._exchange, self._service, self._api, parsed, formatter)
-                )
-        except ClientGone:
-            raise
-        except LmiError as error:
-            await self._refuse(error)
-        finally:
-            self._formatters.close()
-
-    async def _read(self, choose: Callable[[bytes], AnyApi] | None) -> Message[Any]:
-        """Read and decode the body. After this, errors have the format of the answer."""
-        exchange, service = self._exchange, self._service
-        service.check_room()  # before the body: a full server reads nothing
-        if not self._formatters.reads(self._api):
+    async def receive(self) -> bytes:
+        """Return the body of the HTTP request."""
+        exchange, service = self.exchange, self.service
+        service.front_end.check_room()  # before the body: a full server reads nothing
+        if not self._formatters.reads(self.api):
             exchange.check_is_whole()
-        body = await exchange.body(service.config.server.max_request_size, service.body_memory)
-        body, content_type = await self._formatters.read(self._api, body)
+        return await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+
+    def session_request(self, body: bytes) -> str | None:
+        """Return what the body asks of sessions, None if it asks for an answer. Raises InvalidSession."""
+        if is_text(self.exchange.headers.get("content-type")):
+            return None
+        return request_type(body, is_ours=not self._formatters.reads(self.api))
+
+    async def read(self, body: bytes, content_type: str | None, choose: Choose | None) -> Message[Any]:
+        """Decode the body. After this, errors have the format of the answer."""
+        async with self.deadline():
+            body, content_type = await self._formatters.read(self.api, body, content_type)
         if choose is not None:
-            self._api = choose(body)
-        message = self._api.read(body, content_type, self._model)
+            self.api = choose(body, content_type)
+        message = self.api.read(body, content_type, self._model)
+        if self._is_line and message.format.is_streamed:
+            self.service.front_end.report_ignored((IGNORED_STREAM,), self.exchange.request_id)
+        message = whole(message) if self._is_line else message
         self._format = message.format
         return message
 
-    def _parse(self, message: Message[Any]) -> Parsed[Any]:
-        """Check the requests, and log the names that they ignore."""
-        parsed = self._api.parse(self._formatters.asked(self._api, message))
+    async def parse(self, message: Message[Any]) -> Parsed[Any]:
+        """Check the requests, choose their adapters, and log the names that they ignore."""
+        parsed = self.api.parse(self._formatters.asked(self.api, message))
         self._format = parsed.format
-        self._service.report_ignored(parsed.ignored, self._exchange.request_id)
-        self._service.check_sequences(parsed.requests)
-        return parsed
+        parsed = await choose_adapter(self.exchange, self.service, parsed)
+        self._format = parsed.format
+        self.service.front_end.report_ignored(parsed.ignored, self.exchange.request_id)
+        self.service.check_sequences(parsed.requests)
+        if self.session is None:
+            return parsed
+        return replace(parsed, requests=tuple(replace(each, session=self.session) for each in parsed.requests))
 
-    async def _refuse(self, error: LmiError) -> None:
-        api, exchange = self._api, self._exchange
-        rendered = api.render_error(error, self._format or api.default_format(self._model), accepted=False)
-        exchange.error_label = error.label
-        body = api.whole(rendered.media_type, rendered.body)
-        await exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())
+    def formatter(self, message: Message[Any], parsed: Parsed[Any]) -> tuple[AsyncFormatter, Parsed[Any]]:
+        """Return the formatter of the answer, and the requests that it needs."""
+        return self._formatters.choose(self.api, message, parsed)
+
+    def rendered(self, error: LmiError, *, accepted: bool = False) -> Rendered:
+        """Return the error in the form of the API, or with `accepted` as the last record of the answer."""
+        format = self._format or self.api.default_format(self._model)
+        return self.api.render_error(error, format, accepted=accepted)
+
+    async def refuse(self, error: LmiError) -> None:
+        rendered = self.rendered(error)
+        self.exchange.error_label = error.label
+        body = self.api.whole(rendered.media_type, rendered.body)
+        await self.exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())
+
+    def deadline(self) -> AbstractAsyncContextManager[None]:
+        return self.exchange.deadline(self.service.config.server.predict_timeout_s, self.started_s)
+
+    def close(self) -> None:
+        self._formatters.close()
 
 
-async def stream_answer(
-    exchange: Exchange,
-    service: Service,
-    api: AnyApi,
-    parsed: Parsed[Any],
-    formatter: AsyncFormatter,
-) -> None:
+def whole(message: Message[Any]) -> Message[Any]:
+    """Return the message with an answer that is not streamed, whatever it asks for."""
+    fields = {name: value for name, value in message.fields.items() if name != "stream"}
+    return Message(fields, replace(message.format, output_format=OutputFormat.JSON))
+
+
+async def stream_answer(inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter) -> None:
     """Generate and send the answer. Raises LmiError only before the first byte."""
-    assert service.pipeline is not None
-    meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
+    exchange = inference.exchange
+    body = Body(exchange, formatter, is_ascii=inference.service.config.server.ascii_streams)
     try:
-        with meter:
-            async with (
-                exchange.deadline(service.config.server.predict_timeout_s),
-                aclosing(service.pipeline.generate(parsed.requests)) as deltas,
-                aclosing(meter.counted(deltas)) as counted,
-                aclosing(formatter.records(counted)) as records,
-            ):
-                body = await write(exchange, formatter, records)
+        async with generated(inference, parsed, formatter) as records:
+            await body.take(records)
     except LmiError as error:  # the engine is already free, even if the client reads the rest slowly
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.write(api.render_error(error, parsed.format, accepted=True).body)
-    if exchange.status:
-        await exchange.end()
-    else:
-        body = body if formatter.is_verbatim else api.whole(formatter.media_type, body)
-        await exchange.send_whole(200, formatter.media_type, body)
+        await body.fail(inference.rendered(error, accepted=True))
+    await body.end(inference.api)
 
 
-async def write(exchange: Exchange, formatter: AsyncFormatter, records: AsyncIterator[bytes]) -> bytes:
-    """Send the records of a stream as they arrive. Returns the body of an answer that is not streamed."""
-    body = []
-    async for record in records:
-        if not formatter.is_streaming:
-            body.append(record)
-            continue
-        if not exchange.status:
-            await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
-        if record:
-            await exchange.write(record)
-    return b"".join(body)
+@asynccontextmanager
+async def generated(
+    inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Generate the answer inside the block, as the records that the formatter writes."""
+    service = inference.service
+    assert service.pipeline is not None
+    with Meter(service.front_end.record, inference.started_s, is_streaming=formatter.is_streaming) as meter:
+        async with (
+            inference.deadline(),
+            aclosing(service.pipeline.generate(parsed.requests)) as deltas,
+            aclosing(meter.counted(deltas)) as counted,
+            aclosing(formatter.records(counted)) as records,
+        ):
+            yield records
 
 
 class Meter:

@@ -6,6 +6,7 @@ formatter and the request names no other format.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
@@ -39,9 +40,11 @@ class UserFormatters:
     Both run in one call, so that the output formatter finds the object that the input formatter made.
     """
 
-    def __init__(self, exchange: Exchange, service: Service) -> None:
+    def __init__(self, exchange: Exchange, service: Service, *, is_admitted: bool = False) -> None:
+        """With `is_admitted` the caller holds a place in the queue for the request."""
         self._exchange = exchange
         self._service = service
+        self._is_admitted = is_admitted
         self._call: Call | None = None
         self._takes_user_code = False  # whether the API of the path does; the body's may be OpenAI's
 
@@ -50,26 +53,26 @@ class UserFormatters:
         code = self._service.config.user_code
         return code is not None and code.has_input_formatter and api.takes_user_code
 
-    async def read(self, api: AnyApi, body: bytes) -> tuple[bytes, str | None]:
+    async def read(self, api: AnyApi, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
         """Return the body and its content type, after the input formatter if there is one.
 
         Raises MalformedRequest with the message of an exception in the formatter.
         """
         self._takes_user_code = api.takes_user_code
         if not self.reads(api):
-            return body, self._exchange.headers.get("content-type")
-        return await self._read_input(body), JSON
+            return body, content_type
+        named = {} if content_type is None else {"Content-Type": content_type}
+        return await self._read_input(body, properties(self._exchange) | named), JSON
 
-    async def _read_input(self, body: bytes) -> bytes:
-        service, given = self._service, properties(self._exchange)
+    async def _read_input(self, body: bytes, given: dict[str, str]) -> bytes:
+        service = self._service
         assert service.user_code is not None
-        async with self._exchange.deadline(service.config.server.predict_timeout_s):
-            with service.admitted():
-                self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
-                try:
-                    return await self._call.chunk()
-                except UserCodeFailed as error:
-                    raise MalformedRequest(f"the input formatter failed: {error}") from None
+        with nullcontext() if self._is_admitted else service.front_end.admitted():
+            self._call = await service.user_code.begin(lambda call_id: ReadInput(call_id, given, body))
+            try:
+                return await self._call.chunk()
+            except UserCodeFailed as error:
+                raise MalformedRequest(f"the input formatter failed: {error}") from None
 
     def asked(self, api: AnyApi, message: Message[Any]) -> Message[Any]:
         """Return the message to parse. It asks for details if the model has an output formatter, which needs them."""

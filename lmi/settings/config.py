@@ -29,8 +29,29 @@ class ServerConfig:
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     allow_multi_status: bool = False
+    ascii_streams: bool = False  # records of a stream have only ASCII
+    buffer_streams: bool = False  # a stream is sent whole, with its length
+    max_payload_mb: int = 6  # of a batch transform's requests, 0 without a limit
+    max_concurrent_transforms: int | None = None  # None: as many as the engines run
+    batch_strategy: str = "SINGLE_RECORD"
+    enable_sessions: bool = True
+    sessions_expiration_s: float = 1200.0  # after a session was opened
+    sessions_path: str | None = None  # None: in the runtime folder
+    management: bool = True  # the routes that change models and adapters
+    max_adapters: int = 128  # registered ones of a model
+    adapter_roots: tuple[str, ...] = ()  # folders below which registered adapters may lie
     log_level: str = "INFO"
     log_format: str = "auto"  # auto (text on a terminal, else json), text, json
+    gateway_port: int | None = None  # AWS's SageMaker API on loopback; None: no gateway
+    safe_port_range: tuple[int, int] | None = None  # first and last port for every listener but the server's own
+    multi_model: bool = False
+    max_models: int = 64
+    model_store: str = "/opt/ml/models"
+    reserved_memory_mb: int = 500
+    secure_mode: bool = False
+    security_controls: tuple[str, ...] = ()
+    untrusted_channels: tuple[str, ...] = ()
+    download_dir: str = ""  # an absolute path, once it is resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +60,9 @@ class ModelConfig:
 
     path: str
     name: str
+    revision: str | None = None  # of a model from a hub
     aliases: tuple[str, ...] = ()  # further names that requests may use
-    adapters: tuple[str, ...] = ()  # names of its LoRA adapters; a front end fills in those that are loaded
+    adapters: dict[str, str] = field(default_factory=dict)  # the folders of the LoRA adapters beside it, by name
     version: str = "1"
     output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
     tgi_compat: bool = False
@@ -57,6 +79,7 @@ class EngineConfig:
 
     handler: str = "auto"  # the name of a Handler, once it is resolved
     num_engines: int = 1
+    ports: tuple[int, ...] = ()  # TCP ports of all replicas in turn, by Handler.port_variables; (): any free ones
     device_ids: tuple[str, ...] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
     dtype: str = "auto"  # auto, fp32, bf16, fp16
     quantize: str | None = None  # a method, such as int8
@@ -101,11 +124,20 @@ class UserCodeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequirementsConfig:
+    """A requirements.txt of the model, and the folder that what it names is installed in."""
+
+    file: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     server: ServerConfig
     model: ModelConfig
     engine: EngineConfig
     user_code: UserCodeConfig | None = None
+    requirements: RequirementsConfig | None = None  # None: nothing is installed
 
     @property
     def is_user_code(self) -> bool:

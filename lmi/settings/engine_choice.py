@@ -33,6 +33,7 @@ class ChosenEngine:
 class Replicas:
     num_engines: int = 1
     device_ids: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
 
 
 def choose_engine(

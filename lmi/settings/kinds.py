@@ -17,6 +17,7 @@ from lmi.settings.model_urls import NamedModel
 
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
+GATEWAY_PORT = 8081
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -99,6 +100,20 @@ def _size(text: str) -> int:
     return int(match[1]) * SIZE_UNITS[match[2]]
 
 
+def _megabytes(text: str) -> int:
+    return int(integer(0, 1 << 20).parse(text)) * SIZE_UNITS["m"] or SIZE_UNITS["g"]
+
+
+def _gateway_port(text: str) -> int | None:
+    if text.lower() in WORDS and text not in ("0", "1"):
+        return GATEWAY_PORT if WORDS[text.lower()] else None
+    return int(integer(1, 65535).parse(text))
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in re.split("[;,]", text) if part.strip()))
+
+
 def _length(text: str) -> int | None:
     """Parse a length like vLLM: k and m are decimal, K and M binary. None means as long as the engine can."""
     if text.lower() in ("auto", "-1"):
@@ -163,15 +178,27 @@ def _port_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _folders(text: str) -> tuple[str, ...]:
+    folders = tuple(name.strip() for name in re.split("[;,]", text))
+    if not all(name.startswith("/") for name in folders):
+        raise ValueError
+    return folders
+
+
 TEXT = Kind("any text in UTF-8", str)
+FOLDERS = Kind("absolute paths with ; between", _folders)
+GATEWAY = Kind(f"a port 1..65535, true (port {GATEWAY_PORT}) or false", _gateway_port)
 BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds)
 SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)
 SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
+MEGABYTES = Kind("a whole number of megabytes; 0: 1 GiB", _megabytes)
+TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
 DEGREE = Kind("a whole number of at least 1, or max", _degree)
 PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range)
 DEVICES = Kind("* or GPU numbers with ; between", _devices)
+ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
 STREAMING = Kind("true, false", _streaming)
 ADDRESS = Kind("http://HOST:PORT", _address)
 NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
@@ -189,6 +216,19 @@ ENTRY_POINT = matching(
 ENGINE = Kind(
     "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)",
     choice("Python", "MPI", python="Python", mpi="MPI").parse,
+)
+LOG_LEVEL = choice(
+    "DEBUG",
+    "INFO",
+    "WARNING",
+    "ERROR",
+    debug="DEBUG",
+    info="INFO",
+    warning="WARNING",
+    error="ERROR",
+    warn="WARNING",
+    critical="ERROR",
+    **{"0": "DEBUG", "10": "DEBUG", "20": "INFO", "30": "WARNING", "40": "ERROR", "50": "ERROR"},
 )
 FORM_NAME = matching("a name", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FORMATTER_WORDS = ("json", "jsonlines", "sse")

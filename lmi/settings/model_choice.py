@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
-from lmi.settings.model_folder import find_folder, find_model, find_user_code_model
+from lmi.settings.model_folder import find_folder, find_model, find_user_code_model, model_name
+from lmi.settings.model_sources import MODEL, source_name
 from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.report import setting
 from lmi.settings.sources import Problems
 from lmi.settings.values import Values
 
-MODEL, NAME = "option.model_id", "option.model_name"
+NAME = "option.model_name"
 
 
 def choose_model(
-    values: Values, folder: Path | None, cwd: Path, is_user_code: bool, problems: Problems
+    values: Values, folder: Path | None, cwd: Path, is_user_code: bool, sources: Mapping[str, str], problems: Problems
 ) -> tuple[Values, Path]:
     """Return the values with the model and its names, and the model's folder as the options name it.
 
-    Raises ModelUnusable, which names the option or says that none was given.
+    `sources` has the remote source of each model that is not local, by its option's text, which is its folder once it
+    was fetched. Raises ModelUnusable, which names the option or says that none was given.
     """
+    model_id: str | None = values.given(MODEL)
+    source = sources.get(model_id or "")
+    if model_id is not None and source == model_id:
+        return _choose_names(values, "", model_name(source_name(source))), Path(source)
     find = find_user_code_model if is_user_code else find_model
     try:
-        path, name = find(values.given(MODEL), folder, cwd)
+        path, name = find(model_id, folder, cwd)
     except ModelUnusable as error:
-        source = setting(values, MODEL).source if MODEL in values else f"no {MODEL}"
-        raise ModelUnusable(f"{error} ({source})") from None
+        place = setting(values, MODEL).source if MODEL in values else f"no {MODEL}"
+        raise ModelUnusable(f"{error} ({place})") from None
+    if source is not None:
+        name = model_name(source_name(source))
     _warn_of_other_models(values, folder, path.resolve(), problems)
     reason = "the folder" if folder else "the built-in demo"
     values = values.choose(MODEL, str(path.resolve()), reason)

@@ -28,10 +28,7 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
             return demo_folder()
         if not folder.is_dir():
             problem = "is not a folder" if folder.exists() else "does not exist"
-            hint = "; downloading a model is not built yet" if re.match(r"[a-z0-9]+://", asked) else ""
-            if re.fullmatch(r"[\w.-]+/[\w.-]+", asked):
-                hint = "; downloading a model from a hub is not built yet"
-            raise ModelUnusable(f"{asked}: {problem}{hint}")
+            raise ModelUnusable(f"{asked}: {problem}")
     elif platform_folder.is_dir() and any(platform_folder.iterdir()):
         folder = platform_folder
     elif any((cwd / name).is_file() for name in ("serving.properties", "config.json")):
@@ -91,11 +88,7 @@ def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:
             return base / model_id
     if model_id == DEMO:
         return demo_folder()
-    if re.match(r"[a-z0-9]+://", model_id):
-        raise ModelUnusable(f"{shorten(model_id)}: downloading a model is not built yet, give a local folder")
-    raise ModelUnusable(
-        f"{shorten(model_id)}: no such folder in {folder or cwd}; downloading a model from a hub is not built yet"
-    )
+    raise ModelUnusable(f"{shorten(model_id)}: no such folder in {folder or cwd}")
 
 
 def _what_is_there(path: Path) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lmi.settings.kinds import WORDS
+from lmi.settings.kinds import MEGABYTES, WORDS, Kind, integer
 
 # The key of each option without a row, by its environment name. TRANSLATED converts values of another form.
 OTHER_ENV = {
-    "HF_REVISION": "option.revision",
     "MAX_INPUT_LENGTH": "max_input_length",
     "MAX_INPUT_TOKENS": "max_input_length",
     "CUDA_MEMORY_FRACTION": "option.gpu_memory_utilization",
@@ -23,13 +22,18 @@ OTHER_ENV = {
 }
 TRANSLATED: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": lambda text: str(not WORDS.get(text.lower(), True)).lower(),
-    "SAGEMAKER_MAX_PAYLOAD_IN_MB": lambda text: "" if text == "0" else f"{text}m",  # 0: no limit
 }
+# The kind of a variable's value where it differs from that of the option which it sets.
+OWN_KINDS: dict[tuple[str, str], Kind] = {
+    ("SAGEMAKER_BIND_TO_PORT", "port"): integer(1, 65535),
+    ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size"): MEGABYTES,
+}
+AS_WRITTEN = frozenset(("max_payload_in_mb",))  # options that read the variables above without a conversion
 
 # Keys of the reference that have no effect here, because processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
     "max_idle_time max_input_length log_request_metric metrics_aggregation "
-    "required_memory_mb reserved_memory_mb translatorFactory model_store download_dir features fail_fast "
+    "required_memory_mb translatorFactory features fail_fast "
     "option.fail_fast option.enable_auto_tool_choice option.enable_reasoning option.paged_attention option.n_positions "
     "option.batch_size option.device_map option.low_cpu_mem_usage "
     "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
@@ -53,7 +57,7 @@ ELSEWHERE = {
     "api_key": "this server has no keys yet",
     "ssl_certfile": "this server speaks plain HTTP",
     "ssl_keyfile": "this server speaks plain HTTP",
-    "lora_modules": "no adapters are loaded at the start yet",
+    "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
     "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
 }
 GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))
@@ -64,7 +68,7 @@ OF_SOME_ENGINES = {"option.trust_remote_code": "code that comes with a model is 
 # Options that LMI documents for one of its engines. They are never unknown. An engine that does not list its options
 # gets all of them.
 ENGINE_KEYS = frozenset(
-    "option.revision option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
+    "option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
     "option.max_loras option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
     "option.enable_prefix_caching option.enable_chunked_prefill option.speculative_draft_model "
     "option.speculative_length option.draft_model_tp_size option.swap_space option.cpu_offload_gb "

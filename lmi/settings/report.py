@@ -8,9 +8,15 @@ from typing import Any
 from lmi.settings.config import Config
 from lmi.settings.options import OPTIONS
 from lmi.settings.values import Values
+from lmi.sources.request import FetchRequest
 
 # The text of an unset option for which a Config has no value.
-UNSET = {"load_on_devices": "*", "predict_timeout": "none", "option.request_stats_max_iterations": "0"}
+UNSET = {
+    "load_on_devices": "*",
+    "predict_timeout": "none",
+    "option.request_stats_max_iterations": "0",
+    "option.install_requirements": "true",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +31,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration, the source of each value, and warnings and notes for its author."""
+    """The configuration, the source of each value, and warnings and notes for its author.
+
+    `request` names the remote sources without which the configuration is not final; None if it is.
+    """
 
     config: Config
     settings: tuple[Setting, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()  # for a log at DEBUG
+    request: FetchRequest | None = None
 
 
 def settings(values: Values) -> tuple[Setting, ...]:

@@ -10,6 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from lmi.errors import BadConfiguration
+from lmi.settings import secure_mode
+from lmi.settings.adapters import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import (
@@ -26,25 +29,48 @@ from lmi.settings.handler import USER_CODE, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import choose_model
-from lmi.settings.model_folder import find_folder
+from lmi.settings.model_folder import find_folder, user_code_folders
+from lmi.settings.model_sources import MODEL, Fetched, is_remote_folder, left_to_code, place
 from lmi.settings.model_urls import NamedModel, local_path
 from lmi.settings.other_options import other_options, warn_of_some_engines
+from lmi.settings.ports import choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
+from lmi.settings.remote_code import unrun_code
 from lmi.settings.report import Resolved, settings, shadows
-from lmi.settings.sources import Given, Problems, collect, pick
+from lmi.settings.requirements import choose_requirements
+from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
 from lmi.settings.values import Values
+from lmi.sources.place import default_download_dir
+from lmi.sources.request import FetchRequest, WantedSource
 
 
 def resolve_folder(
-    asked: str | None, environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path | None = None
+    asked: str | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str],
+    cwd: Path | None = None,
+    fetched: Fetched | None = None,
 ) -> Resolved:
-    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or ModelUnusable."""
+    """Return the settings that `lmi serve ASKED` runs with. Raises BadConfiguration or ModelUnusable.
+
+    `fetched` has the folders of the sources that a former result asked for.
+    """
     cwd = cwd or Path.cwd()
-    folder = find_folder(asked or _named_folder(environ, flags, cwd), cwd)
+    asked = asked or _named_folder(environ, flags, cwd)
+    if asked is not None and is_remote_folder(asked, cwd):
+        return resolve(Properties(), environ, _with_model(flags, asked), cwd=cwd, fetched=fetched)
+    folder = find_folder(asked, cwd)
     file = folder / "serving.properties" if folder else None
     properties = read(file) if file and file.exists() else Properties()
-    return resolve(properties, environ, flags, folder=folder, cwd=cwd)
+    return resolve(properties, environ, flags, folder=folder, cwd=cwd, fetched=fetched)
+
+
+def _with_model(flags: Mapping[str, str], asked: str) -> dict[str, str]:
+    """Return the flags with a remote source as the model. Raises BadConfiguration if they name another one."""
+    if flags.get(MODEL, asked) != asked:
+        raise BadConfiguration(f"{asked} is to be served and {MODEL} is {flags[MODEL]}: allowed is one model")
+    return {**flags, MODEL: asked}
 
 
 def resolve(
@@ -55,33 +81,64 @@ def resolve(
     folder: Path | None = None,
     cwd: Path = Path(),
     machine: Machine | None = None,
+    fetched: Fetched | None = None,
 ) -> Resolved:
     """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
-    `flags` holds the texts of the command line by key. If `folder` is None, the demo is served.
+    `flags` holds the texts of the command line by key. If `folder` is None, the demo is served. The result's `request`
+    names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
     """
     machine, handlers = machine or Machine.here(environ), announced()
-    problems = Problems(warnings=list(properties.warnings))
-    values = Values(pick(_expand(collect(properties, environ, flags), machine), problems))
+    problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
+    placed = place(_expand(collect(properties, environ, flags), machine), folder, cwd, fetched or {}, problems)
+    values = Values(pick(placed.givens, problems))
     code = choose_code(values, folder, cwd, problems)
     engine = choose_engine(values, code, machine, handlers, problems)
     values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
     gpus = choose_gpus(values, machine, problems)
     values = choose_degree(values, engine, gpus)
     replicas = choose_replicas(values, engine, gpus, problems)
+    replicas = choose_ports(values, engine, replicas, environ, problems)
     values = _choose_forms(values, problems)
     _warn_of_task(values, engine, problems)
-    values = _fit_body_memory(values, problems)
+    values = _choose_for_server(values, environ, cwd, machine, problems)
     warn_of_some_engines(values, engine, handlers, problems)
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
-    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, problems)
-    values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
-    config = _config(values, engine, replicas, options, path)
+    folders = user_code_folders(values.given("option.model_id"), folder, cwd)
+    secure_mode.check(values, folder, folders, (fetched or {}).values(), cwd, problems)
+    requirements = choose_requirements(values, code, folders, problems)
+    missing = left_to_code(placed.missing) if engine.handler is USER_CODE else placed.missing
+    names = {str(path): source for source, path in (fetched or {}).items()} | {text: text for text in missing}
+    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, names, problems)
+    problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
+    config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
+    config = choose_gateway_port(config)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
+    config = _with_adapters(config, engine, folder, problems)
     rows = settings(values)
-    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)))
+    notes = (*problems.notes, *shadows(rows))
+    details = tuple(problems.details)
+    return Resolved(config, rows, tuple(problems.warnings), notes, details, _request(missing, config))
+
+
+def _request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
+    """Return what must be fetched before the model can be served, or None."""
+    if not missing:
+        return None
+    return FetchRequest(
+        sources=tuple(
+            WantedSource(
+                source=source,
+                revision=config.model.revision,
+                allow_pickle=config.engine.allow_pickle,
+                trust_remote_code=config.engine.trust_remote_code,
+                download_dir=config.server.download_dir,
+            )
+            for source in missing
+        )
+    )
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
@@ -160,6 +217,18 @@ def _fit_body_memory(values: Values, problems: Problems) -> Values:
     return values.settle(key, largest, "max_request_size")
 
 
+def _choose_for_server(
+    values: Values, environ: Mapping[str, str], cwd: Path, machine: Machine, problems: Problems
+) -> Values:
+    """Choose front ends, room for bodies and the folder for downloads, which becomes an absolute path."""
+    values = _fit_body_memory(values, problems)
+    values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
+    key = "download_dir"
+    if key in values:
+        return values.settle(key, str((cwd / values.given(key)).absolute()), "absolute")
+    return values.choose(key, str(default_download_dir(environ).absolute()), "the user's cache")
+
+
 def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:
     model = values.fields("model")
     if model.get("output_formatter") not in FORMATTER_WORDS:
@@ -170,11 +239,27 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
         engine=EngineConfig(
             num_engines=replicas.num_engines,
             device_ids=replicas.device_ids,
+            ports=replicas.ports,
             options=options,
             option_sources=_option_sources(values),
             **values.fields("engine"),
         ),
     )
+
+
+def _with_adapters(config: Config, engine: ChosenEngine, folder: Path | None, problems: Problems) -> Config:
+    """Add the adapters beside the model or serving.properties, or warn that they are not loaded."""
+    model = config.model
+    found = folders_beside(*filter(None, (folder, Path(model.path))))
+    if not found or config.is_user_code:
+        return config
+    if not is_enabled(config.engine.options) or OPTION in engine.handler.unused:
+        said = f"the adapters in {found[0].parent} are not loaded"
+        problems.warnings.append(f"{said}: {OPTION}=true loads them, on an engine that has adapters")
+        return config
+    for path in found:
+        check_files(path, allow_pickle=config.engine.allow_pickle)
+    return replace(config, model=replace(model, adapters=by_name(found, (model.name, "model", *model.aliases))))
 
 
 def _option_sources(values: Values) -> dict[str, str]:

@@ -17,11 +17,12 @@ from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.kinds import TEXT
 from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
-from lmi.settings.reference import OTHER_ENV, TRANSLATED
+from lmi.settings.reference import AS_WRITTEN, OTHER_ENV, OWN_KINDS, TRANSLATED
 
 NEARLY_SAME = (
     0.86  # a ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
 )
+PLATFORM_PREFIX = "SAGEMAKER_"
 COMMAND_LINE, PLATFORM, FILE, ENVIRONMENT, OTHER_NAMES = range(5)
 SECRET = re.compile(r"token$|secret|password|credential|api_?key|access_?key|^option\.env$", re.IGNORECASE)
 
@@ -70,6 +71,7 @@ class Problems:
     warnings: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # the warnings about unknown keys, which `warnings` holds too
     notes: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)  # for who looks for the cause of something
     unusable: ModelUnusable | None = None  # reported after every fault of an option
 
     def stop_at_faults(self) -> None:
@@ -106,6 +108,13 @@ def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
     return picked
 
 
+def unused_of_platform(environ: Mapping[str, str]) -> list[str]:
+    """Return the line about SageMaker's variables that set no option, or no line."""
+    used = {name for option in OPTIONS for name in option.platform}
+    unused = sorted(name for name in environ if name.startswith(PLATFORM_PREFIX) and name not in used)
+    return [f"{', '.join(unused)}: set no option"] if unused else []
+
+
 def fault(given: Given, allowed: str) -> str:
     """Return the line about a bad value: key, value, source, allowed values."""
     shown = "***" if given.shown == "***" else shorten(given.text)
@@ -140,7 +149,8 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[Given]:
     for option in OPTIONS:
         for layer, names in ((PLATFORM, option.platform), (OTHER_NAMES, option.env)):
             for order, name in enumerate(names):
-                yield _given(option.key, _translated(name, environ), name, (layer, order))
+                text = environ.get(name, "") if option.key in AS_WRITTEN else _translated(name, environ)
+                yield _given(option.key, text, name, (layer, order))
     for name, key in OTHER_ENV.items():
         yield _given(key, _translated(name, environ), name, (OTHER_NAMES, 0))
 
@@ -153,7 +163,7 @@ def _translated(name: str, environ: Mapping[str, str]) -> str:
 def _parse(given: Given, problems: Problems) -> tuple[Any] | None:
     """Return the value in a tuple, because None is a value too. Returns None for a fault."""
     option = find(given.key)
-    kind = option.kind if option else TEXT
+    kind = OWN_KINDS.get((given.source, given.key)) or (option.kind if option else TEXT)
     try:
         (given.key + given.text).encode()  # raises for a lone surrogate, which also stands for a byte that is not UTF-8
         return (kind.parse(given.text),)

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from lmi.errors import InvalidParameter
+from lmi.errors import InvalidParameter, OutOfMemory
 
 NAME = re.compile(r"[!-~]{1,256}")
 FORBIDDEN = frozenset("/?#%")
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 class State(enum.StrEnum):
     PENDING = "pending"
     READY = "ready"
+    FAILED = "failed"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +43,24 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adapter(Entry, frozen=True, kw_only=True):
-    """A LoRA adapter that every engine should have."""
+    """A LoRA adapter that every engine should have.
+
+    `path` is the local folder of its files, and `src` the source that was named. A static one lies beside the model.
+    """
 
     path: str
+    src: str = ""
+    preload: bool = True
     is_pinned: bool = False
+    is_static: bool = False
+
+
+class Model(Entry, frozen=True, kw_only=True):
+    """A model that the server should load."""
+
+    folder: str  # the folder of its processes, below the server's
+    url: str = ""  # where a client says that it is; "" for the model that the server was started for
+    reason: str = ""  # why it is FAILED
 
 
 T = TypeVar("T", bound=Entry)
@@ -58,13 +73,18 @@ class Folder(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
         self._reported: set[tuple[str, int, int]] = set()  # versions of unreadable files that were logged
 
-    def add(self, entry: T) -> bool:
-        """Write an entry. Returns False if another entry has its name. Raises InvalidParameter for a bad name."""
+    def add(self, entry: T, max_entries: int | None = None) -> bool:
+        """Write an entry. Returns False if another entry has its name.
+
+        Raises InvalidParameter for a bad name, OutOfMemory if `max_entries` others are there.
+        """
         check_name(entry.name)
         with self._lock():
             other = self.read(entry.name)
             if other is not None and not is_abandoned(other):
                 return False
+            if max_entries is not None and len(self.entries()) >= max_entries:
+                raise OutOfMemory(f"there is room for {max_entries} entries")
             self._write(entry)
         return True
 

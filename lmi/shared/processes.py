@@ -215,11 +215,12 @@ def num_usable_cores() -> int:
     return cores
 
 
-def bind_threads(cores: Sequence[int]) -> None:
-    """Let every thread of this process run only on these cores. Threads that start later inherit them."""
-    for task in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # the thread has ended, or a core is gone
-            os.sched_setaffinity(int(task), cores)
+def bind_threads(cores: Sequence[int], pid: int | None = None) -> None:
+    """Let every thread of a process, of this one by default, run only on these cores. Later threads inherit them."""
+    with suppress(OSError):  # the process or a thread of it has ended, or a core is gone
+        for task in os.listdir(f"/proc/{pid or 'self'}/task"):
+            with suppress(OSError):
+                os.sched_setaffinity(int(task), cores)
 
 
 def memory_bytes() -> int:

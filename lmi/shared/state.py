@@ -191,6 +191,8 @@ class SupervisorRecord(Record):
     pid = Int(is_gauge=True)
     phase = Int()
     reason = TextField(2048)  # why it failed or drains, one line for people
+    stage = TextField(64)  # of the start, before there are engines: download, requirements
+    progress = Float()  # of the stage, 0 to 1
     num_engine_restarts = Int()
     num_log_lines_dropped = Int()
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record

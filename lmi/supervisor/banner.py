@@ -24,7 +24,8 @@ HINTS = {
     "port_unavailable": "--host and --port choose another address; a port that is taken belongs to another process",
     "model_unusable": "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), "
     "or a model.py",
-    "security_refused": "the option that the message names switches it on, if you trust the model",
+    "security_refused": "the option that the message names switches it on, if you trust the model; in secure mode its "
+    "controls decide",
     "engine_lost": "the engine's own messages stand further up in this log",
 }
 DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
@@ -66,7 +67,7 @@ def hint(failure: Failure) -> str:
     if found := MISSING_LIBRARY.search(message):
         library = next(filter(None, found.groups()))
         if ".py: " in message:
-            return f"lmi installs no requirements.txt of a model: install {library} where lmi itself is installed"
+            return f"name {library} in a requirements.txt beside the file, or install it where lmi itself is installed"
         extra = extra_with(library)
         return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
     subject = message.partition(": ")[0]

@@ -44,6 +44,7 @@ class ChildKind:
     """Returns the error that an exit means if another start cannot mend it, from the exit's code and reason."""
     lost_label: str  # the cause of a failure after too many deaths
     lost_notice_s: float = 0.0  # how long `/ping` reports that failure before the server ends
+    is_one_shot: bool = False  # exit code 0 means that its work is done
     serves_clients: bool = False
     """Its processes hold the connections of clients. In a drain they stop before the others, in an immediate end after
     them. Those that outlive their parent finish their requests."""
@@ -57,6 +58,7 @@ class Child:
         self.name = kind.title.format(slot=slot)
         self.record = record  # None: its processes keep records of a different kind
         self.pid: int | None = None
+        self.is_done = False
         self.output: ChildOutput | None = None  # of the running process, or of the last one
         self._slot = slot
         self._table = kind.restarts()
@@ -69,7 +71,7 @@ class Child:
     def look(self, now: float, pauses: Pauses) -> None:
         """Start the process when its time has come, notice that it is ready or hangs, and kill a hung one."""
         if self.pid is None:
-            if now >= self._start_s:
+            if now >= self._start_s and not self.is_done:
                 self.start(now)
         elif self._kill_s is not None:
             if now >= self._kill_s:
@@ -120,7 +122,8 @@ class Child:
         """
         why, stage = self._reason(code), self._stage()
         self._clear(why, now)
-        if is_ending:
+        self.is_done = self.kind.is_one_shot and code == 0
+        if is_ending or self.is_done:
             return None
         if (error := self.kind.fatal(code, why)) is not None:
             return self._fail(Failure(code=error.exit_code, cause=error.label, stage=stage, message=str(error)))

@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmi.settings.config import Config, EngineConfig
-from lmi.settings.handler import USER_CODE, announced
+from lmi.settings.handler import USER_CODE, Handler, announced
 from lmi.settings.machine import num_ranks_here
+from lmi.settings.requirements import with_installed
 from lmi.shared import processes
 from lmi.shared.cores import Cores, usable
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
-SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)")
+SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)"
+    r"|^PIP_(EXTRA_)?INDEX_URL$"  # an address that may hold a password
+)
+NOTHING_BESIDE_CODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # a model's folder is never written to
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 NOT_FOR_CHILDREN = re.compile(r"GUNICORN_|LISTEN_(FDS|PID)|WEB_CONCURRENCY|NOTIFY_SOCKET")
 
 
@@ -27,8 +33,13 @@ def of_child(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a process that reads requests or runs code of others."""
+    """Return the environment for every process but those that fetch models, install packages or speak for AWS."""
     return {name: value for name, value in environ.items() if not SECRET.search(name.upper())}
+
+
+def of_server(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that front ends and engines inherit: without secrets, and no library asks a hub."""
+    return without_secrets(environ) | OFFLINE
 
 
 def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str = "") -> dict[str, str]:
@@ -40,20 +51,30 @@ def of_engine(config: Config, environ: Mapping[str, str], slot: int, folder: str
     environ = {**environ, **given}
     threads = of_threads(config, environ)
     handler = announced().get(config.engine.handler, USER_CODE)
-    return {**threads, **handler.environment(config.engine, environ, slot, folder), **given}
+    ports = _ports(config.engine, handler, environ, slot)
+    installed = with_installed(config, environ) if config.engine.trust_remote_code else {}
+    return {**threads, **ports, **handler.environment(config.engine, environ, slot, folder), **given, **installed}
 
 
 def of_user_code(config: Config, environ: Mapping[str, str], slot: int) -> dict[str, str]:
     """Return the environment of a process that runs user code. It has no secrets except those of option.env.
 
-    If user code is the model, each process sees only its GPUs.
+    What its requirements.txt names comes first on its path. If user code is the model, each process sees only its GPUs.
     """
     inherited = without_secrets(environ) | config.engine.environ
+    inherited |= with_installed(config, inherited) | NOTHING_BESIDE_CODE
     if not config.is_user_code:
         return inherited
     num_each = len(config.engine.device_ids) // config.engine.num_engines
     gpus = config.engine.device_ids[slot * num_each : (slot + 1) * num_each]
     return inherited | of_threads(config, inherited) | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def _ports(engine: EngineConfig, handler: Handler, environ: Mapping[str, str], slot: int) -> dict[str, str]:
+    """Return the variables of the ports on which this engine may listen. A variable that is set keeps its value."""
+    names = handler.port_variables
+    ports = engine.ports[slot * len(names) : (slot + 1) * len(names)]
+    return {name: str(port) for name, port in zip(names, ports, strict=False) if name not in environ}
 
 
 def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The kinds of the supervisor's children: how each starts, and what its exit codes mean.
 
-A new kind of process is a function that returns its `ChildKind`, and a line in `children`.
+A new kind of process is a function that returns its `ChildKind`. `of_model` has the children of a model, and
+`supervisor.py` starts the others.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
-from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, StartError
-from lmi.runtime import ENVIRONMENT_NAME, Runtime
-from lmi.settings.config import Config
+from lmi.errors import BadConfiguration, ModelUnusable, PortUnavailable, SecurityRefused, StartError
+from lmi.gateway.child import argv
+from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
+from lmi.settings.config import Config, ServerConfig
 from lmi.shared.cores import Cores, variable
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
@@ -29,14 +32,11 @@ ENGINE_ERRORS = {error.exit_code: error for error in (BadConfiguration, ModelUnu
 FRONT_END_ERRORS: dict[int, type[StartError]] = {3: StartError, 4: ModelUnusable}
 
 
-def children(
-    runtime: Runtime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
-) -> list[Child]:
-    """Return the children of one server. `cores` are the cores that its processes are bound to."""
+def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list[Child]:
+    """Return the children of one model. `cores` are the cores that its processes are bound to."""
     code = user_code(runtime, cores)
     model = code if runtime.config.is_user_code else engine(runtime, cores)
     return [
-        Child(front_end(runtime, block, listener, app, cores)),
         *(Child(model, slot, record) for slot, record in enumerate(block.engines)),
         *(Child(code, slot, record) for slot, record in enumerate(block.formatters)),
     ]
@@ -47,7 +47,8 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
     def environ(slot: int) -> dict[str, str]:
         kept = variable(cores.engines[slot]) if cores else {}
-        return _environ(runtime) | kept | environment.of_engine(config, os.environ, slot, folder)
+        inherited = environment.of_server(_environ(runtime.path))
+        return inherited | kept | environment.of_engine(config, os.environ, slot, folder)
 
     return _worker(
         config,
@@ -66,7 +67,7 @@ def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         title="code {slot}",
         module="lmi.user_code.worker",
         output_logger="model.py",
-        environ=lambda slot: environment.of_user_code(config, _environ(runtime), slot) | kept,
+        environ=lambda slot: environment.of_user_code(config, _environ(runtime.path), slot) | kept,
         hang=lambda record, *times: code_hang(record, config, *times),
     )
 
@@ -90,18 +91,18 @@ def _worker(
 
 
 def front_end(
-    runtime: Runtime, block: Block, listener: socket.socket, app: str, cores: Cores | None = None
+    runtime: ServerRuntime, block: Block, listener: socket.socket, app: str, cores: Callable[[], Sequence[int]]
 ) -> ChildKind:
     """Return the kind of the gunicorn master, which starts and restarts its workers.
 
-    If it dies, its workers finish their requests.
+    If it dies, its workers finish their requests. `cores` are those it is bound to when it starts; none: all.
     """
     fd = listener.fileno()
     command = [sys.executable, "-P", "-m", "gunicorn", "-c", "python:lmi.server.gunicorn", "-b", f"fd://{fd}", app]
     return ChildKind(
         title="front end",
         argv=lambda slot: command,
-        environ=lambda slot: environment.without_secrets(_environ(runtime)) | (variable(cores.others) if cores else {}),
+        environ=lambda slot: environment.of_server(_environ(runtime.path)) | (variable(cores()) if cores() else {}),
         inherited_fds=(fd,),
         folder=str(runtime.path),  # gunicorn imports from its working directory, and a model folder is not trusted
         oom_score=FRONT_END_OOM_SCORE,
@@ -112,13 +113,33 @@ def front_end(
     )
 
 
-def _environ(runtime: Runtime) -> dict[str, str]:
-    """Return the environment that every child gets."""
-    own = {ENVIRONMENT_NAME: str(runtime.path), SUPERVISOR_PID: str(os.getpid())}
+def gateway(config: ServerConfig, port: int) -> ChildKind:
+    """Return the kind of the gateway in front of this server, which listens on `port`."""
+    assert config.gateway_port is not None
+    words = argv(config.gateway_port, config.host, port, config.log_level, config.log_format)
+    return ChildKind(
+        title="gateway",
+        argv=lambda slot: [sys.executable, "-P", "-m", "lmi", *words],
+        environ=lambda slot: environment.of_child(os.environ),  # with secrets: it reads and writes S3
+        restarts=lambda: RestartTable(MAX_FRONT_END_DEATHS, 600.0),
+        fatal=partial(_gateway_error, config.gateway_port),
+        lost_label="gateway_lost",
+    )
+
+
+def _gateway_error(port: int, code: int, why: str) -> StartError | None:
+    if code == PortUnavailable.exit_code:
+        return PortUnavailable(f"the gateway cannot listen on port {port} (with_gateway)")
+    return BadConfiguration("the gateway cannot start, see the log above") if code == 2 else None
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    """Return the environment that every child gets. `folder` is the server's or the model's."""
+    own = {ENVIRONMENT_NAME: str(folder), SUPERVISOR_PID: str(os.getpid())}
     return environment.of_child(os.environ) | own
 
 
-def _front_end_error(runtime: Runtime, block: Block, code: int, why: str) -> StartError | None:
+def _front_end_error(runtime: ServerRuntime, block: Block, code: int, why: str) -> StartError | None:
     """Return why a front end cannot start while the server loads, or None if another start may succeed."""
     if code not in FRONT_END_ERRORS or block.supervisor.phase != Phase.LOADING:
         return None

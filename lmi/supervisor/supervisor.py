@@ -1,38 +1,44 @@
 """The supervisor starts engines, user code and front ends, restarts those that die, and stops all in order.
 
 It is the container's main process and stays small so that it never fails. It has no threads and no event loop, only one
-loop over signals, deaths and the clock. It binds the port first and passes it on, so the port stays open when a front
-end dies. Engines are never children of the front end. The supervisor reads the state of an engine from the shared
-block. `child.py` has its children, `kinds.py` their kinds, `restarts.py` the rules of restarts and hangs, and
-`banner.py` the messages for people.
+loop over signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
+model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
+of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `child.py` the children,
+`kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of restarts and hangs, and `banner.py` the
+messages for people.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 
 from lmi.errors import StartError
-from lmi.runtime import Runtime
-from lmi.settings.config import Config
+from lmi.runtime import ServerRuntime
+from lmi.settings.config import Config, ServerConfig
+from lmi.settings.report import Resolved
 from lmi.shared import processes
 from lmi.shared.cores import claimed
+from lmi.shared.desired_state import State
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
-from lmi.shared.report import read_report
 from lmi.shared.state import Block, Phase
-from lmi.supervisor import kinds
+from lmi.supervisor import kinds, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
+from lmi.supervisor.model import ModelProcesses
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
+from lmi.supervisor.stages import Settle, Stage, stages
 
 APP = "lmi.server.app:create_app()"
 TICK_S = 0.2
@@ -52,23 +58,29 @@ class Supervisor:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: ServerRuntime,
         block: Block,
         listener: socket.socket,
         signals: processes.Signals,
-        children: Sequence[Child],
+        steps: Iterator[Stage | Config],
+        app: str,
     ) -> None:
         self._runtime = runtime
         self._config = runtime.config
         self._block = block
         self._listener = listener
         self._signals = signals
-        self._children = children
-        self._front_ends = [child for child in children if child.kind.serves_clients]
-        self._engines = [child for child in children if not child.kind.serves_clients]
+        self._steps = steps
+        self._stage: Stage | None = None
+        self._models: list[ModelProcesses] = []
+        self._claims = ExitStack()
+        self._cores: Sequence[int] = ()  # of the front ends; none: all
+        self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
+        self._gateways = gateways(self._config, listener)
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
+        self._warn_after_s = start_budget.WARN_AFTER_S
         self._failure: Failure | None = None
         self._exit_code: int | None = None  # set when the server ends
 
@@ -78,14 +90,50 @@ class Supervisor:
         count_dropped_in(self._block.supervisor)
         self._enter(Phase.LOADING)
         try:
+            self._advance()
             while self._exit_code is None:
                 self._tick()
         finally:
             self._stop_all()
+            self._claims.close()
             clear_bar()
         if self._failure is not None:
-            say_failed(self._failure, self._config.server.log_format)
+            say_failed(self._failure, self._config.log_format)
         return self._exit_code
+
+    @property
+    def _children(self) -> list[Child]:
+        return [self._front_end, *self._workers]
+
+    @property
+    def _workers(self) -> list[Child]:
+        """The children that are no front ends."""
+        stages = [] if self._stage is None else [self._stage.child]
+        return [*stages, *self._gateways, *(child for model in self._models for child in model.children)]
+
+    def _advance(self) -> None:
+        """Begin the next stage of the start. After the last one the model's processes start."""
+        try:
+            step = next(self._steps)
+            self._stage = step if isinstance(step, Stage) else None
+            if isinstance(step, Config):
+                self._add_model(step)
+        except StartError as error:
+            self._fail(Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error)))
+
+    def _add_model(self, config: Config) -> None:
+        self._block.supervisor.stage = ""
+        cores = self._claims.enter_context(claimed(divided_cores(config, os.environ)))
+        self._cores = cores.others if cores else ()
+        for pid in self._front_end_pids() if cores else ():
+            processes.bind_threads(self._cores, pid)
+        model = ModelProcesses(self._runtime.add_model(config), cores)
+        self._models.append(model)
+        self._runtime.models().add(model.entry(State.PENDING))
+
+    def _fail(self, failure: Failure) -> None:
+        self._failure = failure
+        self._enter(Phase.FAILED, failure.message)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -111,7 +159,15 @@ class Supervisor:
         else:
             for child in self._children:
                 child.look(now, self._pauses)
+            self._look_at_stage()
             self._announce()
+            self._warn_of_slow_start(now)
+
+    def _look_at_stage(self) -> None:
+        if self._stage is not None:
+            self._stage.show_in(self._block.supervisor)
+            if self._stage.child.is_done:
+                self._advance()
 
     def _wait(self, timeout_s: float) -> list[signal.Signals]:
         """Wait for signals, deaths and output of the children, and log the output. Returns the signals."""
@@ -125,7 +181,7 @@ class Supervisor:
     def _on_signal(self, signum: signal.Signals) -> None:
         is_hangup = signum == signal.SIGHUP and sys.stderr.isatty()
         if signum == signal.SIGTERM and not self._is_ending:
-            log.info("SIGTERM: no new requests, open ones have %g s", self._config.server.drain_timeout_s)
+            log.info("SIGTERM: no new requests, open ones have %g s", self._config.drain_timeout_s)
             self._enter(Phase.DRAINING, "the server was told to stop")
         elif signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT) or is_hangup:
             log.info("%s: stopping now", signum.name)
@@ -136,8 +192,7 @@ class Supervisor:
         if child is None:
             self._release(pid)
         elif failure := child.exited(code, now, is_ending=self._is_ending):
-            self._failure = failure
-            self._enter(Phase.FAILED, failure.message)
+            self._fail(failure)
         elif child.record is not None and not self._is_ending:
             self._block.supervisor.num_engine_restarts += 1
 
@@ -151,14 +206,26 @@ class Supervisor:
         """Print the banner once, when the server can give its first answer."""
         if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
             return
-        if not all(record.phase == Phase.READY for record in self._block.formatters):
-            return
-        for slot, record in enumerate(self._block.engines):
-            if record.phase == Phase.READY:
+        for model in self._models:
+            if model.is_ready:
                 self._enter(Phase.READY)
-                report = read_report(self._runtime.engine_report(slot))
-                say_ready(self._config, self._listener.getsockname()[1], report, time.monotonic() - self._started_s)
-                return
+                self._runtime.models().replace(model.entry(State.READY))
+                after_s = time.monotonic() - self._started_s
+                say_ready(model.config, self._listener.getsockname()[1], model.report(), after_s)
+
+    def _warn_of_slow_start(self, now: float) -> None:
+        """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
+        if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
+            self._warn_after_s = math.inf
+            folder = self._models[0].config.model.path if self._models else ""
+            if start_budget.is_on_sagemaker(os.environ, folder):
+                log.warning("%s", start_budget.slow_start(now - self._started_s, *self._progress()))
+
+    def _progress(self) -> tuple[str, float]:
+        """Return the stage of the start and how much of it is done."""
+        engines = [record for model in self._models for record in model.block.engines]
+        record = engines[0] if engines else self._block.supervisor
+        return record.stage or "start", record.progress
 
     def _notify(self, now: float) -> None:
         """End a failed server once `/ping` has reported the failure for long enough."""
@@ -168,15 +235,15 @@ class Supervisor:
 
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
-        timeout_s, since_s = self._config.server.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
-        is_serving = any(child.record is not None and child.record.phase == Phase.READY for child in self._engines)
+        timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
+        is_serving = any(model.has_ready_process for model in self._models)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._listener.close()
-            _send(self._front_ends, signal.SIGTERM)
+            self._front_end.send(signal.SIGTERM)
         if not self._is_listening and (not is_serving or not self._has_front_ends()):
-            _send(self._engines, signal.SIGTERM)
+            _send(self._workers, signal.SIGTERM)
         if since_s >= timeout_s + DRAIN_CUT_S:
-            _send(self._front_ends, signal.SIGKILL)
+            self._front_end.send(signal.SIGKILL)
         if not any(child.pid for child in self._children) or since_s >= timeout_s + DRAIN_END_S:
             self._exit_code = 0
 
@@ -186,16 +253,20 @@ class Supervisor:
 
     def _has_front_ends(self) -> bool:
         """Return whether the master runs, or workers of a master that died."""
-        workers = [record.pid for record in self._block.frontends if record.pid]
-        return any(child.pid for child in self._front_ends) or any(map(processes.is_alive, workers))
+        return self._front_end.pid is not None or any(map(processes.is_alive, self._front_end_pids()))
+
+    def _front_end_pids(self) -> list[int]:
+        """Return the master, if it runs, and every worker."""
+        master = [] if self._front_end.pid is None else [self._front_end.pid]
+        return [*master, *(record.pid for record in self._block.frontends if record.pid)]
 
     def _stop_all(self) -> None:
         """Stop all children. At its end no child is left that can be killed, and clients have got their errors."""
         self._listener.close()
-        self._stop(self._engines)
-        if any(child.pid for child in self._front_ends):
+        self._stop(self._workers)
+        if self._front_end.pid is not None:
             self._wait_while(lambda: any(record.num_in_flight for record in self._block.frontends))
-        self._stop(self._front_ends)
+        self._stop([self._front_end])
         killed_s = time.monotonic()
         while (pids := processes.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
             for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
@@ -217,6 +288,12 @@ class Supervisor:
         while is_so() and time.monotonic() < deadline_s:
             self._wait(0.02)
             processes.reap()
+
+
+def gateways(config: ServerConfig, listener: socket.socket) -> list[Child]:
+    """Return the gateway in front of this server, if it has one."""
+    port = listener.getsockname()[1]
+    return [] if config.gateway_port is None else [Child(kinds.gateway(config, port))]
 
 
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
@@ -244,37 +321,30 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def serve(config: Config, app: str = APP) -> int:
+def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     """Serve until a signal or a failure ends the server. Returns the exit code.
 
-    Raises StartError, before any child starts, for a server that cannot start.
+    `settle` completes settings whose model must be fetched first. Raises StartError, before any child starts, for a
+    server that cannot start.
     """
+    config = resolved.config.server
     _raise_file_limit()
-    listener = bind(config.server.host, config.server.port)
+    listener = bind(config.host, config.port)
     _be_supervisor()
     signals = processes.Signals()
-    runtime = Runtime.create(config)
+    runtime = ServerRuntime.create(config)
     try:
-        block = _attach(runtime)
-        with claimed(divided_cores(config, os.environ)) as cores:
-            children = kinds.children(runtime, block, listener, app, cores)
-            return Supervisor(runtime, block, listener, signals, children).run()
+        steps = stages(resolved, settle, runtime)
+        return Supervisor(runtime, runtime.attach(), listener, signals, steps, app).run()
     finally:
         runtime.remove()
 
 
-def _attach(runtime: Runtime) -> Block:
-    try:
-        return runtime.attach()
-    except OSError as error:
-        raise StartError(f"{runtime.path}/state cannot be mapped into memory: {error.strerror}") from error
-
-
-def run(config: Config) -> int:
+def run(resolved: Resolved, settle: Settle) -> int:
     """Serve and return the exit code. If the start fails, its reason is printed to stderr."""
     try:
-        return serve(config)
+        return serve(resolved, settle)
     except StartError as error:
         failure = Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
-        say_failed(failure, config.server.log_format)
+        say_failed(failure, resolved.config.server.log_format)
         return error.exit_code

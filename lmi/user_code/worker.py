@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import lmi.shared.log
 from lmi.errors import ModelUnusable
@@ -104,12 +105,22 @@ def _load_and_serve(runtime: Runtime, slot: int, record: EngineRecord) -> None:
     code = runtime.config.user_code
     assert code is not None
     started_s = time.monotonic()
-    user_code = load(code, runtime.config.model, record)
+    user_code = load(with_sessions(code, runtime), runtime.config.model, record)
     if code.handler is not None:
         _report(runtime, slot, time.monotonic() - started_s)
     record.stage = ""
     keep_to_cores()
     asyncio.run(serve(user_code, record, runtime.user_code_socket(slot)))
+
+
+def with_sessions(code: UserCodeConfig, runtime: Runtime) -> UserCodeConfig:
+    """Add the place and the length of sessions, which djl_python's SessionManager reads from the properties."""
+    server = runtime.config.server
+    sessions = {
+        "sessions_path": str(runtime.sessions_path),
+        "sessions_expiration": f"{server.sessions_expiration_s:.15g}",
+    }
+    return replace(code, properties=sessions | code.properties)
 
 
 def _report(runtime: Runtime, slot: int, seconds: float) -> None:

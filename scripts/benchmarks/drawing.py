@@ -93,7 +93,7 @@ def draw_panel(pen: Pen, panel: Panel, left: float, width: float, x_title: str) 
 
 
 def draw_legend(pen: Pen, lines: list[str], points: list[str]) -> None:
-    left = LEFT
+    left: float = LEFT
     for name, colour, is_hollow in [
         *((name, colour, False) for name, colour in zip(lines, COLOURS, strict=False)),
         *((name, GREY, True) for name in points),

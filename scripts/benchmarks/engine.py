@@ -9,6 +9,7 @@ import statistics
 import sys
 import threading
 import time
+from typing import cast
 
 from scripts.benchmarks import servers
 
@@ -47,8 +48,8 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     from handlers.lmi_dist.model_runner import ModelRunner
     from handlers.lmi_dist.placement import choose_placement
     from handlers.lmi_dist.weights import read_facts
-    from lmi.engine.messages import Output, encode
-    from lmi.executor import OutputConfig, Request, SamplingConfig
+    from lmi.engine.messages import Responses, encode
+    from lmi.executor import OutputConfig, Request, Response, SamplingConfig
     from lmi.ipc.frames import frame
     from lmi.settings.config import EngineConfig
 
@@ -65,13 +66,13 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
         sampling_config=SamplingConfig(temperature=0.0),
         output_config=OutputConfig(return_log_probs=True),
     )
-    with Executor(runner, EngineConfig()) as executor:  # type: ignore[arg-type]
+    with Executor(runner, EngineConfig()) as executor:
         executor.enqueue_requests([request] * batch)
         num_open = batch
         while num_open:
-            responses = executor.await_responses(timeout_s=10)
-            ours.sendall(frame(encode(Output(responses))))  # type: ignore[arg-type]
-            num_open -= sum(response.is_final for response in responses)  # type: ignore[union-attr]
+            responses = cast(list[Response], executor.await_responses(timeout_s=10))
+            ours.sendall(frame(encode(Responses(responses))))
+            num_open -= sum(response.is_final for response in responses)
     ours.close()
     steps_s = [after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)]
     rest_s = [step - forward for step, forward in zip(steps_s, runner.forward_s, strict=False)]

@@ -59,7 +59,8 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     async def ask(self, request: bytes) -> Answer:
-        self._tail, self._num_missing = b"", None  # bytes that a body of known size still lacks
+        self._tail = b""
+        self._num_missing: int | None = None  # bytes that a body of known size still lacks
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answer = Answer(time.perf_counter())
         self._transport.write(request)  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: threads that spin beside another process cost tenfold
 
@@ -34,7 +35,7 @@ from lmi.settings.config import EngineConfig  # noqa: E402
 
 CONTEXT, VOCABULARY = 128, 1000
 BLOCKS, STEPS = 8, 5
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "demo": {
         "hidden_size": 192,
         "intermediate_size": 512,
@@ -52,7 +53,7 @@ SHAPES = {
         "vocab_size": 49152,
     },
 }
-VARIANTS: dict[str, dict[str, object]] = {  # the key of a figure ends with the variant's name
+VARIANTS: dict[str, dict[str, Any]] = {  # the key of a figure ends with the variant's name
     "ours": {},
     "variant": {"batch_invariant": False},
     "int8": {"quantize": "int8"},

@@ -55,7 +55,7 @@ def make(folder: Path) -> None:
         bos_token_id=0,
         eos_token_id=0,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def version(name: str) -> str:
 
 if __name__ == "__main__":
     hidden_packages.hide_foreign_builds()
-    importlib.metadata.version = version
+    importlib.metadata.version = version  # type: ignore[assignment]
     from vllm.entrypoints.cli.main import main
 
     sys.argv[0] = "vllm"

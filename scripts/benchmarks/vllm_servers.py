@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 from scripts.benchmarks import servers, vllm_model
@@ -103,8 +104,8 @@ def completion(prompt: str, **more: object) -> dict[str, object]:
 def completions() -> dict[str, Asking]:
     """The requests to every server, with the same path and body for all."""
     chunk = Records(mark=re.compile(rb'"text": ?"[^"]'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
-    stream: dict[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
-    wanted = {STREAMED: stream, WHOLE: {}, LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS}}
+    stream: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    wanted: dict[str, dict[str, Any]] = {STREAMED: stream, WHOLE: {}, LOG_PROBS: stream | {"logprobs": NUM_LOG_PROBS}}
     return {kind: Asking("/v1/completions", partial(completion, **more), chunk) for kind, more in wanted.items()}
 
 

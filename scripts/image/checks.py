@@ -261,6 +261,10 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
         expect(run("version").stdout, run("lmi", "version").stdout, "the output of version")
         expect(run("lmi", "config").returncode, 0, "the exit code of lmi config")
 
+    with report.check("pip is there for the requirements.txt of a model"):
+        done = docker.run("run", "--rm", *PLATFORM, "--entrypoint=python", image, "-m", "pip", "--version")
+        expect((done.returncode, done.stdout.split()[:1]), (0, ["pip"]), "the exit code and the first word")
+
 
 def check_serving(report: Report, docker: Docker, image: str, user: str) -> None:
     """Check one server. root starts it with `serve`, the other user without a word."""

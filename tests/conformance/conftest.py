@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,9 @@ def foreign() -> Executor:
 
 
 def foreign_with_adapters(model: Path) -> Executor:
-    write_foreign_adapter(model / "adapters" / "formal", shift=1)
-    return ForeignExecutor(EngineConfig(handler="foreign", options={"enable_lora": "true"}), str(model))
+    executor = ForeignExecutor(EngineConfig(handler="foreign", options={"enable_lora": "true"}))
+    executor.load_adapter("formal", str(write_foreign_adapter(model / "formal", shift=1)))
+    return executor
 
 
 def lmi_dist() -> Executor:
@@ -58,10 +58,10 @@ def vllm_multi_process() -> Executor:
 def vllm_with_adapters(model: Path, *, is_multi_process: bool = False) -> Executor:
     from handlers.lmi_vllm import Executor
 
-    shutil.copytree(tiny_model("llama_wide"), model, dirs_exist_ok=True)
-    write_vllm_adapter(model / "adapters" / "formal", seed=1)
     config = vllm_config(enable_lora="true", max_loras=str(MAX_ADAPTERS), max_lora_rank="8")
-    return Executor(model, config, is_multi_process=is_multi_process)
+    executor = Executor(tiny_model("llama_wide"), config, is_multi_process=is_multi_process)
+    executor.load_adapter("formal", str(write_vllm_adapter(model / "formal", seed=1)))
+    return executor
 
 
 def vllm_config(**options: str) -> EngineConfig:
@@ -77,7 +77,7 @@ def vllm_config(**options: str) -> EngineConfig:
 
 @dataclass(frozen=True)
 class Adaptable:
-    """An engine whose model has the adapter `formal`; `write` makes another one in a new folder."""
+    """An engine with the adapter `formal`; `write` makes another one in a new folder."""
 
     executor: Executor
     write: Callable[[Path], Path]

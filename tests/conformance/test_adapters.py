@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,21 +18,20 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 
 
-def tokens(executor: Executor, adapter: str | None, max_tokens: int = 8) -> list[int]:
-    request = Request(
+def asking(adapter: str | None) -> Request:
+    return Request(
         input_token_ids=(11, 12, 13),
-        max_tokens=max_tokens,
+        max_tokens=8,
         sampling_config=SamplingConfig(temperature=0),
         lora_config=None if adapter is None else LoraConfig(adapter),
     )
-    [response] = cast(list[Response], executor.await_responses(executor.enqueue_request(request), TIMEOUT_S))
+
+
+def tokens(executor: Executor, adapter: str | None) -> list[int]:
+    request_id = executor.enqueue_request(asking(adapter))
+    [response] = cast(list[Response], executor.await_responses(request_id, TIMEOUT_S))
     assert response.result is not None, response.error_msg
     return response.result.output_token_ids[0]
-
-
-def test_the_adapters_beside_the_model_are_loaded_at_the_start(adaptable: Adaptable) -> None:
-    assert adaptable.executor.info.adapters == ("formal",)
-    assert tokens(adaptable.executor, "formal") != tokens(adaptable.executor, None)
 
 
 def test_an_adapter_is_loaded_used_and_unloaded_while_the_engine_runs(adaptable: Adaptable, tmp_path: Path) -> None:
@@ -42,9 +42,43 @@ def test_an_adapter_is_loaded_used_and_unloaded_while_the_engine_runs(adaptable:
     assert len({tuple(tokens(executor, name)) for name in (None, "formal", "rude")}) == 3
     executor.unload_adapter("rude")
     assert executor.info.adapters == ("formal",)
-    with pytest.raises(UnknownAdapter, match=r"one of the loaded adapters \(formal\), given 'rude'"):
+    with pytest.raises(UnknownAdapter, match="^Adapter rude is not registered$"):
         tokens(executor, "rude")
     assert tokens(executor, None) == base
+
+
+def test_an_adapter_that_is_not_preloaded_is_checked_and_gets_its_weights_with_its_first_request(
+    adaptable: Adaptable, tmp_path: Path
+) -> None:
+    executor, path = adaptable.executor, adaptable.write(tmp_path / "late")
+    executor.load_adapter("late", str(path), preload=False)
+    assert executor.info.adapters == ("formal", "late")
+    assert tokens(executor, "late") != tokens(executor, None)
+    (path / "adapter_model.safetensors").write_text("{")
+    executor.load_adapter("broken", str(path), preload=False)
+    request_id = executor.enqueue_request(asking("broken"))
+    [response] = cast(list[Response], executor.await_responses(request_id, TIMEOUT_S))
+    assert response.error is not None and "cannot load this adapter: " in response.error.message
+    config = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps(config | {"r": 16}))
+    with pytest.raises(ModelUnusable, match="cannot load this adapter: .*rank"):
+        executor.load_adapter("wide", str(path), preload=False)
+    for name in ("late", "broken"):
+        executor.unload_adapter(name)
+    assert tokens(executor, "formal") != tokens(executor, None)
+
+
+def test_a_loaded_adapter_can_be_pinned(adaptable: Adaptable, tmp_path: Path) -> None:
+    executor, paths = adaptable.executor, [str(adaptable.write(tmp_path / name)) for name in ("first", "second")]
+    for name, path in zip(("first", "second"), paths, strict=True):
+        executor.load_adapter(name, path, preload=False)
+    executor.load_adapter("first", paths[0], pinned=True)
+    with pytest.raises(OutOfMemory, match="2 adapters fit into a batch"):
+        executor.load_adapter("second", paths[1], pinned=True)
+    assert executor.info.adapters == ("first", "formal", "second")
+    for name in ("first", "second"):
+        assert tokens(executor, name) != tokens(executor, None)
+        executor.unload_adapter(name)
 
 
 def test_an_adapter_that_cannot_be_loaded_says_why(adaptable: Adaptable, tmp_path: Path) -> None:
@@ -53,7 +87,7 @@ def test_an_adapter_that_cannot_be_loaded_says_why(adaptable: Adaptable, tmp_pat
         (InvalidParameter, "a new name.*'formal'", lambda: executor.load_adapter("formal", str(path))),
         (ModelUnusable, "has an adapter_config.json", lambda: executor.load_adapter("rude", str(tmp_path))),
         (ModelUnusable, "cannot load this adapter: .", lambda: executor.load_adapter("rude", str(path))),
-        (UnknownAdapter, "given 'rude'", lambda: executor.unload_adapter("rude")),
+        (UnknownAdapter, "rude is not registered", lambda: executor.unload_adapter("rude")),
     ]
     (path / "adapter_config.json").write_text("{")
     for kind, reason, call in calls:

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lmi.engine.client import Engines
-from lmi.engine.registry import AdapterRegistry
-from lmi.errors import EngineLost, InvalidParameter, LmiError, ModelUnusable, OutOfMemory, UnknownAdapter, Unsupported
+from lmi.engine.messages import AdapterSettings
+from lmi.engine.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
+from lmi.engine.server import Dispatcher
+from lmi.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    InvalidParameter,
+    LmiError,
+    ModelUnusable,
+    OutOfMemory,
+    UnknownAdapter,
+    Unsupported,
+)
 from lmi.executor import LoraConfig, Request, SamplingConfig
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.desired_state import Adapter, State
+from lmi.shared.desired_state import Adapter, Folder, State
 from lmi.shared.state import Block, Phase
-from tests.system.engines.foreign_engine import MAX_ADAPTERS, write_adapter
+from lmi.supervisor.restarts import hang
+from tests.system.engines.foreign_engine import MAX_ADAPTERS, Executor, write_adapter
 
 ROOT = Path(__file__).parents[2]
 NUM_ENGINES = 2
@@ -33,12 +49,11 @@ class Server:
 
     def __init__(self, folder: Path, lora: bool = True) -> None:
         options = {"enable_lora": str(lora).lower()}
-        (folder / "model").mkdir()
-        write_adapter(folder / "model" / "adapters" / "static", shift=100)
+        static = write_adapter(folder / "model" / "adapters" / "static", shift=100)
         self.runtime = Runtime.create(
             Config(
                 server=ServerConfig(log_format="json"),
-                model=ModelConfig(path=str(folder / "model"), name="m"),
+                model=ModelConfig(path=str(folder / "model"), name="m", adapters={"static": str(static)}),
                 engine=EngineConfig(handler="foreign", num_engines=NUM_ENGINES, options=options),
             )
         )
@@ -124,8 +139,7 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
         path = str(write_adapter(tmp_path / "formal", shift=5))
         async with server.front_end() as first, server.front_end() as second:
             folder = server.runtime.adapters()
-            registry = AdapterRegistry(first, folder)
-            await registry.load("formal", path)
+            await AdapterRegistry(first, folder).register(entry("formal", path))
             assert await first_tokens(first, "formal") == await first_tokens(second, "formal") == {PROMPT[0] + 5}
             assert first.adapters == second.adapters == ("formal", "static")
 
@@ -137,13 +151,21 @@ def test_an_adapter_loaded_through_one_front_end_is_on_every_engine_and_survives
             assert {one.info and one.info.adapters for one in second.open.values()} == {("formal", "static")}
             assert await first_tokens(second, "formal") == {PROMPT[0] + 5}
 
-            await AdapterRegistry(second, folder).unload("formal")
-            assert folder.entries() == [] and first.adapters == ("static",)
+            await AdapterRegistry(second, folder).unregister("formal")
+            assert names(folder) == ["static"] and first.adapters == ("static",)
             for connection in first.open.values():
-                with pytest.raises(UnknownAdapter, match=r"one of the loaded adapters \(static\), given 'formal'"):
+                with pytest.raises(UnknownAdapter, match="Adapter formal is not registered"):
                     await answer(connection.submit(asking("formal")))
 
     run(test)
+
+
+def entry(name: str, path: Path | str, *, pinned: bool = False) -> Adapter:
+    return Adapter(name=name, path=str(path), is_pinned=pinned, state=State.READY)
+
+
+def names(folder: Folder[Adapter]) -> list[str]:
+    return [one.name for one in folder.entries()]
 
 
 def asking(adapter: str) -> Request:
@@ -163,15 +185,15 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
             path, other = (str(write_adapter(tmp_path / name, shift)) for name, shift in (("a", 5), ("b", 6)))
             registry = AdapterRegistry(Engines([], []), folder)
             with pytest.raises(LmiError, match="no engine is ready"):
-                await registry.load("formal", path)
-            assert folder.entries() == [], "what could not be loaded is not registered"
+                await registry.register(entry("formal", path))
+            assert names(folder) == ["static"], "what could not be loaded is not registered"
 
             write_down(server, path)
             await until(lambda: all(one.info and one.info.adapters == loaded for one in engines.open.values()))
             assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}
             write_down(server, other)
             await until_answer(engines, {PROMPT[0] + 6})
-            await registry.unload("formal")
+            await registry.unregister("formal")
             await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
 
     run(test)
@@ -189,7 +211,7 @@ async def until_answer(engines: Engines, tokens: set[int]) -> None:
 
 
 def write_down(server: Server, path: str) -> None:
-    server.runtime.adapters().replace(Adapter(name="formal", path=path, state=State.READY))
+    server.runtime.adapters().replace(entry("formal", path))
 
 
 def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path) -> None:
@@ -200,33 +222,39 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
             path = write_adapter(tmp_path / "formal", shift=5)
             other, folder = str(write_adapter(tmp_path / "other", 7)), server.runtime.adapters()
             assert folder.add(Adapter(name="formal", path=other, state=State.PENDING))
-            await engines.open[1].load_adapter("formal", other, False)
-            await engines.open[1].unload_adapter("formal")
+            await engines.open[1].load_adapter("formal", AdapterSettings(other))
+            with pytest.raises(NameTaken, match="Adapter formal is registered already"):
+                await registry.register(entry("formal", path))
+            with pytest.raises(NameTaken, match="Adapter formal is being registered"):
+                await registry.unregister("formal")
             assert folder.remove("formal")
-            (path / "adapter_config.json").write_text("{}")
-            with pytest.raises(ModelUnusable, match="Foreign cannot load this adapter: 'shift'"):
-                await registry.load("formal", str(path))
-            with pytest.raises(ModelUnusable, match="an adapter's folder has an adapter_config.json"):
-                await registry.load("formal", str(tmp_path))
+            await engines.open[1].unload_adapter("formal")
+            (path / "adapter_model.safetensors").write_text("{}")
+            with pytest.raises(AdapterUnusable, match="Foreign cannot load this adapter: 'shift'"):
+                await registry.register(entry("formal", path))
+            with pytest.raises(AdapterUnusable, match="an adapter's folder has an adapter_config.json"):
+                await registry.register(entry("formal", tmp_path))
             with pytest.raises(InvalidParameter, match="name must be 1 to 256 visible"):
-                await registry.load("../formal", str(path))
-            with pytest.raises(UnknownAdapter, match="given 'formal'"):
-                await registry.unload("formal")
-            assert engines.adapters == ("static",) and registry.entries() == []
+                await registry.register(entry("../formal", path))
+            with pytest.raises(NotRegistered, match="Adapter formal is not registered"):
+                await registry.unregister("formal")
+            assert engines.adapters == ("static",) and names(folder) == ["static"]
 
             path = write_adapter(tmp_path / "good", shift=5)
             assert folder.add(Adapter(name="pinned", path=str(path), state=State.PENDING))
-            await engines.open[0].load_adapter("pinned", str(path), True)  # so that only the second has room
+            pinned = AdapterSettings(str(path), is_pinned=True)
+            await engines.open[0].load_adapter("pinned", pinned)  # so that only the second has room
             with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
-                await registry.load("formal", str(path), pinned=True)
+                await registry.register(entry("formal", path, pinned=True))
             assert [one.info and one.info.adapters for _, one in sorted(engines.open.items())] == [
                 ("pinned", "static"),
                 ("static",),
             ]
-            await registry.load("formal", str(path))
-            with pytest.raises(InvalidParameter, match="not registered, given 'formal'"):
-                await registry.load("formal", str(path))
-            assert [entry.name for entry in registry.entries()] == ["formal"]
+            await registry.register(entry("formal", path))
+            with pytest.raises(OutOfMemory, match=f"{MAX_ADAPTERS} adapters fit"):
+                await registry.update(entry("formal", path, pinned=True))
+            assert [(one.name, one.is_pinned) for one in registry.entries()] == [("formal", False), ("static", False)]
+            assert await first_tokens(engines, "formal") == {PROMPT[0] + 5}, "also where the pin was taken back"
 
     run(test)
 
@@ -237,13 +265,14 @@ def test_an_engine_that_dies_while_it_loads_ends_the_call(server: Server, tmp_pa
         async with server.front_end() as engines:
             os.kill(server.processes[0].pid, 19)  # SIGSTOP: it no longer reads
             registry = AdapterRegistry(engines, server.runtime.adapters())
-            call = asyncio.create_task(registry.load("formal", str(write_adapter(tmp_path / "formal", shift=5))))
+            new = entry("formal", write_adapter(tmp_path / "formal", shift=5))
+            call = asyncio.create_task(registry.register(new))
             await until(lambda: engines.open[1].info is not None and "formal" in engines.open[1].info.adapters)
             server.kill(0)
             with pytest.raises(EngineLost):
                 await asyncio.wait_for(call, TIMEOUT_S)
             assert engines.open[1].info is not None and engines.open[1].info.adapters == ("static",)
-            assert registry.entries() == []
+            assert [one.name for one in registry.entries()] == ["static"]
 
     run(test)
 
@@ -254,11 +283,140 @@ def test_an_adapter_that_was_given_up_while_it_loaded_is_unloaded(server: Server
         async with server.front_end() as engines:
             folder, path = server.runtime.adapters(), str(write_adapter(tmp_path / "formal", shift=5))
             for connection in engines.open.values():
-                await connection.load_adapter("formal", path, False)  # no entry: its front end has left
-            assert folder.entries() == []
+                await connection.load_adapter("formal", AdapterSettings(path))  # no entry: its front end has left
+            assert names(folder) == ["static"]
             await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
 
     run(test)
+
+
+def test_an_adapter_whose_front_end_dies_while_it_registers_it_is_unloaded(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        path = str(write_adapter(tmp_path / "formal", shift=5))
+        async with server.front_end() as engines:
+            writer = subprocess.Popen(["sleep", "60"])
+            pending = Adapter(name="formal", path=path, state=State.PENDING, writer=writer.pid)
+            assert server.runtime.adapters().add(pending)
+            for connection in engines.open.values():
+                await connection.load_adapter("formal", AdapterSettings(path))
+            assert engines.adapters == ("formal", "static")
+            writer.kill()
+            writer.wait()
+            await until(lambda: engines.adapters == ("static",))
+
+    run(test)
+
+
+def test_an_engine_that_starts_again_without_an_adapter_s_files_says_why_and_the_other_serves(
+    server: Server, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        await ready(server)
+        path = write_adapter(tmp_path / "formal", shift=5)
+        async with server.front_end() as engines:
+            await AdapterRegistry(engines, server.runtime.adapters()).register(entry("formal", path))
+            shutil.rmtree(path)
+            server.kill(0)
+            await until(lambda: 0 not in engines.open)
+            server.block.engines[0].num_starts = 2  # as the supervisor counts
+            server.start(0)
+            await until(lambda: 0 in engines.open and engines.open[0].info is not None)
+            assert engines.adapters == ("formal", "static")
+            assert "adapter_config.json" in str(engines.adapter_failure("formal"))
+            for _ in range(4):
+                stream = engines.submit(asking("formal"))
+                await answer(stream)
+                assert (await engines.ready("formal")).adapters == ("formal", "static")
+
+    run(test)
+
+
+def test_an_adapter_beside_the_model_that_cannot_be_loaded_ends_the_first_start(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        server.kill(0)
+        (tmp_path / "model" / "adapters" / "static" / "adapter_model.safetensors").write_text("{")
+        server.start(0)
+        assert await asyncio.to_thread(server.processes[0].wait, TIMEOUT_S) == ModelUnusable.exit_code
+        assert server.block.engines[0].reason.startswith("adapter static: ")
+
+    run(test)
+
+
+def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        limits = EngineConfig(step_timeout_s=1.5, first_step_timeout_s=1.5)
+        async with server.front_end() as engines:
+            record, registry = server.block.engines[0], AdapterRegistry(engines, server.runtime.adapters())
+            asked = Request(input_token_ids=PROMPT, max_tokens=500)
+            streams = [connection.submit(asked) for connection in engines.open.values()]
+            await until(lambda: record.num_running > 0)
+            slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=3.0))
+            call = asyncio.create_task(registry.register(slow))
+            late = set()
+            while not call.done():
+                late.add(hang(record, limits, 0.0, time.monotonic()))
+                await asyncio.sleep(0.01)
+            await call
+            assert late == {None} and record.num_running > 0, "the requests waited, and nobody was to blame"
+            for stream in streams:
+                stream.close()
+
+    run(test)
+
+
+def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            registry = AdapterRegistry(engines, server.runtime.adapters())
+            late = entry("late", write_adapter(tmp_path / "late", shift=5, load_s=1.0))
+            await registry.register(msgspec.structs.replace(late, preload=False))
+            call = asyncio.create_task(registry.update(msgspec.structs.replace(late, is_pinned=True)))
+            while not call.done():
+                assert engines.adapters == ("late", "static")
+                await asyncio.sleep(0.01)
+            await call
+            assert [(one.name, one.is_pinned) for one in registry.entries()] == [("late", True), ("static", False)]
+            assert await first_tokens(engines, "late") == {PROMPT[0] + 5}
+
+    run(test)
+
+
+def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_path: Path) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            registry = AdapterRegistry(engines, server.runtime.adapters(), timeout_s=0.3)
+            slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=1.5))
+            with pytest.raises(DeadlineExceeded, match=r"not loaded within model_loading_timeout \(0.3 s\)"):
+                await registry.register(slow)
+            assert names(server.runtime.adapters()) == ["static"]
+            await until(lambda: "slow" in engines.adapters)
+            await until(lambda: engines.adapters == ("static",))
+
+    run(test)
+
+
+def test_a_load_that_never_ends_counts_as_a_hang_in_the_end(tmp_path: Path) -> None:
+    executor, record = Executor(EngineConfig(options={"enable_lora": "true"})), block_of(tmp_path).engines[0]
+    path = write_adapter(tmp_path / "slow", shift=5, load_s=1.5)
+    with executor:
+        dispatcher = Dispatcher(executor, record, adapter_timeout_s=0.5)
+        load = threading.Thread(target=executor.load_adapter, args=("slow", str(path)))
+        load.start()
+        moved = set()
+        while load.is_alive():
+            dispatcher.observe()
+            moved.add(record.step_s)
+            time.sleep(0.05)
+        assert len(moved) > 3 and time.monotonic() - max(moved) > 0.5
+
+
+def block_of(folder: Path) -> Block:
+    return Block.create(folder / "state", 1, 1)
 
 
 @pytest.mark.parametrize("server", [False], indirect=True)
@@ -267,6 +425,6 @@ def test_an_engine_without_lora_says_so(server: Server, tmp_path: Path) -> None:
         await ready(server)
         async with server.front_end() as engines:
             with pytest.raises(Unsupported, match="lora_config is not supported here: foreign has no adapters"):
-                await engines.load_adapter("formal", str(write_adapter(tmp_path / "formal", shift=5)))
+                await engines.load_adapter("formal", AdapterSettings(str(write_adapter(tmp_path / "formal", shift=5))))
 
     run(test)

@@ -155,6 +155,65 @@ def test_the_least_loaded_engine_gets_the_request(tmp_path: Path) -> None:
     run(test)
 
 
+def test_requests_of_a_session_go_to_one_engine_however_loaded_it_is(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=3) as (client, scripted, _):
+            for _ in range(20):
+                client.submit(REQUEST, "a session")
+            await until(lambda: sum(len(engine.heard) for engine in scripted) == 20)
+            assert sorted(len(engine.heard) for engine in scripted) == [0, 0, 20]
+
+    run(test)
+
+
+def test_sessions_are_spread_over_the_engines(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=3) as (client, scripted, _):
+            for number in range(90):
+                client.submit(REQUEST, f"session {number}")
+            await until(lambda: sum(len(engine.heard) for engine in scripted) == 90)
+            assert min(len(engine.heard) for engine in scripted) > 15
+
+    run(test)
+
+
+def test_a_session_whose_engine_is_lost_goes_to_another_and_the_other_sessions_stay(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=3) as (client, scripted, block):
+            before = {str(n): await engine_of(client, scripted, str(n)) for n in range(12)}
+            lost = scripted[before["0"]]
+            block.engines[before["0"]].phase = Phase.LOST
+            lost.writers[0].transport.abort()
+            await until(lambda: len(client.open) == 2)
+            for session, slot in before.items():
+                now = await engine_of(client, scripted, session)
+                assert (now != slot) if scripted[slot] is lost else (now == slot)
+
+    run(test)
+
+
+def test_a_session_whose_engine_has_a_full_queue_goes_to_the_least_loaded(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path, num=2) as (client, scripted, block):
+            slot = await engine_of(client, scripted, "a session")
+            record = block.engines[slot]
+            record.max_num_sequences, record.num_waiting = 4, 3
+            assert await engine_of(client, scripted, "a session") == slot
+            record.num_waiting = 4
+            assert await engine_of(client, scripted, "a session") == 1 - slot
+
+    run(test)
+
+
+async def engine_of(client: Engines, scripted: list[ScriptedEngine], session: str) -> int:
+    """Send a request of a session and return the slot of the engine that got it."""
+    num_heard = [len(engine.heard) for engine in scripted]
+    client.submit(REQUEST, session)
+    await until(lambda: [len(engine.heard) for engine in scripted] != num_heard)
+    [slot] = [slot for slot, engine in enumerate(scripted) if len(engine.heard) > num_heard[slot]]
+    return slot
+
+
 def test_an_engine_that_has_fallen_silent_gets_no_new_requests(tmp_path: Path) -> None:
     async def test() -> None:
         async with engines(tmp_path, num=2) as (client, [silent, alive], block):

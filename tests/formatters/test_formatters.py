@@ -14,12 +14,14 @@ from lmi.apis import FORMATTERS, LMI
 from lmi.executor import SamplingConfig
 from lmi.formatters.base import ErrorFields, Formatter
 from lmi.formatters.openai import CompletionStream
-from lmi.schemas import openai
+from lmi.formatters.tgi import TgiStream
+from lmi.schemas import openai, tgi
 from lmi.schemas.common import Parsed
 from lmi.schemas.lmi import LmiFormat
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerEnd, Delta, GenerationRequest, OutputFormat, Token
 
+MODEL = ModelConfig(path="demo", name="demo")
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 SEPARATORS = "\x85\u2028\u2029"
@@ -58,12 +60,14 @@ def _objects(records: list[bytes], output_format: OutputFormat) -> list[dict[str
 
 @pytest.mark.parametrize("output_format", STREAMS)
 @given(tokens=TOKENS, cut=st.integers(1, 4))
-def test_a_stream_is_one_record_for_each_token_and_its_pieces_make_the_whole_text(
+def test_a_stream_is_one_record_for_each_step_and_its_pieces_make_the_whole_text(
     output_format: OutputFormat, tokens: list[Token], cut: int
 ) -> None:
     records = _feed(_formatter(output_format, is_streaming=True), tokens, cut)
     objects = _objects(records, output_format)
-    assert [line["token"]["id"] for line in objects] == [token.id for token in tokens]
+    steps = [tokens[at : at + cut] for at in range(0, len(tokens), cut)]
+    assert [line["token"]["id"] for line in objects] == [step[-1].id for step in steps]
+    assert [line["token"]["text"] for line in objects] == ["".join(token.text for token in step) for step in steps]
     assert "".join(line["token"]["text"] for line in objects) == objects[-1]["generated_text"]
     assert all(set(line) == {"token"} for line in objects[:-1])
     assert set(objects[-1]) == {"token", "generated_text"}
@@ -91,7 +95,8 @@ def test_every_format_tells_the_same_answer(tokens: list[Token], cut: int) -> No
     whole = json.loads(body)
     for output_format in STREAMS:
         lines = _objects(_feed(_formatter(output_format, details=True), tokens, cut), output_format)
-        assert [line["token"] for line in lines] == whole["details"]["tokens"]
+        if cut == 1:
+            assert [line["token"] for line in lines] == whole["details"]["tokens"]
         assert lines[-1]["generated_text"] == whole["generated_text"]
         assert lines[-1]["details"] == {key: whole["details"][key] for key in lines[-1]["details"]}
         assert "tokens" not in lines[-1]["details"]
@@ -104,6 +109,32 @@ def test_a_log_prob_that_json_cannot_write_is_null(output_format: OutputFormat, 
     formatter = _formatter(output_format, details=True, num_top_log_probs=1)
     [record] = formatter.feed(Delta([token], AnswerEnd.LENGTH))
     assert record.count(b'"log_prob": null') == 2
+
+
+@pytest.mark.parametrize("tgi_compat", [False, True])
+def test_the_tokens_of_one_step_are_one_record_that_says_what_each_would(tgi_compat: bool) -> None:
+    formatter = _formatter(OutputFormat.JSONLINES, details=True, tgi_compat=tgi_compat, num_top_log_probs=1)
+    tokens = [Token(5, "a", -1.0, top=[Token(6, "x", -2.0)]), Token(7, "b", -0.5, top=[Token(8, "y", -3.0)])]
+    [record] = formatter.feed(Delta(tokens, AnswerEnd.LENGTH))
+    line = json.loads(record)
+    assert list(line["token"].values())[:3] == [7, "ab", -1.5]
+    assert [other["id"] for other in line["top_tokens"]] == [6, 8]
+    assert (line["generated_text"], line["details"]["generated_tokens"]) == ("ab", 2)
+
+
+def test_a_step_with_a_log_prob_that_nobody_knows_has_none() -> None:
+    [record] = _formatter(OutputFormat.JSONLINES).feed(Delta([Token(5, "a", None), Token(7, "b", -0.5)]))
+    assert json.loads(record)["token"]["log_prob"] is None
+
+
+def test_an_event_of_tgi_counts_the_tokens_of_its_step() -> None:
+    writer = TgiStream(
+        tgi.parse(tgi.read(b'{"inputs": "a", "parameters": {"details": true}}', None, MODEL, stream=True))
+    )
+    deltas = [Delta([Token(1, "a", -1.0)]), Delta([Token(2, "b"), Token(3, "c")]), Delta([], AnswerEnd.LENGTH)]
+    events = [json.loads(record.removeprefix(b"data:")) for delta in deltas for record in writer.feed(delta)]
+    assert [(event["index"], event["token"]["text"]) for event in events] == [(1, "a"), (3, "bc"), (4, "")]
+    assert (events[-1]["generated_text"], events[-1]["details"]["generated_tokens"]) == ("abc", 3)
 
 
 def test_a_token_without_alternatives_has_an_empty_list_where_alternatives_were_asked_for() -> None:

@@ -63,12 +63,20 @@ def vllm_config(**engine: Any) -> Config:
     return Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig(handler="vllm", **engine))
 
 
-def test_vllm_sends_nothing_fetches_nothing_and_has_as_long_to_start_as_we_give_it() -> None:
-    given = of_engine(vllm_config(model_loading_timeout_s=90.5), {"HF_HUB_OFFLINE": "0"}, slot=0)
-    assert given.keys() & {"HF_HUB_OFFLINE", "VLLM_CPU_OMP_THREADS_BIND"} == set()
+def test_vllm_sends_nothing_and_has_as_long_to_start_as_we_give_it() -> None:
+    given = of_engine(vllm_config(model_loading_timeout_s=90.5), {}, slot=0)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in given
     assert (given["VLLM_NO_USAGE_STATS"], given["DO_NOT_TRACK"]) == ("1", "1")
     assert given["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
-    assert of_engine(vllm_config(), {}, slot=0)["HF_HUB_OFFLINE"] == "1"
+
+
+def test_vllm_listens_on_the_ports_of_its_slot() -> None:
+    config = vllm_config(num_engines=2, ports=(9000, 9001, 9002, 9003))
+    first, second = (of_engine(config, {}, slot) for slot in (0, 1))
+    assert (first["VLLM_PORT"], first["MASTER_PORT"]) == ("9000", "9001")
+    assert (second["VLLM_PORT"], second["MASTER_PORT"]) == ("9002", "9003")
+    assert "VLLM_PORT" not in of_engine(config, {"VLLM_PORT": "9009"}, slot=0)
+    assert {"VLLM_PORT", "MASTER_PORT"}.isdisjoint(of_engine(vllm_config(), {}, slot=0))
 
 
 def test_vllm_s_sockets_go_with_the_server_where_their_paths_are_short_enough() -> None:

@@ -18,7 +18,14 @@ from typing import Any
 import pytest
 import uvicorn
 
-from lmi.http.protocol import MAX_CHUNKS, MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, GuardedProtocol
+from lmi.http.protocol import (
+    LARGE_CHUNK_BYTES,
+    MAX_CHUNKS,
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    GuardedProtocol,
+)
 
 TIMEOUT_S = 10.0
 FLOOD, NUM_FLOODS = b"~" * 16384, 100
@@ -246,6 +253,13 @@ def test_good_bytes_are_served(served: Served, name: str) -> None:
 def test_too_many_chunks_are_refused(served: Served) -> None:
     body = b"1\r\na\r\n" * (MAX_CHUNKS + 1) + b"0\r\n\r\n"
     assert_refused(served.talk(post("Transfer-Encoding: chunked", body=body)), 400)
+
+
+def test_large_chunks_may_be_as_many_as_a_large_body_needs(served: Served) -> None:
+    chunk = b"%x\r\n%b\r\n" % (LARGE_CHUNK_BYTES, bytes(LARGE_CHUNK_BYTES))
+    body = chunk * (MAX_CHUNKS + 10) + b"0\r\n\r\n"
+    heard = served.talk(post("Transfer-Encoding: chunked", body=body))
+    assert statuses(heard) == [200] and b"/ %d" % ((MAX_CHUNKS + 10) * LARGE_CHUNK_BYTES) in heard
 
 
 @pytest.mark.parametrize("offer", ["h2c", "websocket"])

@@ -17,8 +17,8 @@ import pytest
 from gunicorn.app.wsgiapp import WSGIApplication
 
 from lmi.errors import ModelUnusable
-from lmi.runtime import ENVIRONMENT_NAME, Runtime
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
+from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block
 
 MODULE = "lmi.server.gunicorn"
@@ -26,14 +26,14 @@ DEAD_PID = 1 << 30
 
 
 @pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerRuntime:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     server = ServerConfig(frontend_workers=2, drain_timeout_s=10.0, header_timeout_s=3.0, body_timeout_s=4.0)
-    return Runtime.create(Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig()))
+    return ServerRuntime.create(server)
 
 
 @pytest.fixture
-def settings(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def settings(runtime: ServerRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setenv(ENVIRONMENT_NAME, str(runtime.path))
     monkeypatch.setenv("LMI_SUPERVISOR_PID", str(os.getpid()))
     sys.modules.pop(MODULE, None)
@@ -123,7 +123,7 @@ def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings:
     [(ModelUnusable("/m: no tokenizer"), 4, "/m: no tokenizer"), (OSError("stale handle"), 3, "OSError: stale handle")],
 )
 def test_the_supervisor_learns_why_a_front_end_cannot_start(
-    settings: ModuleType, runtime: Runtime, error: Exception, code: int, said: str
+    settings: ModuleType, runtime: ServerRuntime, error: Exception, code: int, said: str
 ) -> None:
     assert settings.explain(error) == code
     assert runtime.front_end_failure().read_text() == said

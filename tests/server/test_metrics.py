@@ -8,31 +8,36 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmi.server import metrics
+from lmi.server.front_end import FrontEnd
+from lmi.server.models import Models
+from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Block, Phase
 
 CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo"), engine=EngineConfig())
 
 
-def scrape(block: Block) -> dict[str, float]:
+def scrape(server: Block, model: Block) -> dict[str, float]:
     """Every sample by its name and labels."""
-    families = text_string_to_metric_families(metrics.render(block, CONFIG).decode())
+    models = Models(FrontEnd(CONFIG.server, server, server.frontends[0]))
+    models.add(Service(CONFIG, model, models.front_end))
+    families = text_string_to_metric_families(metrics.render(models).decode())
     samples = [sample for family in families for sample in family.samples]
     return {sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items()): sample.value for sample in samples}
 
 
 def test_workers_are_summed(tmp_path: Path) -> None:
-    block = Block.create(tmp_path / "state", num_engines=2, num_frontends=2)
+    block, model = Block.create(tmp_path / "server", 0, num_frontends=2), Block.create(tmp_path / "model", 2, 0)
     for number, frontend in enumerate(block.frontends, start=1):
         frontend.num_requests.add("200", 10 * number)
         frontend.num_generated_tokens = 100 * number
         frontend.num_open_connections = number
         frontend.time_to_first_token_s.observe(0.002)
-    block.engines[0].num_running, block.engines[1].num_running = 3, 4
-    block.engines[0].num_used_blocks, block.engines[0].max_num_blocks = 5, 10
-    block.engines[1].max_num_blocks = 10
-    block.engines[1].phase, block.engines[1].beat_s = Phase.READY, time.monotonic()
-    samples = scrape(block)
+    model.engines[0].num_running, model.engines[1].num_running = 3, 4
+    model.engines[0].num_used_blocks, model.engines[0].max_num_blocks = 5, 10
+    model.engines[1].max_num_blocks = 10
+    model.engines[1].phase, model.engines[1].beat_s = Phase.READY, time.monotonic()
+    samples = scrape(block, model)
     assert samples["lmi_requests_total{code=200}"] == 30
     assert samples["lmi_generated_tokens_total"] == 300
     assert samples["lmi_connections_open"] == 3
@@ -45,15 +50,15 @@ def test_workers_are_summed(tmp_path: Path) -> None:
 
 
 def test_an_empty_block_scrapes(tmp_path: Path) -> None:
-    samples = scrape(Block.create(tmp_path / "state", num_engines=1, num_frontends=1))
+    samples = scrape(Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 0))
     assert samples["lmi_kv_cache_usage_ratio"] == 0
     assert samples["lmi_requests_total{code=503}"] == 0
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:
-    block = Block.create(tmp_path / "state", num_engines=1, num_frontends=1, num_formatters=1)
-    records = (block.supervisor, block.engines[0], block.frontends[0], block.formatters[0])
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 0, num_formatters=1)
+    records = (block.supervisor, model.engines[0], block.frontends[0], model.formatters[0])
     for number, record in enumerate(records):
         record.num_log_lines_dropped = 10**number
     block.supervisor.num_log_lines_dropped_by_master = 10**4
-    assert scrape(block)["lmi_log_lines_dropped_total"] == 11111
+    assert scrape(block, model)["lmi_log_lines_dropped_total"] == 11111

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmi.server.app import ROUTES, USER_CODE_ROUTES
+from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES
 from lmi.server.openapi import document as document_of
 from lmi.server.openapi.parts import JSONLINES, SSE
 from lmi.server.routes.docs import PAGE
@@ -36,7 +36,10 @@ def document(server: Host) -> dict[str, Any]:
 def test_every_route_is_described_and_nothing_else(document: dict[str, Any]) -> None:
     described = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
     served = {
-        (path.replace(":path}", "}"), method) for path, methods, _ in ROUTES for method in methods if method != "HEAD"
+        (path.replace(":path}", "}"), method)
+        for path, methods, _ in (*SERVER_ROUTES, *ROUTES)
+        for method in methods
+        if method != "HEAD"
     }
     assert described == served
 
@@ -51,7 +54,7 @@ def check_references(document: dict[str, Any]) -> None:
 
 
 def test_the_description_can_be_read(document: dict[str, Any]) -> None:
-    assert len(json.dumps(document)) < 120_000
+    assert len(json.dumps(document)) < 160_000
 
 
 def examples(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -59,9 +62,15 @@ def examples(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], di
     schemas = document["components"]["schemas"]
     for path, methods in document["paths"].items():
         for operation in methods.values():
-            places = {each["name"]: each["schema"]["enum"][0] for each in operation.get("parameters", [])}
+            places = {
+                each["name"]: each["schema"]["enum"][0]
+                for each in operation.get("parameters", [])
+                if "enum" in each["schema"]
+            }
             body = operation.get("requestBody", {}).get("content", {}).get("application/json")
-            for schema in body["schema"].get("anyOf", [body["schema"]]) if body else []:
+            if not body or operation["tags"] == ["adapters"]:  # tests of adapters have requests that need an engine
+                continue
+            for schema in body["schema"].get("anyOf", [body["schema"]]):
                 example = json.dumps(schemas[schema["$ref"].rpartition("/")[2]]["examples"][0])
                 said = json.loads(example.replace("What is the capital of France?", "say Paris"))
                 yield path.format(**places), operation, said

@@ -173,7 +173,7 @@ def write(output: TextGenerationOutput):
         dynamic_batch=True,
         enable_streaming=True,
     )
-    assert ask(server, "run ab")[1] == b"ABA"
+    assert ask(server, "run ab")[1] == b"ABA\n"
     response, body = server.post({"inputs": ["run ab", "run cd"], "parameters": {"max_new_tokens": 3}})
     lines = [json.loads(line)["outputs"] for line in body.splitlines()]
     assert response.getheader("content-type") == "application/jsonlines"
@@ -278,3 +278,36 @@ def test_nothing_is_left_of_a_call_when_its_answer_is_over(serve: Serve) -> None
     wait_until(lambda: server.executor.num_active == 0)
     assert server.user_code is not None
     wait_until(lambda: all(connection.num_calls == 0 for connection in server.user_code.alive))
+
+
+def test_each_line_of_a_body_goes_through_both_formatters(serve: Serve) -> None:
+    server = serve("""
+from djl_python.input_parser import input_formatter
+from djl_python.output_formatter import TextGenerationOutput, output_formatter
+@input_formatter
+def read(decoded_payload: dict) -> dict:
+    return {"inputs": "say " + decoded_payload["question"], "parameters": {"max_new_tokens": 9}}
+@output_formatter
+def write(output: TextGenerationOutput):
+    token, is_first, is_last = output.sequences[0].get_next_token()
+    return token.text.upper() + ("\\n" if is_last else "")
+""")
+    lines = b'{"question": "ab"}\n{"inputs": "x"}\n{"question": "c", "stream": true}\n'
+    response, body = server.post(lines, headers={"content-type": "application/x-ndjson"})
+    assert response.status == 200
+    first, refused, last = (json.loads(line) for line in body.splitlines())
+    assert (first, last) == ("AB", "C")
+    assert refused["code"] == 424 and "the input formatter failed: KeyError" in refused["error"]
+
+
+def test_sessions_are_opened_beside_an_input_formatter_which_keeps_its_own_request_types(serve: Serve) -> None:
+    server = serve("""
+from djl_python.input_parser import input_formatter
+@input_formatter
+def read(decoded_payload: dict) -> dict:
+    return {"inputs": "say " + decoded_payload["requestType"]}
+""")
+    response, _ = server.post({"requestType": "NEW_SESSION"})
+    session = str(response.headers["x-amzn-sagemaker-new-session-id"]).partition(";")[0]
+    answer = server.post({"requestType": "summary"}, headers={"x-amzn-sagemaker-session-id": session})[1]
+    assert json.loads(answer) == {"generated_text": "summary"}

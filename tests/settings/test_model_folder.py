@@ -22,10 +22,8 @@ def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path)
         resolve_folder(str(tmp_path / "nowhere"), {}, {}, tmp_path)
     with pytest.raises(ModelUnusable, match="is not a folder"):
         resolve_folder("weights.bin", {}, {}, tmp_path)
-    with pytest.raises(ModelUnusable, match="hub is not built yet"):
-        resolve_folder("someone/some-model", {}, {}, tmp_path)
-    with pytest.raises(ModelUnusable, match="s3://bucket/m: does not exist; downloading a model is not built yet"):
-        resolve_folder(None, {"SERVING_LOAD_MODELS": "m::Python=s3://bucket/m"}, {}, tmp_path)
+    with pytest.raises(ModelUnusable, match="'https://host/m': no source has the scheme https://"):
+        resolve_folder("https://host/m", {}, {}, tmp_path)
 
 
 def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(tmp_path: Path) -> None:

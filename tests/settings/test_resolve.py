@@ -16,7 +16,7 @@ from tests.settings.settling import faults, settle, source_of
 
 def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     config = settle(folder).config
-    assert config.server == ServerConfig(frontend_workers=2)
+    assert config.server == ServerConfig(frontend_workers=2, download_dir="/tmp/.cache/lmi/models")
     assert config.model == ModelConfig(path=str(folder), name="tiny")
     assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=256)
     assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
@@ -103,6 +103,9 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "host": "127.0.0.1",
         "inference_address": "http://127.0.0.1:1",
         "safe_port_range": "1-2",
+        "model_store": "/models",
+        "download_dir": "/cache",
+        "secure_mode": "false",
         "log_level": "debug",
         "log_format": "json",
         "max_body_memory": "1g",  # a value under max_request_size gives a warning
@@ -113,6 +116,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.device": "cpu",
         "option.output_formatter": "sse",
         "load_on_devices": "*",
+        "adapter_roots": "/a;/b",
         "engine": "MPI",
         "option.entryPoint": "djl_python.huggingface",
         "option.handler": "other",
@@ -121,6 +125,8 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.env": "A=1",
         "option.task": "text-generation",
         "option.reasoning_parser": "think",
+        "batch_strategy": "SINGLE_RECORD",
+        "option.sessions_path": "/mnt/sessions",
     }
     (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...\ndef other(inputs): ...")
     for option in OPTIONS:
@@ -163,7 +169,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("SAGEMAKER_STARTUP_TIMEOUT", "600", "engine.model_loading_timeout_s", 600.0),
         ("SAGEMAKER_NUM_MODEL_WORKERS", "2", "engine.num_engines", 2),
         ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6", "server.max_request_size", 6 << 20),
-        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_request_size", 64 << 20),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_request_size", 1 << 30),
         ("SERVING_MIN_WORKERS", "3", "engine.num_engines", 3),
         ("PROCESS_MAX_START_RETRIES", "5", "engine.retry_threshold", 5),
         ("PREDICT_TIMEOUT", "240", "server.predict_timeout_s", 240.0),
@@ -172,6 +178,28 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         ("TENSOR_PARALLEL_SIZE", "1", "engine.tensor_parallel_degree", 1),
         ("SERVING_RETRY_THRESHOLD", "0", "engine.retry_threshold", 0),
         ("SERVING_JOB_QUEUE_SIZE", "", "server.job_queue_size", 1000),
+        ("SAGEMAKER_CONTAINER_LOG_LEVEL", "Debug", "server.log_level", "DEBUG"),
+        ("SAGEMAKER_CONTAINER_LOG_LEVEL", "20", "server.log_level", "INFO"),
+        ("SAGEMAKER_CONTAINER_LOG_LEVEL", "50", "server.log_level", "ERROR"),
+        ("SAGEMAKER_MULTI_MODEL", "True", "server.multi_model", True),
+        ("SAGEMAKER_MULTI_MODEL", "false", "server.multi_model", False),
+        ("SAGEMAKER_BATCH", "True", "server.multi_model", False),
+        ("SAGEMAKER_SAFE_PORT_RANGE", "9000-9002", "server.safe_port_range", (9000, 9002)),
+        ("SAGEMAKER_SECURITY_CONTROLS", "A,B", "server.security_controls", ("A", "B")),
+        ("SAGEMAKER_UNTRUSTED_CHANNELS", "/a, /b", "server.untrusted_channels", ("/a", "/b")),
+        ("SERVING_DOWNLOAD_DIR", "/cache", "server.download_dir", "/cache"),
+        ("XDG_CACHE_HOME", "/cache", "server.download_dir", "/cache/lmi/models"),
+        ("HOME", "/home/me", "server.download_dir", "/home/me/.cache/lmi/models"),
+        ("HF_REVISION", "v1", "model.revision", "v1"),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "20", "server.max_payload_mb", 20),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "0", "server.max_payload_mb", 0),
+        ("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS", "7", "server.max_concurrent_transforms", 7),
+        ("SAGEMAKER_BATCH_STRATEGY", "MULTI_RECORD", "server.batch_strategy", "MULTI_RECORD"),
+        ("SAGEMAKER_BATCH_STRATEGY", "SingleRecord", "server.batch_strategy", "SINGLE_RECORD"),
+        ("SAGEMAKER_ENABLE_STATEFUL_SESSIONS", "False", "server.enable_sessions", False),
+        ("SAGEMAKER_SESSIONS_EXPIRATION", "60", "server.sessions_expiration_s", 60.0),
+        ("SAGEMAKER_SESSIONS_PATH", "/mnt/sessions", "server.sessions_path", "/mnt/sessions"),
+        ("OPTION_SESSIONS_EXPIRATION", "3600", "server.sessions_expiration_s", 3600.0),
     ],
 )
 def test_environment_names_of_the_reference_are_translated(
@@ -286,6 +314,60 @@ def test_a_hostile_key_or_value_stays_one_line_and_short(folder: Path, text: str
 def test_a_malformed_safe_port_range_is_refused(folder: Path, range_: str) -> None:
     (fault,) = faults(folder, environ={"SAGEMAKER_SAFE_PORT_RANGE": range_})
     assert fault.endswith("(SAGEMAKER_SAFE_PORT_RANGE): allowed is FIRST-LAST, two ports")
+
+
+PLATFORM = [(name, option.key) for option in OPTIONS for name in option.platform]
+
+
+@pytest.mark.parametrize(("name", "key"), PLATFORM)
+def test_every_variable_of_sagemaker_beats_the_file_and_loses_to_the_command_line(
+    folder: Path, name: str, key: str
+) -> None:
+    text = {"secure_mode": "false", "safe_port_range": "1-2", "batch_strategy": "MULTI_RECORD"}.get(key, "1")
+    text = {"log_level": "10", "option.sessions_path": "/1"}.get(key, text)
+    by_variable = settle(folder, f"{key}={text}", {name: text})
+    assert source_of(by_variable, key).startswith(name)
+    assert source_of(settle(folder, f"{key}={text}", {name: text}, {key: text}), key).startswith("--")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("SAGEMAKER_BIND_TO_PORT", "0", "a whole number 1..65535"),
+        ("SAGEMAKER_BIND_TO_PORT", "65536", "a whole number 1..65535"),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "6k", "a whole number of megabytes; 0: 1 GiB"),
+        ("SAGEMAKER_MAX_REQUEST_SIZE", "much", "bytes, more than 0, as in 67108864, 64k, 64m or 1g"),
+        ("SAGEMAKER_CONTAINER_LOG_LEVEL", "25", "DEBUG, INFO, WARNING, ERROR"),
+        ("SAGEMAKER_MULTI_MODEL", "maybe", "true or false"),
+        ("SAGEMAKER_BATCH", "2", "true or false"),
+        ("SAGEMAKER_SECURE_MODE", "maybe", "true or false"),
+        ("SAGEMAKER_STARTUP_TIMEOUT", "-1", "seconds, more than 0"),
+        ("SAGEMAKER_NUM_MODEL_WORKERS", "no", "a whole number 1..1024"),
+    ],
+)
+def test_a_bad_variable_of_sagemaker_is_named_with_its_value(folder: Path, name: str, text: str, allowed: str) -> None:
+    lines = faults(folder, environ={name: text})
+    assert all(f"={text!a} ({name}): allowed is " in line for line in lines)
+    assert any(line.endswith(f"allowed is {allowed}") for line in lines)
+
+
+def test_a_port_that_is_bound_may_be_any_free_one_for_the_command_line_alone(folder: Path) -> None:
+    resolved = settle(folder, environ={"SAGEMAKER_BIND_TO_PORT": "0"}, flags={"port": "0"})
+    assert resolved.config.server.port == 0
+
+
+def test_other_variables_of_sagemaker_are_one_line_for_a_log_at_debug(folder: Path) -> None:
+    environ = {"SAGEMAKER_REGION": "eu-west-1", "SAGEMAKER_ENABLE_LOAD_AWARE": "1", "SAGEMAKER_BIND_TO_PORT": "8081"}
+    resolved = settle(folder, environ=environ)
+    assert resolved.details == ("SAGEMAKER_ENABLE_LOAD_AWARE, SAGEMAKER_REGION: set no option",)
+    assert resolved.warnings == settle(folder).details == ()
+
+
+def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:
+    (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
+    note = f"{folder / 'config.json'}: auto_map names Python code of the checkpoint, which is not run; "
+    assert [line for line in settle(folder).notes if line.startswith(note)]
+    assert not any("auto_map" in line for line in settle(folder, "option.trust_remote_code=true").notes)
 
 
 @pytest.mark.parametrize(

@@ -119,4 +119,4 @@ def test_a_library_that_user_code_misses_is_named(tmp_path: Path, monkeypatch: p
     with pytest.raises(ModelUnusable) as refusal:
         load(code, ModelConfig(path=".", name="m"), record)
     said = unusable(str(refusal.value))
-    assert "install lacking_here where" in said and "requirements.txt" in said
+    assert "name lacking_here in a requirements.txt" in said

@@ -1,4 +1,4 @@
-"""The environment of children: front ends get no secrets, and each engine gets the right number of threads."""
+"""The environment of children: they get no secrets, and each engine gets the right number of threads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.config import (
+    Config,
+    EngineConfig,
+    ModelConfig,
+    RequirementsConfig,
+    ServerConfig,
+    UserCodeConfig,
+)
 from lmi.shared.cores import Cores
 from lmi.supervisor.environment import (
     divided_cores,
     num_engine_threads,
     of_child,
     of_engine,
+    of_server,
     of_threads,
     of_user_code,
     without_secrets,
@@ -23,15 +31,38 @@ from lmi.supervisor.environment import (
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID"]
-    + ["DB_PASSWORD", "OPENAI_API_KEY", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "aws_secret_access_key"],
+    + ["DB_PASSWORD", "OPENAI_API_KEY", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "aws_secret_access_key"]
+    + ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE"]
+    + ["AWS_SHARED_CREDENTIALS_FILE", "AWS_BEARER_TOKEN_BEDROCK", "HF_TOKEN_PATH", "PIP_INDEX_URL"],
 )
-def test_a_secret_is_kept_from_front_ends(name: str) -> None:
+def test_a_secret_is_kept_from_front_ends_engines_and_user_code(name: str) -> None:
     assert without_secrets({name: "x", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PATH", "LMI_RUNTIME_DIR", "AWS_REGION", "KEYMAP"])
 def test_what_is_no_secret_stays(name: str) -> None:
     assert without_secrets({name: "x"}) == {name: "x"}
+
+
+def test_front_ends_and_engines_ask_no_hub_whatever_the_operator_says() -> None:
+    given = {"HF_HUB_OFFLINE": "0", "HF_TOKEN": "x", "PATH": "/bin"}
+    assert of_server(given) == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PATH": "/bin"}
+
+
+def test_what_a_requirements_txt_names_comes_first_on_the_path_of_the_models_own_code_alone(tmp_path: Path) -> None:
+    def config(code: UserCodeConfig | None, **engine: bool) -> Config:
+        return Config(
+            server=ServerConfig(),
+            model=ModelConfig(path=str(tmp_path), name="m"),
+            engine=EngineConfig(num_threads=1, **engine),
+            user_code=code,
+            requirements=RequirementsConfig(file="/m/requirements.txt", folder="/installed"),
+        )
+
+    code = UserCodeConfig(path="model.py", handler="handle")
+    assert of_user_code(config(code), {"PYTHONPATH": "/mine"}, slot=0)["PYTHONPATH"] == "/installed:/mine"
+    assert "PYTHONPATH" not in of_engine(config(code), {"PYTHONPATH": "/mine"}, slot=0)
+    assert of_engine(config(None, trust_remote_code=True), {}, slot=0)["PYTHONPATH"] == "/installed"
 
 
 def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -27,8 +26,7 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path, monkeypatc
         Config(server=ServerConfig(log_format="json"), model=model, engine=EngineConfig(), user_code=code)
     )
     block, core = runtime.attach(), max(os.sched_getaffinity(0))
-    with socket.socket() as listener:
-        *_, formatter = kinds.children(runtime, block, listener, "app", Cores(((0,),), (core,)))
+    *_, formatter = kinds.of_model(runtime, block, Cores(((0,),), (core,)))
     formatter.start(time.monotonic())
     assert formatter.pid is not None and formatter.record is not None
     try:

@@ -12,17 +12,18 @@ ROOT = Path(__file__).parents[2]
 CANNOT_MAP = """
 import errno, sys
 from types import SimpleNamespace
-from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.report import Resolved
+from lmi.shared.state import Block
 from lmi.supervisor import supervisor
 
-def attach(runtime):
+def attach(path, *num_records):
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-Runtime.attach = attach
+Block.attach = attach
 server = ServerConfig(host="127.0.0.1", port=0, log_format="json")
 config = Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
-sys.exit(supervisor.run(config))
+sys.exit(supervisor.run(Resolved(config), lambda fetched: Resolved(config)))
 """
 
 

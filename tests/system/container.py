@@ -20,8 +20,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from lmi.runtime import Runtime
-from lmi.settings.config import load
+from lmi.runtime import ServerRuntime
 from lmi.shared.state import Block
 from tests.scripted import write_byte_tokenizer
 
@@ -145,9 +144,9 @@ class Container:
     # Its processes.
 
     def block(self) -> Block:
-        """The shared memory with the records of its processes."""
+        """The shared memory with the records of its supervisor and front ends."""
         [folder] = Path(self.environ["TMPDIR"]).glob("lmi-*")
-        return Runtime(folder, load((folder / "config.json").read_bytes())).attach()
+        return ServerRuntime.at(folder).attach()
 
     def pids(self, name: str = "") -> list[int]:
         """Live processes of this container whose name begins with `name`."""

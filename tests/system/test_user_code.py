@@ -87,13 +87,13 @@ def test_a_stream_arrives_while_it_is_made(handler: Server) -> None:
     with handler.open({"act": "stream", "num_words": 3, "pause_s": 0.4}) as response:
         assert response.read1() == b"word0 "
         first_s = time.monotonic()
-        assert response.read() == b"word1 word2 "
+        assert response.read() == b"word1 word2 \n", "a stream of text ends with a newline"
         assert time.monotonic() - first_s > 0.3
 
 
 def test_a_long_stream_is_whole(handler: Server) -> None:
     answer = handler.post({"act": "stream", "num_words": 5000})
-    assert answer.body == "".join(f"word{number} " for number in range(5000)).encode()
+    assert answer.body == "".join(f"word{number} " for number in range(5000)).encode() + b"\n"
 
 
 def test_a_stream_without_a_formatter_is_jsonlines(handler: Server) -> None:
@@ -184,7 +184,7 @@ def test_an_exception_inside_a_stream_ends_it_with_its_message(handler: Server) 
     answer = handler.post({"act": "stream", "num_words": 9, "fail_at": 1})
     assert answer.status == 200
     text, _, error = answer.body.partition(b"{")
-    assert text == b"word0 word1 "
+    assert text == b"word0 word1 \n"
     assert json.loads(b"{" + error)["error"] == "RuntimeError: the words ran out"
 
 
@@ -327,7 +327,7 @@ def test_what_an_output_formatter_raises_ends_its_own_answer_alone(formatter: Se
 def test_formatters_that_are_ready_before_the_engine_wait_for_it(tmp_path: Path) -> None:
     slow = {"option.rolling_batch": "slow", "option.load_s": 3}
     with running(formatted(tmp_path, "legacy", **slow, **{"option.output_formatter": "custom"})) as server:
-        assert server.generate(3, "ab").body == b"<aba>length aba"
+        assert server.generate(3, "ab").body == b"<aba>length aba\n"
 
 
 def test_formatters_that_die_are_told_by_ping_and_start_again(formatter: Server) -> None:
@@ -340,8 +340,8 @@ def test_the_first_signature_of_output_formatters_is_served_by_name(tmp_path: Pa
     folder = formatted(tmp_path, "legacy", **{"option.output_formatter": "custom"})
     with running(folder) as server:
         answer = server.generate(3, "ab")
-        assert answer.body == b"<aba>length aba"
-        assert server.generate(3, "ab", stream=False).body == answer.body
+        assert answer.body == b"<aba>length aba\n"
+        assert server.generate(3, "ab", stream=False).body == b"<aba>length aba"
 
 
 def test_formatters_have_their_own_fields_the_options_and_a_tokenizer_that_is_read_when_it_is_used(

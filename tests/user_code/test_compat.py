@@ -41,8 +41,7 @@ def answer(loaded: UserCode, body: bytes = b"{}", **properties: str) -> tuple[Re
         "rolling_batch.rolling_batch.RollingBatch",
         "properties_manager.tnx_properties.TransformerNeuronXProperties",
         "properties_manager.hf_properties.HuggingFaceProperties",
-        "session_manager.SessionManager",
-        "SessionManager",
+        "session_utils.SessionUtils",
     ],
 )
 def test_what_is_not_here_can_be_imported_made_and_inherited_from_and_says_so_when_used(path: str) -> None:

@@ -34,6 +34,7 @@ from lmi.server.openapi.parts import (
     struct,
     taken,
 )
+from lmi.server.sessions import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
 from lmi.settings.config import Config
 
 NAME = "LMI"
@@ -63,9 +64,18 @@ BATCH_REQUEST = {
 ROUTE: Schema = {
     "name": CUSTOM_ATTRIBUTES,
     "in": "header",
-    "description": "another door for this body: route=" + ", ".join(BY_ROUTE),
+    "description": "another API for this body: route=" + ", ".join(BY_ROUTE),
     "schema": {"enum": [f"route={route}" for route in BY_ROUTE]},
 }
+SESSION: Schema = {
+    "name": HEADER,
+    "in": "header",
+    "description": "the id of an open session; all requests of a session go to one engine",
+    "schema": {"type": "string", "maxLength": MAX_ID_CHARS, "pattern": f"^({ID.pattern})?$"},
+}
+SESSION_REQUEST = {**asked({"requestType": {"enum": [NEW_SESSION, CLOSE]}}, "requestType")}
+SESSION_REQUEST["examples"] = [{"requestType": NEW_SESSION}]
+SESSIONS: dict[str, Schema] = {"SessionRequest": SESSION_REQUEST, "SessionAnswer": struct({"result": STRING})}
 OPENAI, OPENAI_CHUNKS = (
     (ref("OpenAIChat"), ref("OpenAIText")),
     (ref("OpenAIChatChunk"), ref("OpenAITextChunk"), ref("OpenAIError")),
@@ -82,8 +92,10 @@ def describe(config: Config) -> ApiDescription:
         if is_batch
         else (ref("LmiRequest"), whole, ref("LmiRecord"), ref("Error"))
     )
-    body = _any(request, ref("OpenAIChatRequest"), ref("OpenAITextRequest")) | {"text/plain": {"schema": PROMPT}}
-    ok = _any(answer, *OPENAI, ref("TgiAnswer")) | content({"anyOf": [record, *OPENAI_CHUNKS]}, JSONLINES)
+    body = _any(request, ref("OpenAIChatRequest"), ref("OpenAITextRequest"), ref("SessionRequest"))
+    body |= {"text/plain": {"schema": PROMPT}}
+    ok = _any(answer, *OPENAI, ref("TgiAnswer"), ref("SessionAnswer"))
+    ok |= content({"anyOf": [record, *OPENAI_CHUNKS]}, JSONLINES)
     ok |= content({"anyOf": [record, *OPENAI_CHUNKS, ref("TgiEvent")]}, SSE, end="[DONE]")
     if config.user_code is not None:
         ok |= {"*/*": {}}  # its formatter's
@@ -92,14 +104,15 @@ def describe(config: Config) -> ApiDescription:
     described = answers(ok, failed, {400, 422, LMI_INVALID_STATUS, 429, *OF_INFERENCE})
 
     def post(path: str) -> Operation:
-        return operation(NAME, "Continue a prompt", described, body, [*names(config.model, path), ROUTE])
+        return operation(NAME, "Continue a prompt", described, body, [*names(config.model, path), ROUTE, SESSION])
 
     about = (
         "SageMaker's paths: `inputs` is read by the LMI schema, `messages` and `prompt` by OpenAI's. A stream is "
-        "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`."
+        "lines, or server-sent events where `output_formatter` or Accept ask for them; OpenAI's end with `[DONE]`. "
+        "A body of type application/jsonlines holds a request on each line, and its answer a line for each, in order."
     )
     schemas = BATCH if is_batch else _schemas(is_tgi)
-    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas)
+    return ApiDescription(NAME, about, {path: {"post": post(path)} for path in PATHS}, schemas | SESSIONS)
 
 
 def _any(*schemas: Schema) -> dict[str, Schema]:

@@ -132,7 +132,9 @@ SCHEMAS: dict[str, Schema] = {
         or_null(USAGE),
         "usage",
     ),
-    "OpenAIModel": struct({"id": STRING, "object": {"const": "model"}, "created": INTEGER, "owned_by": STRING}),
+    "OpenAIModel": struct(
+        {"id": STRING, "object": {"const": "model"}, "created": INTEGER, "owned_by": STRING, "parent": STRING}, "parent"
+    ),
     "OpenAIError": struct(
         {"error": struct({"message": STRING, "type": STRING, "param": or_null(STRING), "code": or_null(STRING)})}
     ),

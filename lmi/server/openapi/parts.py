@@ -26,6 +26,7 @@ REASONS = {
     404: "no such path, or the path names a model or version that is not served here",
     405: "not with this method",
     408: "the request did not come in time",
+    409: "the name is taken, or another call changes it now",
     413: "the body is over max_request_size",
     415: "the body is compressed, or a form in parts",
     422: "the request is wrong, and the error says where",

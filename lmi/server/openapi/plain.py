@@ -1,4 +1,4 @@
-"""The routes outside the inference APIs: health, metrics, and this document."""
+"""The routes outside the inference APIs: health, metrics, parameters of batch transforms, and this document."""
 
 from __future__ import annotations
 
@@ -36,15 +36,25 @@ HEALTH = struct(
     *("reason", "stage", "progress", "start", "lost_for_s", "silent_s", "engines", "engines_ready"),
 )
 
+EXECUTION_PARAMETERS = struct(
+    {
+        "MaxConcurrentTransforms": {**INTEGER, "minimum": 1},
+        "BatchStrategy": {"enum": ["SINGLE_RECORD", "MULTI_RECORD"]},
+        "MaxPayloadInMB": {**INTEGER, "minimum": 0},
+    }
+)
+
 
 def describe(config: Config) -> ApiDescription:
     paths = {
         "/ping": {"get": _ping(), "post": _ping()},
         "/metrics": {"get": _page("Metrics for Prometheus", MEDIA_TYPE)},
         "/openapi.json": {"get": _page("This description", JSON)},
+        "/execution-parameters": {"get": _execution_parameters()},
         "/docs": {"get": _page("This description, to read", "text/html; charset=utf-8")},
     }
-    return ApiDescription(NAME, "How the server is, and what it can be asked.", paths, {"Health": HEALTH})
+    schemas = {"Health": HEALTH, "ExecutionParameters": EXECUTION_PARAMETERS}
+    return ApiDescription(NAME, "How the server is, and what it can be asked.", paths, schemas)
 
 
 def _ping() -> Operation:
@@ -55,6 +65,13 @@ def _ping() -> Operation:
     described = answers({}, content(ref("Error")), set(OF_HTTP) - {500, 503})
     return operation(
         NAME, "Whether requests are served", described | {"200": healthy, "207": partly, "500": failed, "503": unready}
+    )
+
+
+def _execution_parameters() -> Operation:
+    parameters = content(ref("ExecutionParameters"))
+    return operation(
+        NAME, "How a batch transform should send its records", answers(parameters, content(ref("Error")), OF_HTTP)
     )
 
 

@@ -8,44 +8,60 @@ import orjson
 
 from lmi.http.exchange import Exchange
 from lmi.server import metrics
+from lmi.server.models import Models
 from lmi.server.service import Service
-from lmi.shared.state import Phase
+from lmi.shared.state import Block, Phase, SupervisorRecord
 
 
-async def ping(exchange: Exchange, service: Service) -> None:
+async def ping(exchange: Exchange, models: Models) -> None:
     """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body says why."""
-    status, body = health(service)
+    status, body = health(models)
     await exchange.send_whole(status, "application/json", orjson.dumps(body))
 
 
-async def scrape(exchange: Exchange, service: Service) -> None:
-    await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(service.block, service.config))
+async def scrape(exchange: Exchange, models: Models) -> None:
+    await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
 
 
-def health(service: Service) -> tuple[int, dict[str, object]]:
-    supervisor, engines = service.block.supervisor, service.block.engines
-    num_alive = sum(engine.is_alive for engine in engines) if has_formatters(service) else 0
+def health(models: Models) -> tuple[int, dict[str, object]]:
+    """Return the status of `/ping` and its body."""
+    supervisor = models.front_end.block.supervisor
+    if models.only is not None:
+        return service_health(models.only)
+    if (ending := end_of(supervisor)) is not None:
+        return ending
+    return 503, {"status": "Loading", "stage": supervisor.stage or "start", "progress": round(supervisor.progress, 3)}
+
+
+def end_of(supervisor: SupervisorRecord) -> tuple[int, dict[str, object]] | None:
+    """Return status and state of a server that ends, else None."""
     if supervisor.phase == Phase.FAILED:
         return 500, {"status": "Failed", "reason": supervisor.reason}
-    if supervisor.phase == Phase.DRAINING:
-        return 503, {"status": "Draining"}
-    if num_alive == len(engines):
+    return (503, {"status": "Draining"}) if supervisor.phase == Phase.DRAINING else None
+
+
+def service_health(service: Service) -> tuple[int, dict[str, object]]:
+    """Return the status of one model and its state."""
+    front_end, block = service.front_end, service.block
+    if (ending := end_of(front_end.block.supervisor)) is not None:
+        return ending
+    num_alive = sum(engine.is_alive for engine in block.engines) if has_formatters(block) else 0
+    if num_alive == len(block.engines):
         return 200, {"status": "Healthy"}
     if num_alive:
-        status = 207 if service.config.server.allow_multi_status else 200
-        return status, {"status": "Healthy", "engines_ready": num_alive, "engines": len(engines)}
-    return 503, unready(service)
+        status = 207 if front_end.config.allow_multi_status else 200
+        return status, {"status": "Healthy", "engines_ready": num_alive, "engines": len(block.engines)}
+    return 503, unready(block)
 
 
-def has_formatters(service: Service) -> bool:
+def has_formatters(block: Block) -> bool:
     """Whether a process of user code is alive, if the model has formatters."""
-    formatters = service.block.formatters
-    return not formatters or any(formatter.is_alive for formatter in formatters)
+    return not block.formatters or any(formatter.is_alive for formatter in block.formatters)
 
 
-def unready(service: Service) -> dict[str, object]:
+def unready(block: Block) -> dict[str, object]:
     """Return the reason why no engine can serve. It is that of the engine with the most progress."""
-    records = service.block.engines if has_formatters(service) else service.block.formatters
+    records = block.engines if has_formatters(block) else block.formatters
     engine = max(records, key=lambda engine: (engine.phase != Phase.LOST, engine.progress))
     if engine.phase == Phase.READY:
         return {"status": "Unresponsive", "silent_s": round(time.monotonic() - engine.beat_s, 1)}

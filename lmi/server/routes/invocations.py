@@ -4,6 +4,9 @@
 `prompt` belong to OpenAI's. `route=/v1/...` in X-Amzn-SageMaker-Custom-Attributes names another inference route
 instead, as in AWS's containers. So a client reaches every API even if a platform forwards only this path.
 
+A body of JSON lines holds a request on each line (`server/lines.py`), and `requestType` opens or closes a session
+(`server/sessions.py`).
+
 The path decides the format of the answer, the body the schema. A streamed chat is sent as lines here, as `inputs` is,
 unless the client asks for events. A named route answers in its format. Every answer that is one JSON value ends with a
 newline, because clients read these paths by lines.
@@ -18,7 +21,9 @@ import msgspec
 from lmi.apis import BY_FIELD, BY_ROUTE, DYNAMIC_BATCH, LMI, AnyApi
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
-from lmi.server.respond import serve_request
+from lmi.schemas.common import is_text
+from lmi.server.lines import are_lines, serve_lines
+from lmi.server.respond import Choose, serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
@@ -43,12 +48,12 @@ class _Body(msgspec.Struct):
 
 async def invocations(exchange: Exchange, service: Service) -> None:
     route = attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), "route")
-    if route is not None:
-        await serve_request(exchange, service, api_of_route(route))
-    else:
-        accept = exchange.headers.get("accept", "")
-        usual = api_of_inputs(service.config.model).for_accept(accept)
-        await serve_request(exchange, service, usual, choose=partial(api_of_body, usual=usual, accept=accept))
+    has_lines = are_lines(exchange)
+    accept = "" if has_lines else exchange.headers.get("accept", "")  # lines are never answered with events
+    api = api_of_inputs(service.config.model).for_accept(accept) if route is None else api_of_route(route)
+    choose = partial(api_of_body, usual=api, accept=accept) if route is None else always(api)
+    serve = serve_lines if has_lines else serve_request
+    await serve(exchange, service, api, choose=choose)
 
 
 async def invoke_model(exchange: Exchange, service: Service) -> None:
@@ -64,6 +69,10 @@ def attribute(attributes: str, name: str) -> str | None:
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
 
+def always(api: AnyApi) -> Choose:
+    return lambda body, content_type: api
+
+
 def api_of_route(route: str) -> AnyApi:
     """Return the API of a route. Raises UnknownRoute."""
     if route not in BY_ROUTE:
@@ -76,9 +85,9 @@ def api_of_inputs(model: ModelConfig) -> AnyApi:
     return DYNAMIC_BATCH if model.dynamic_batch else LMI
 
 
-def api_of_body(body: bytes, usual: AnyApi, accept: str) -> AnyApi:
+def api_of_body(body: bytes, content_type: str | None = None, *, usual: AnyApi, accept: str) -> AnyApi:
     """Return the API whose field the body has, `inputs` before others. Without such a field it is `usual`."""
-    if not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
+    if is_text(content_type) or not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
     try:
         fields = msgspec.json.decode(body, type=_Body)

@@ -13,7 +13,8 @@ from lmi import __version__
 from lmi.formatters.triton import OUTPUTS
 from lmi.http.exchange import Exchange
 from lmi.schemas.triton import INPUTS, Input
-from lmi.server.routes.health import health
+from lmi.server.models import Models
+from lmi.server.routes.health import health, service_health
 from lmi.server.routes.triton import named_model
 from lmi.server.service import Service
 
@@ -21,27 +22,28 @@ EXTENSIONS = ["generate", "statistics"]
 SUCCESSES = ("length", "eos_token", "stop_sequence")
 
 
-async def server(exchange: Exchange, service: Service) -> None:
+async def server(exchange: Exchange, models: Models) -> None:
     await _tell(exchange, {"name": "lmi", "version": __version__, "extensions": EXTENSIONS})
 
 
-async def live(exchange: Exchange, service: Service) -> None:
+async def live(exchange: Exchange, models: Models) -> None:
     """Answer that the server is alive, unless it has failed finally."""
-    await _tell_health(exchange, service, fine=(200, 207, 503))
+    await _tell_health(exchange, *health(models), fine=(200, 207, 503))
 
 
-async def ready(exchange: Exchange, service: Service) -> None:
-    await _tell_health(exchange, service)
+async def ready(exchange: Exchange, models: Models) -> None:
+    await _tell_health(exchange, *health(models))
 
 
 async def model_ready(exchange: Exchange, service: Service) -> None:
     named_model(exchange, service)
-    await _tell_health(exchange, service)
+    await _tell_health(exchange, *service_health(service))
 
 
-async def _tell_health(exchange: Exchange, service: Service, fine: tuple[int, ...] = (200, 207)) -> None:
+async def _tell_health(
+    exchange: Exchange, status: int, state: dict[str, object], fine: tuple[int, ...] = (200, 207)
+) -> None:
     """Answer an empty 200, which clients compare with, else `/ping`'s status and state."""
-    status, state = health(service)
     if status in fine:
         await exchange.send_whole(200, "text/plain", b"")
     else:
@@ -71,7 +73,7 @@ async def stats(exchange: Exchange, service: Service) -> None:
     """Answer counts of the model's generations through every API since the start."""
     named = named_model(exchange, service) if exchange.scope["path_params"] else service.config.model
     ends = dict[str, int]()
-    for frontend in service.block.frontends:
+    for frontend in service.front_end.block.frontends:
         for reason, count in frontend.num_finished.items():
             ends[reason] = ends.get(reason, 0) + count
     num_successes = sum(ends[reason] for reason in SUCCESSES)
@@ -91,7 +93,7 @@ async def stats(exchange: Exchange, service: Service) -> None:
 
 async def index(exchange: Exchange, service: Service) -> None:
     """List the only model. The body, which may ask for only ready models, is ignored."""
-    status, state = health(service)
+    status, state = service_health(service)
     entry = {"name": service.config.model.name, "version": service.config.model.version}
     entry |= {"state": "READY"} if status < 400 else {"state": "UNAVAILABLE", "reason": str(state["status"])}
     await _tell(exchange, [entry])
@@ -107,11 +109,13 @@ async def _tell(exchange: Exchange, body: object, status: int = 200) -> None:
     await exchange.send_whole(status, "application/json", orjson.dumps(body))
 
 
-ROUTES = [
+SERVER_ROUTES = [
     ("/v2", ["GET"], server),
     ("/v2/", ["GET"], server),
     ("/v2/health/live", ["GET"], live),
     ("/v2/health/ready", ["GET"], ready),
+]
+ROUTES = [
     ("/v2/repository/index", ["POST"], index),
     ("/v2/models/stats", ["GET"], stats),
     *(

@@ -26,20 +26,28 @@ async def completions(exchange: Exchange, service: Service) -> None:
 async def models(exchange: Exchange, service: Service) -> None:
     model = service.config.model
     cards = [card(model, name) for name in (model.name, *model.aliases)]
+    cards += [card(model, name) | {"parent": model.name} for name in registered(service)]
     await exchange.send_whole(200, "application/json", orjson.dumps({"object": "list", "data": cards}))
 
 
 async def model(exchange: Exchange, service: Service) -> None:
     name = exchange.scope["path_params"]["model"]
+    parent = {"parent": service.config.model.name} if name in registered(service) else {}
     try:
-        service.check_model(name)
+        if not parent:
+            service.check_model(name)
     except UnknownModel as error:
         exchange.error_label = error.label
         usual = OPENAI_CHAT.default_format(service.config.model)
         rendered = OPENAI_CHAT.render_error(error, usual, accepted=False)
         await exchange.send_whole(rendered.status, rendered.media_type, rendered.body)
         return
-    await exchange.send_whole(200, "application/json", orjson.dumps(card(service.config.model, name)))
+    await exchange.send_whole(200, "application/json", orjson.dumps(card(service.config.model, name) | parent))
+
+
+def registered(service: Service) -> list[str]:
+    """Return the names of the adapters that requests may give as their model."""
+    return [] if service.adapters is None else [entry.name for entry in service.adapters.entries()]
 
 
 def card(model: ModelConfig, name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from lmi.apis import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import MAX_STOP_SEQUENCES
 from lmi.schemas.parameters import MAX_SEQUENCES
+from lmi.server.models import Models
 from lmi.server.respond import serve_request
 from lmi.server.routes import health
 from lmi.server.service import Service
@@ -36,7 +37,7 @@ async def info(exchange: Exchange, service: Service) -> None:
         "model_id": config.model.name,
         "model_sha": None,
         "model_pipeline_tag": "text-generation",
-        "max_concurrent_requests": service.max_in_flight,
+        "max_concurrent_requests": service.front_end.max_in_flight,
         "max_best_of": max_best_of if engine.capabilities.num_return_sequences else 1,
         "max_stop_sequences": MAX_STOP_SEQUENCES,
         "max_input_tokens": engine.max_sequence_length - 1,
@@ -51,9 +52,9 @@ async def info(exchange: Exchange, service: Service) -> None:
     await exchange.send_whole(200, "application/json", orjson.dumps(fields))
 
 
-async def check_health(exchange: Exchange, service: Service) -> None:
+async def check_health(exchange: Exchange, models: Models) -> None:
     """Answer 200 without a body if an engine can serve, else 503."""
-    status, _ = health.health(service)
+    status, _ = health.health(models)
     if status < 300:
         await exchange.send_whole(200, "text/plain", b"")
     else:
@@ -65,5 +66,5 @@ ROUTES = [
     ("/generate", ["POST"], generate),
     ("/generate_stream", ["POST"], generate_stream),
     ("/info", ["GET"], info),
-    ("/health", ["GET"], check_health),
 ]
+SERVER_ROUTES = [("/health", ["GET"], check_health)]

@@ -15,6 +15,7 @@ from lmi.apis import LMI
 from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
+from lmi.server.streams import as_ascii
 from lmi.server.user_code import properties, query
 from lmi.user_code.client import Call
 from lmi.user_code.formatter import JSON
@@ -25,9 +26,9 @@ STREAM_HEADERS = {"cache-control": "no-cache"}
 
 async def invocations(exchange: Exchange, service: Service) -> None:
     try:
-        service.check_room()
-        body = await exchange.body(service.config.server.max_request_size, service.body_memory)
-        with service.admitted():
+        service.front_end.check_room()
+        body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+        with service.front_end.admitted():
             await exchange.run_while_there(call_handler(exchange, service, body))
     except ClientGone:
         raise
@@ -50,33 +51,41 @@ async def call_handler(exchange: Exchange, service: Service, body: bytes) -> Non
     try:
         async with exchange.deadline(service.config.server.predict_timeout_s):
             with closing(await service.user_code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:
-                await send_response(exchange, call)
+                await send_response(exchange, call, is_ascii=service.config.server.ascii_streams)
     except LmiError as error:
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        await exchange.end(error_body(error, error.status))
+        exchange.note_failure(error.status)
+        await exchange.end(exchange.line_end() + error_body(error, error.status))
 
 
-async def send_response(exchange: Exchange, call: Call) -> None:
-    """Send the handler's response."""
+async def send_response(exchange: Exchange, call: Call, *, is_ascii: bool) -> None:
+    """Send the handler's response. With `is_ascii` a stream of JSON has only ASCII."""
     head = await call.head()
     async with aclosing(call.chunks()) as chunks:
         if head.is_streaming:
-            await send_stream(exchange, head, chunks)
+            await send_stream(exchange, head, chunks, is_ascii=is_ascii and "json" in head.media_type.lower())
         else:
             body = b"".join([chunk async for chunk in chunks])
             await exchange.send_whole(head.status, head.media_type, body, head.headers.items())
 
 
-async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[bytes]) -> None:
-    """Send a stream. The response begins with the first chunk, so that an early failure has a real status."""
+async def send_stream(exchange: Exchange, head: Head, chunks: AsyncGenerator[bytes], *, is_ascii: bool) -> None:
+    """Send a stream. The response begins with the first chunk, so that an early failure has a real status.
+
+    A stream of text ends with a newline, because client libraries that read lines wait forever for the end of one.
+    """
     chunk = await anext(chunks, None)
     await exchange.start(head.status, head.media_type, (STREAM_HEADERS | head.headers).items())
     while chunk is not None:
-        await exchange.write(chunk)
+        await exchange.write(as_ascii(chunk) if is_ascii else chunk)
         chunk = await anext(chunks, None)
-    await exchange.end()
+    await exchange.end(exchange.line_end() if is_text(head.media_type) else b"")
+
+
+def is_text(media_type: str) -> bool:
+    return media_type.lower().startswith("text/") or "json" in media_type.lower()
 
 
 async def answer_error(exchange: Exchange, service: Service, error: LmiError) -> None:

@@ -16,7 +16,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from handlers.lmi_dist.executor import Executor, Limits, choose_limits
+from handlers.lmi_dist import Executor
+from handlers.lmi_dist.executor import Limits, choose_limits
 from handlers.lmi_dist.plan import Plan
 from lmi.errors import InvalidParameter, Overloaded
 from lmi.executor import (

@@ -13,7 +13,7 @@ from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
 if TYPE_CHECKING:
-    from handlers.lmi_vllm.executor import Executor as VllmExecutor
+    from handlers.lmi_vllm.executor import VllmExecutor
 
 FAMILY = "llama_wide"
 MAX_NUM_SEQUENCES = 4

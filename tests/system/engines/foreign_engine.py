@@ -1,7 +1,8 @@
 """A small foreign engine on `handlers/base/driven.py`. It queues and batches by itself and answers like echo.
 
-A sequence with an adapter adds the adapter's shift, which is its configuration, to the first token of the answer. A
-sequence that holds `FAULT` fails, and a step raises while one of its sequences holds `BREAK`.
+A sequence with an adapter adds the adapter's shift, which is its weights, to the first token of the answer. An
+adapter's configuration can make its load slow (`load_s`), or fail for want of memory (`is_huge`) or in one process
+(`fails_in`). A sequence that holds `FAULT` fails, and a step raises while one of its sequences holds `BREAK`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import DrivenExecutor, EngineLoad, name_of
@@ -21,7 +23,7 @@ from lmi.settings.config import EngineConfig
 
 FAULT, BREAK = 250, 251
 MAX_NUM_SEQUENCES = 4
-MAX_ADAPTERS = 2
+MAX_ADAPTERS, MAX_RANK = 2, 8
 STEP_S = 0.002
 LOG_PROB = -1.0
 
@@ -40,8 +42,8 @@ class Engine:
     """The engine of a library."""
 
     def __init__(self) -> None:
+        self.shifts: dict[int, int] = {}  # of the adapters that it has, by number
         self._works: dict[str, Work] = {}
-        self._shifts: dict[int, int] = {}
 
     def add(self, work: Work) -> None:
         self._works[work.id] = work
@@ -62,7 +64,7 @@ class Engine:
     def _advance(self, work: Work) -> SequenceOutput:
         if FAULT in work.token_ids:
             return SequenceOutput(work.id, [], end=RuntimeError("a fault"))
-        shift = 0 if work.adapter is None else self._shifts[work.adapter.number]
+        shift = 0 if work.adapter is None else self.shifts[work.adapter.number]
         token_id = work.token_ids[-work.num_prompt_tokens] + (0 if work.has_begun else shift)
         num_prompt = 0 if work.has_begun else work.num_prompt_tokens - 1
         known = LogProbs([[0]] * num_prompt, [[LOG_PROB]] * num_prompt) if not work.has_begun else None
@@ -83,11 +85,23 @@ class Engine:
     def wake(self) -> None:
         return None
 
+    def check_adapter(self, adapter: LoadedAdapter) -> None:
+        if (rank := _config(adapter)["r"]) > MAX_RANK:
+            raise ValueError(f"rank {rank} is over {MAX_RANK}")
+
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        self._shifts[adapter.number] = json.loads(Path(adapter.path, "adapter_config.json").read_text())["shift"]
+        if adapter.number in self.shifts:
+            return
+        config = _config(adapter)
+        time.sleep(config["load_s"])
+        if config["is_huge"]:
+            raise MemoryError("no room for these weights")
+        if Path("/proc/self/comm").read_text().strip() == config["fails_in"]:
+            raise ValueError("this replica cannot read it")
+        self.shifts[adapter.number] = json.loads(Path(adapter.path, "adapter_model.safetensors").read_text())["shift"]
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
-        self._shifts.pop(adapter.number, None)
+        self.shifts.pop(adapter.number, None)
 
     @property
     def is_alive(self) -> bool:
@@ -102,7 +116,7 @@ class Executor(DrivenExecutor[Work]):
 
     title = "Foreign"
 
-    def __init__(self, config: EngineConfig, model_path: str | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         capabilities = Capabilities(num_return_sequences=True, lora=config.options.get("enable_lora") == "true")
         info = EngineInfo(
             name="foreign",
@@ -111,24 +125,30 @@ class Executor(DrivenExecutor[Work]):
             max_num_sequences=MAX_NUM_SEQUENCES,
             capabilities=capabilities,
         )
-        super().__init__(Engine(), info, max_resident_adapters=MAX_ADAPTERS, max_queue_size=config.max_queue_size)
-        if model_path is not None:
-            self._load_adapters_beside(model_path)
+        max_adapters = int(config.options.get("max_loras", MAX_ADAPTERS))
+        self.engine = Engine()
+        super().__init__(self.engine, info, max_resident_adapters=max_adapters, max_queue_size=config.max_queue_size)
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:
-        prompt, adapter = sequence.request.input_token_ids, self._adapters.used_by(sequence.request)
+        prompt, adapter = sequence.request.input_token_ids, self._adapters.used_by(sequence)
         if prompt[0] == FAULT:
             raise ValueError("the engine takes no such prompt")
         return Work(name_of(sequence), list(prompt), len(prompt), sequence.max_tokens, adapter)
 
 
 def load(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
-    return Executor(config, model_path)
+    return Executor(config)
 
 
-def write_adapter(folder: Path, shift: int) -> Path:
+def _config(adapter: LoadedAdapter) -> dict[str, Any]:
+    config = {"r": 4, "load_s": 0, "is_huge": False, "fails_in": ""}
+    return config | json.loads(Path(adapter.path, "adapter_config.json").read_text())
+
+
+def write_adapter(folder: Path, shift: int, **config: object) -> Path:
     """Write an adapter of this engine."""
     folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"shift": shift}))
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_model.safetensors").write_text(json.dumps({"shift": shift}))
     return folder

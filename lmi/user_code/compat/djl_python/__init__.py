@@ -4,13 +4,11 @@ Only the process of user code has this package on its path (`lmi/user_code/runne
 are those of the reference's public documentation. The code is ours.
 """
 
-from importlib import import_module
-
 from djl_python.inputs import Input
 from djl_python.outputs import Output
+from djl_python.session_manager import SessionManager
 from djl_python.stubs import install
 
 install(__name__)
-SessionManager = import_module("djl_python.session_manager").SessionManager
 
 __all__ = ["Input", "Output", "SessionManager"]

@@ -13,7 +13,7 @@ from typing import Any
 SERVICE = "lmi serves models by its own engines, which option.rolling_batch names"
 NEURON = "lmi does not run on AWS Neuron"
 OPTIONS = "lmi reads the options itself; an input formatter is given them as `properties`"
-SESSIONS = "lmi keeps no sessions for a model's own code"
+SESSIONS = "lmi opens and closes the sessions of its own engines, and SessionManager those of a model's own code"
 OWN = "it is part of djl-serving itself"
 
 MODULES = {
@@ -52,7 +52,6 @@ MODULES = {
     "properties_manager.tnx_properties": OPTIONS,
     "properties_manager.trt_properties": OPTIONS,
     "properties_manager.vllm_rb_properties": OPTIONS,
-    "session_manager": SESSIONS,
     "session_utils": SESSIONS,
     "chat_completions": SERVICE,
     "chat_completions.chat_utils": SERVICE,

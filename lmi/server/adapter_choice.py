@@ -1,0 +1,98 @@
+"""Which adapter answers a request: that of a header, else of the query, else of the body.
+
+SageMaker names an adapter in X-Amzn-SageMaker-Adapter-Identifier, and a name for messages in -Adapter-Alias. Each API
+has a field of the body for it; that of OpenAI's is `model`. An empty name and the model's own names mean the model
+without an adapter. A name that is not registered is refused, and never answered by the model in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from lmi.capabilities import unknown_adapter
+from lmi.engine.registry import NotRegistered
+from lmi.errors import Unavailable, UnknownModel, shorten
+from lmi.http.exchange import Exchange
+from lmi.schemas.common import Parsed
+from lmi.schemas.openai import OpenAIFormat
+from lmi.server.service import Service
+from lmi.server.user_code import query
+
+HEADER, QUERY = "X-Amzn-SageMaker-Adapter-Identifier", "adapter"
+ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
+SAFE_ALIAS = re.compile(r"[ -~]{1,256}")
+
+
+async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[Any]) -> Parsed[Any]:
+    """Return the requests, each with its adapter.
+
+    Raises UnknownAdapter or UnknownModel for a name that is not registered, and Unavailable if no engine is ready or
+    none could load the adapter.
+    """
+    outside = _named_outside(exchange)
+    in_body = tuple(request.adapter for request in parsed.requests)
+    if outside is None and not any(in_body):
+        return parsed
+    own = ("", service.config.model.name, "model", *service.config.model.aliases)
+    if outside is not None:
+        _report_losers(exchange, service, outside, [name for name in in_body if name and name != outside[1]])
+    chosen = in_body if outside is None else (outside[1],) * len(in_body)
+    names = [None if name in own else name for name in chosen]
+    for name in dict.fromkeys(name for name in names if name is not None):
+        is_model = outside is None and isinstance(parsed.format, OpenAIFormat)
+        await _find(service, name, alias(exchange) or name, is_model=is_model)
+    return _with_adapters(parsed, names, service.config.model.name)
+
+
+def alias(exchange: Exchange) -> str | None:
+    """Return the name that messages have for the adapter, if the client sent one that can be shown."""
+    given = exchange.headers.get(ALIAS, "")
+    return given if SAFE_ALIAS.fullmatch(given) else None
+
+
+def _named_outside(exchange: Exchange) -> tuple[str, str] | None:
+    """Return where the adapter is named outside the body, and the name."""
+    header = exchange.headers.get(HEADER)
+    if header is not None:
+        return f"the header {HEADER}", header.strip()
+    if exchange.scope.get("query_string") and (named := query(exchange).get(QUERY)) is not None:
+        return f"the query's {QUERY}", named
+    return None
+
+
+def _report_losers(exchange: Exchange, service: Service, outside: tuple[str, str], losers: list[str]) -> None:
+    if outside[0].startswith("the header") and (asked := query(exchange).get(QUERY)) not in (None, outside[1]):
+        losers = [str(asked), *losers]
+    lines = [f"the adapter {shorten(name)} has no effect beside {outside[0]}" for name in losers[:1]]
+    service.front_end.report_ignored(tuple(lines), exchange.request_id)
+
+
+async def _find(service: Service, name: str, said: str, *, is_model: bool) -> None:
+    """Make sure that this front end's engines know a registered adapter. Raises an error for any other name."""
+    engines, registry = service.engines, service.adapters
+    if engines is None or registry is None or name in engines.adapters:
+        return
+    try:
+        registry.find(name)
+    except NotRegistered:
+        if is_model:
+            served = ", ".join(engines.adapters)
+            served = f"{service.config.model.name!r} is served here" + (f" with {served}" if served else "")
+            raise UnknownModel(f"the model {shorten(name)} does not exist, only {served}") from None
+        if (await engines.ready()).capabilities.lora:
+            raise unknown_adapter(said) from None
+        return  # the pipeline says that this engine has no adapters
+    await engines.wait_for(lambda: name in engines.adapters or engines.adapter_failure(name))
+    if name not in engines.adapters:
+        reason = engines.adapter_failure(name) or "no engine that has it is ready"
+        raise Unavailable(f"Adapter {said} cannot be used: {reason}")
+
+
+def _with_adapters(parsed: Parsed[Any], names: list[str | None], model: str) -> Parsed[Any]:
+    requests = tuple(replace(one, adapter=name) for one, name in zip(parsed.requests, names, strict=True))
+    format = parsed.format
+    if isinstance(format, OpenAIFormat):
+        format = replace(format, model=names[0] or model, adapter=names[0])
+    return replace(parsed, requests=requests, format=format)

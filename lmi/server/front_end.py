@@ -1,0 +1,76 @@
+"""The objects that the whole of one front end has: settings, shared state, admission, and the blocks of its models."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lmi.errors import Overloaded, Unavailable
+from lmi.http.body import BodyMemory
+from lmi.settings.config import ServerConfig
+from lmi.shared.state import Block, FrontEndRecord, Phase
+
+log = logging.getLogger(__name__)
+
+MAX_REPORTED = 1000
+
+
+class FrontEnd:
+    """One front end. It has no model until one is added to `models`."""
+
+    def __init__(self, config: ServerConfig, block: Block, record: FrontEndRecord) -> None:
+        self.config = config
+        self.block = block  # with the records of supervisor and front ends
+        self.record = record  # of this front end
+        self.model_blocks: dict[str, Block] = {}  # by the model's name
+        self.body_memory = BodyMemory(record, config.max_body_memory)
+        self._has_reported_key = False
+        self._reported: set[str] = set()
+
+    @property
+    def is_draining(self) -> bool:
+        return self.block.supervisor.phase == Phase.DRAINING
+
+    @property
+    def max_in_flight(self) -> int:
+        """The most sequences that wait or run, of all front ends together."""
+        engines = (engine for block in self.model_blocks.values() for engine in block.engines)
+        return self.config.job_queue_size + sum(engine.max_num_sequences for engine in engines)
+
+    def check_room(self, num_sequences: int = 1) -> None:
+        """Raise Unavailable while draining, and Overloaded if the queue has no room for `num_sequences` more."""
+        if self.is_draining:
+            raise Unavailable("the server is shutting down and takes no new requests")
+        limit, num_taken = self.max_in_flight, sum(frontend.num_sequences for frontend in self.block.frontends)
+        if num_taken + num_sequences > limit:
+            what = f"{num_taken} of {limit} sequences are in flight already"
+            raise Overloaded(
+                f"{what}, there is no room for {num_sequences} more (job_queue_size and the running batch)"
+            )
+
+    @contextmanager
+    def admitted(self, num_sequences: int = 1) -> Iterator[None]:
+        """Hold a place for each sequence of a request. Raises Overloaded or Unavailable if not all find room."""
+        self.check_room(num_sequences)
+        self.record.num_in_flight += 1
+        self.record.num_sequences += num_sequences
+        try:
+            yield
+        finally:
+            self.record.num_in_flight -= 1
+            self.record.num_sequences -= num_sequences
+
+    def report_key(self) -> None:
+        """Log once that a client sent an API key, because its owner may believe that the server checks it."""
+        if not self._has_reported_key:
+            self._has_reported_key = True
+            log.warning("a client sent an API key, but this server has no keys and checks nothing: it serves everyone")
+
+    def report_ignored(self, lines: tuple[str, ...], request_id: str) -> None:
+        """Log names without effect: a new one as a warning, then for DEBUG, so that a client does not fill the log."""
+        for line in lines:
+            is_new = line not in self._reported and len(self._reported) < MAX_REPORTED
+            log.log(logging.WARNING if is_new else logging.DEBUG, "%s", line, extra={"request_id": request_id})
+            if is_new:
+                self._reported.add(line)

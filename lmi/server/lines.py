@@ -1,0 +1,172 @@
+"""A body of JSON lines: each line is a request, and the answer has one line for each, in order.
+
+    {"inputs": "Hello"}                       {"generated_text": " there"}
+    {"inputs": 5}                        →    {"error": "inputs must be a non-empty string, given 5", "code": 424}
+    {"prompt": "Hello", "max_tokens": 4}      {"id": "cmpl-…", "object": "text_completion", …}
+
+A batch transform sends such bodies and joins its records with ours by their lines. A line is answered as a request of
+its own would be, but whole, on one line, and an error in it shows its status as `code`. Empty lines are skipped. The
+body takes one place in the queue, and as many of its sequences are in the engines at once as they can run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
+
+import orjson
+
+from lmi.apis import AnyApi
+from lmi.errors import ClientGone, LmiError, MalformedRequest
+from lmi.formatters.base import one_line
+from lmi.http.exchange import Exchange
+from lmi.server.respond import Choose, Inference, generated
+from lmi.server.service import Service
+from lmi.server.sessions import request_type, session_of
+from lmi.shared.sessions import InvalidSession
+
+MEDIA_TYPE = "application/jsonlines"
+MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")
+JSON = "application/json"
+MAX_LINES = 100_000
+LINE = re.compile(rb"\S[^\n]*")  # skips blank lines, however many there are
+
+log = logging.getLogger(__name__)
+
+
+def are_lines(exchange: Exchange) -> bool:
+    """Whether the request's content type says that its body holds JSON lines."""
+    return exchange.headers.get("content-type", "").partition(";")[0].strip().lower() in MEDIA_TYPES
+
+
+async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose: Choose) -> None:
+    """Read a body of lines and answer each. `choose` finds the API of a line, `api` refuses the whole body."""
+    inference = Inference(exchange, service, api, service.model)
+    assert service.engines is not None
+    try:
+        lines = split(await inference.receive())
+        await service.engines.ready()  # else every line would fail for the same reason
+        batch = Batch(exchange, service, api, choose, lines, await session_of(exchange, service))
+        with service.front_end.admitted():
+            await exchange.run_while_there(batch.run())
+        await exchange.send_whole(200, MEDIA_TYPE, b"".join(batch.answers))
+    except ClientGone:
+        raise
+    except LmiError as error:
+        await inference.refuse(error)
+    finally:
+        inference.close()
+
+
+def split(body: bytes) -> list[bytes]:
+    """Return the lines that are not blank. Raises MalformedRequest."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
+    lines = [match[0] for match in islice(LINE.finditer(body), MAX_LINES + 1)]
+    if not 1 <= len(lines) <= MAX_LINES:
+        found = "has more" if lines else "is empty"
+        raise MalformedRequest(f"the body {found}, 1 to {MAX_LINES} lines of JSON are needed")
+    return lines
+
+
+class Places:
+    """The places for sequences of one body. A line that needs more than there are waits for all of them."""
+
+    def __init__(self, num: int) -> None:
+        self._num = self._num_free = num
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def taken(self, num: int) -> AsyncIterator[None]:
+        num = min(num, self._num)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._num_free >= num)
+            self._num_free -= num
+        try:
+            yield
+        finally:
+            self._num_free += num
+            async with self._changed:
+                self._changed.notify_all()
+
+
+class Batch:
+    """The lines of one body. `answers` holds a line for each, b"" until it is answered."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        service: Service,
+        api: AnyApi,
+        choose: Choose,
+        lines: Sequence[bytes],
+        session: str | None = None,
+    ) -> None:
+        self.answers = [b""] * len(lines)
+        self._lines = iter(enumerate(lines))  # those that no worker has taken
+        self._exchange, self._service = exchange, service
+        self._api, self._choose = api, choose
+        self._session = session
+        self._num_running = max(1, service.num_running_sequences)
+        self._places = Places(self._num_running)
+
+    async def run(self) -> None:
+        """Answer every line."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(len(self.answers), self._num_running)):
+                workers.create_task(self._work())
+
+    async def _work(self) -> None:
+        for number, line in self._lines:
+            self.answers[number] = await self._answer(line) + b"\n"
+            await asyncio.sleep(0)  # a line that is refused waits for nothing, and many would hold up other requests
+
+    async def _answer(self, line: bytes) -> bytes:
+        """Return the answer to one line, or the error that it fails with, which affects no other line."""
+        inference = Inference(self._exchange, self._service, self._api, self._service.model, is_line=True)
+        inference.session, inference.started_s = self._session, time.monotonic()
+        try:
+            return await self._generated(inference, line)
+        except LmiError as error:
+            rendered = inference.rendered(error)
+            return with_code(rendered.body, rendered.status)
+        except Exception:
+            log.exception("a line of request %s failed in the front end", self._exchange.request_id)
+            said = f"internal error, see the log for request {self._exchange.request_id}"
+            return orjson.dumps({"error": said, "code": 500})
+        finally:
+            inference.close()
+
+    async def _generated(self, inference: Inference, line: bytes) -> bytes:
+        if request_type(line) is not None:
+            raise InvalidSession("requestType", "in a body of its own", line.decode())
+        message = await inference.read(line, JSON, self._choose)
+        parsed = await inference.parse(message)
+        async with self._places.taken(parsed.num_sequences):
+            inference.started_s = time.monotonic()
+            formatter, parsed = inference.formatter(message, parsed)
+            async with generated(inference, parsed, formatter) as records:
+                return one_value(b"".join([record async for record in records]))
+
+
+def one_value(body: bytes) -> bytes:
+    """Return a body as one JSON value on one line. What is not JSON, as user code may write it, becomes a string."""
+    body = body.strip()
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return one_line(orjson.dumps(body.decode(errors="replace")))
+    return one_line(orjson.dumps(value) if b"\n" in body or b"\r" in body else body)
+
+
+def with_code(body: bytes, status: int) -> bytes:
+    """Return the body of an error on one line, with its status in the place of an answer's status line."""
+    error = orjson.loads(body)
+    return one_value(body if "code" in error else orjson.dumps(error | {"code": status}))

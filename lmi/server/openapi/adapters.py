@@ -1,0 +1,81 @@
+"""The routes that register LoRA adapters. Parameters of a POST are in the query or in the body."""
+
+from __future__ import annotations
+
+from lmi.schemas.common import JSON_SCHEMAS, boolean, text
+from lmi.server.adapter_choice import ALIAS
+from lmi.server.openapi.parts import (
+    BOOLEAN,
+    INTEGER,
+    OF_HTTP,
+    STRING,
+    ApiDescription,
+    Operation,
+    Schema,
+    answers,
+    array,
+    asked,
+    content,
+    names,
+    operation,
+    ref,
+    struct,
+)
+from lmi.server.pages import LIMIT, MAX_ITEMS, TOKEN
+from lmi.settings.config import Config
+
+NAME = "adapters"
+STATUSES = (400, *OF_HTTP)
+CHANGING = (*STATUSES, 409, 424, 504, 507)
+TEXT, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]
+SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
+SRC = {**TEXT, "description": "a folder below the model's, /opt/ml or adapter_roots, with the files of a LoRA adapter"}
+NEW: dict[str, Schema] = {"name": TEXT, "src": SRC, **SETTINGS}
+ADAPTER_NAME: Schema = {"name": "adapter", "in": "path", "required": True, "schema": STRING}
+SAID: Schema = {
+    "name": ALIAS,
+    "in": "header",
+    "description": "replaces the adapter's name in messages",
+    "schema": STRING,
+}
+PAGE = [
+    {"name": LIMIT, "in": "query", "schema": {**INTEGER, "minimum": 1, "maximum": MAX_ITEMS}},
+    {"name": TOKEN, "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}},
+]
+SCHEMAS: dict[str, Schema] = {
+    "Adapter": struct({"name": STRING, "src": STRING, "preload": BOOLEAN, "pin": BOOLEAN, "reason": STRING}, "reason"),
+    "Adapters": struct({"adapters": array(ref("Adapter")), "nextPageToken": STRING}, "nextPageToken"),
+    "AdapterChange": struct({"status": STRING, "warning": STRING}, "warning"),
+}
+
+
+def describe(config: Config) -> ApiDescription:
+    paths = {}
+    for prefix in ("/adapters", "/models/{model}/adapters"):
+        model = names(config.model, prefix)
+        one = [*model, ADAPTER_NAME]
+        paths[prefix] = {
+            "get": _reading("List the registered adapters", "Adapters", [*model, *PAGE]),
+            "post": _changing("Register an adapter", model, NEW),
+        }
+        paths[f"{prefix}/{{adapter}}"] = {
+            "get": _reading("Describe a registered adapter", "Adapter", one),
+            "delete": _changing("Unregister an adapter", one),
+        }
+        paths[f"{prefix}/{{adapter}}/update"] = {"post": _changing("Pin or preload an adapter", one, SETTINGS)}
+    return ApiDescription(NAME, "LoRA adapters of the model, changed while the server runs.", paths, SCHEMAS)
+
+
+def _reading(summary: str, schema: str, places: list[Schema]) -> Operation:
+    return operation(NAME, summary, answers(content(ref(schema)), content(ref("Error")), STATUSES), names=places)
+
+
+def _changing(summary: str, places: list[Schema], parameters: dict[str, Schema] | None = None) -> Operation:
+    """Describe a change. Each of its parameters may stand in the query or in the body."""
+    described = answers(content(ref("AdapterChange")), content(ref("Error")), CHANGING)
+    described["504"] = {**described["504"], "description": "longer than model_loading_timeout"}
+    in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in (parameters or {}).items()]
+    change = operation(NAME, summary, described, names=[*places, *in_query, SAID])
+    if parameters:
+        change["requestBody"] = {"required": False, "content": content(asked(parameters))}
+    return change

@@ -1,0 +1,154 @@
+"""Routes that register LoRA adapters while the server runs: `/adapters`, and `/models/{model}/adapters`.
+
+Parameters are in the query or in a JSON body. Source: LMI's adapter management and AWS's inference components, with the
+differences that README.md lists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+from starlette.exceptions import HTTPException
+
+from lmi.engine.registry import AdapterRegistry, NameTaken
+from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten
+from lmi.http.exchange import Exchange
+from lmi.schemas.common import Reader, boolean, read_object, text
+from lmi.server.adapter_choice import alias
+from lmi.server.adapter_source import fetch_adapter, warning
+from lmi.server.pages import page
+from lmi.server.service import Service
+from lmi.server.user_code import query
+from lmi.settings.adapters import is_enabled
+from lmi.shared.desired_state import Adapter, State, check_name
+
+WORDS = {"true": True, "false": False}
+
+
+def flag(name: str, value: object) -> bool:
+    """Read a boolean, which is a word in the query."""
+    meant = WORDS.get(value.lower(), value) if isinstance(value, str) else value
+    return bool(boolean(name, meant))
+
+
+PARAMETERS: dict[str, Reader] = {"name": text, "src": text, "preload": flag, "pin": flag}
+
+
+async def register(exchange: Exchange, service: Service) -> None:
+    """Load an adapter on every engine, or on none."""
+    registry, given = await _registry(exchange, service), await _parameters(exchange, service)
+    for name in ("name", "src"):
+        if not given.get(name):
+            raise InvalidRequest(f"{name} is missing")
+    name, src = given["name"], given["src"]
+    check_name(name)
+    if name in (service.config.model.name, "model", *service.config.model.aliases):
+        raise NameTaken(f"name {name} belongs to the model")
+    preload, pin = _checked(given.get("preload", True), given.get("pin", False))
+    folder, said = await fetch_adapter(src, service.config), alias(exchange) or name
+    entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
+    await registry.register(entry, said)
+    warned = warning(folder)
+    await _tell(exchange, {"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})})
+
+
+async def update(exchange: Exchange, service: Service) -> None:
+    """Pin or preload a registered adapter on every engine, or on none."""
+    registry, given = await _registry(exchange, service), await _parameters(exchange, service)
+    name, said = _named(exchange)
+    old = registry.find(name, said)
+    if given.get("src", old.src) != old.src:
+        raise InvalidParameter("src", "that of the registered adapter; delete it and register it again", given["src"])
+    if old.is_pinned and not given.get("pin", True):
+        raise InvalidParameter("pin", "true for a pinned adapter; delete it and register it again", False)
+    pin = given.get("pin", old.is_pinned)
+    preload, pin = _checked(given.get("preload", old.preload or pin), pin)
+    await registry.update(replace(old, preload=preload, is_pinned=pin), said)
+    await _tell(exchange, {"status": f"Adapter {said} updated"})
+
+
+async def unregister(exchange: Exchange, service: Service) -> None:
+    """Unload an adapter from every engine. Requests that run with it finish."""
+    registry, (name, said) = await _registry(exchange, service), _named(exchange)
+    await registry.unregister(name, said)
+    await _tell(exchange, {"status": f"Adapter {said} unregistered"})
+
+
+async def describe(exchange: Exchange, service: Service) -> None:
+    registry, (name, said) = await _registry(exchange, service), _named(exchange)
+    await _tell(exchange, _shown(registry.find(name, said), service))
+
+
+async def list_all(exchange: Exchange, service: Service) -> None:
+    registry = await _registry(exchange, service)
+    entries, more = page(registry.entries(), query(exchange))
+    await _tell(exchange, {"adapters": [_shown(entry, service) for entry in entries], **more})
+
+
+async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
+    """Return the registry. Raises HTTPException, UnknownModel, Unavailable, or InvalidRequest if there is no LoRA."""
+    if not service.config.server.management:
+        raise HTTPException(404, "adapters cannot be changed here (management=false)")
+    if service.front_end.is_draining:
+        raise Unavailable("the server is shutting down and takes no new requests")
+    if (model := exchange.scope["path_params"].get("model")) is not None:
+        service.check_model(model)
+    if service.config.is_user_code or service.engines is None or service.adapters is None:
+        raise InvalidRequest("the model is user code, which has no adapters")
+    if not is_enabled(service.config.engine.options):
+        raise InvalidRequest("LoRA is not enabled.")
+    engine = await service.engines.ready()
+    if not engine.capabilities.lora:
+        raise InvalidRequest(f"the engine {engine.name} has no adapters")
+    return service.adapters
+
+
+async def _parameters(exchange: Exchange, service: Service) -> dict[str, Any]:
+    """Read the query and the body. Raises InvalidParameter, also for a value that differs in the two."""
+    body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
+    given: dict[str, Any] = {}
+    for place in (query(exchange), read_object(body) if body.strip() else {}):
+        for name, read in PARAMETERS.items():
+            if place.get(name) is not None:
+                value = read(name, place[name])
+                if given.setdefault(name, value) != value:
+                    raise InvalidParameter(name, "the same in the query and the body", value)
+    return given
+
+
+def _checked(preload: bool, pin: bool) -> tuple[bool, bool]:
+    if pin and not preload:
+        raise InvalidParameter("preload", "true with pin=true", preload)
+    return preload, pin
+
+
+def _named(exchange: Exchange) -> tuple[str, str]:
+    """Return the adapter's name in the path, and its name in messages."""
+    name = str(exchange.scope["path_params"]["adapter"])
+    return name, alias(exchange) or shorten(name, 258)[1:-1]
+
+
+def _shown(entry: Adapter, service: Service) -> dict[str, object]:
+    """Return an adapter as a client sees it, with the reason if an engine could not load it again."""
+    shown = {"name": entry.name, "src": entry.src, "preload": entry.preload, "pin": entry.is_pinned}
+    reason = None if service.engines is None else service.engines.adapter_failure(entry.name)
+    return shown if reason is None else {**shown, "reason": reason}
+
+
+async def _tell(exchange: Exchange, body: dict[str, object]) -> None:
+    await exchange.send_whole(200, "application/json", orjson.dumps(body))
+
+
+ROUTES = [
+    (f"{prefix}/adapters{rest}", [method], handler)
+    for prefix in ("", "/models/{model}")
+    for rest, method, handler in (
+        ("", "POST", register),
+        ("", "GET", list_all),
+        ("/{adapter}", "GET", describe),
+        ("/{adapter}", "DELETE", unregister),
+        ("/{adapter}/update", "POST", update),
+    )
+]

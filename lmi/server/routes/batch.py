@@ -1,0 +1,33 @@
+"""`/execution-parameters`: how a batch transform of SageMaker should send its records."""
+
+from __future__ import annotations
+
+import orjson
+
+from lmi.http.exchange import Exchange
+from lmi.server.service import Service
+from lmi.settings.config import ServerConfig
+
+MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
+
+
+async def execution_parameters(exchange: Exchange, service: Service) -> None:
+    server = service.config.server
+    fields = {
+        "MaxConcurrentTransforms": num_transforms(server, service.num_running_sequences),
+        "BatchStrategy": server.batch_strategy,
+        "MaxPayloadInMB": server.max_payload_mb,
+    }
+    await exchange.send_whole(200, "application/json", orjson.dumps(fields))
+
+
+def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
+    """Return the number of requests to send at once: as many as run at once and stay under SageMaker's limit."""
+    if server.max_concurrent_transforms is not None:
+        return server.max_concurrent_transforms
+    if server.max_payload_mb:
+        num_running_sequences = min(num_running_sequences, MAX_TRANSFORM_MB // server.max_payload_mb)
+    return max(1, num_running_sequences)
+
+
+ROUTES = [("/execution-parameters", ["GET"], execution_parameters)]

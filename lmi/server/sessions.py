@@ -1,0 +1,159 @@
+"""Sessions over HTTP: the body that opens or closes one, and the header that names one.
+
+    {"requestType": "NEW_SESSION"}   200, X-Amzn-SageMaker-Session-Id: ID; Expires=2026-01-02T03:04:05Z
+    {"requestType": "CLOSE"}         200, X-Amzn-SageMaker-Closed-Session-Id: ID
+
+No history is kept: a client sends its whole context with each request. A session sends all its requests to one engine,
+whose prefix cache then serves them. The header of a new session has two names: that of AWS's guide and the reference,
+and that of AWS's library and vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+
+import msgspec
+
+from lmi.errors import LmiError
+from lmi.http.exchange import Exchange, Header
+from lmi.server.service import Service
+from lmi.shared.sessions import InvalidSession, Session, Sessions
+
+HEADER = "X-Amzn-SageMaker-Session-Id"
+NEW_HEADER, CLOSED_HEADER = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
+NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
+MAX_ID_CHARS = 256
+ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")  # of the API model of sagemaker-runtime
+ID_RULE = f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
+CLEAN_S = 60.0  # between two looks for sessions that have expired
+
+log = logging.getLogger(__name__)
+
+
+class _Body(msgspec.Struct):
+    """The fields of a body that opens or closes a session, and those that it must not have. Values stay raw."""
+
+    request_type: msgspec.Raw = msgspec.field(name="requestType", default=msgspec.Raw())
+    inputs: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+    def has(self, field: str) -> bool:
+        return bytes(getattr(self, field)) not in (b"", b"null")
+
+
+def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
+    """Return NEW_SESSION or CLOSE if the body asks for that, None if it asks for an answer. Raises InvalidSession.
+
+    If user code reads the bodies, `is_ours` is False, and every other value of the field belongs to that code.
+    """
+    if b'"requestType"' not in body:
+        return None
+    try:
+        fields = msgspec.json.decode(body, type=_Body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # its schema reports the fault
+    if not fields.has("request_type"):
+        return None
+    given = msgspec.json.decode(fields.request_type)
+    if given not in (NEW_SESSION, CLOSE):
+        if not is_ours:
+            return None
+        raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
+    for name in ("inputs", "messages", "prompt"):
+        if fields.has(name):
+            raise InvalidSession("requestType", f"left out beside {name}", given)
+    return str(given)
+
+
+async def change_session(exchange: Exchange, service: Service, asked: str) -> None:
+    """Open or close a session and answer. Raises InvalidSession or SessionFailed."""
+    sessions = switched_on(service, "requestType", asked)
+    if asked == NEW_SESSION:
+        session = await asyncio.to_thread(sessions.open)
+        said = said_of(session)
+        await answer(exchange, f"Session {session.id} created", [(HEADER, said), (NEW_HEADER, said)])
+        return
+    session_id = given_id(exchange)
+    if session_id in (None, "", NEW_SESSION):
+        raise InvalidSession(HEADER, "the id of the session to close", session_id)
+    session = await open_session(sessions, str(session_id))
+    if not await asyncio.to_thread(sessions.close, session.id):
+        raise not_open(session.id)
+    await answer(exchange, f"Session {session.id} closed", [(CLOSED_HEADER, session.id)])
+
+
+async def session_of(exchange: Exchange, service: Service) -> str | None:
+    """Return the id of the open session that the request belongs to, or None. Raises InvalidSession."""
+    session_id = given_id(exchange)
+    if session_id is None:
+        return None
+    sessions = switched_on(service, HEADER, session_id)
+    if session_id in ("", NEW_SESSION):
+        said = f"{HEADER} is {session_id!r} and the body does not open a session: the request is served without one"
+        log.info("%s", said, extra={"request_id": exchange.request_id})
+        return None
+    return (await open_session(sessions, session_id)).id
+
+
+def given_id(exchange: Exchange) -> str | None:
+    """Return the header, or None if the request has none. Raises InvalidSession for one that no session can have."""
+    given = exchange.headers.get(HEADER)
+    if given and (len(given) > MAX_ID_CHARS or (given != NEW_SESSION and not ID.fullmatch(given))):
+        raise InvalidSession(HEADER, ID_RULE, given)
+    return given
+
+
+def switched_on(service: Service, name: str, given: str) -> Sessions:
+    if service.sessions is None:
+        raise InvalidSession(name, "left out: sessions are off here (option.enable_stateful_sessions)", given)
+    return service.sessions
+
+
+async def open_session(sessions: Sessions, session_id: str) -> Session:
+    session = await asyncio.to_thread(sessions.find, session_id)
+    if session is None or session.has_expired:
+        raise not_open(session_id)
+    return session
+
+
+def not_open(session_id: str) -> LmiError:
+    return InvalidSession(HEADER, "the id of an open session, and this one is unknown, closed or expired", session_id)
+
+
+def said_of(session: Session) -> str:
+    """Return the value of the headers for a new session. The time is rounded down."""
+    expires = datetime.fromtimestamp(int(session.expires_s), UTC)
+    return f"{session.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"
+
+
+async def answer(exchange: Exchange, result: str, headers: list[Header]) -> None:
+    body = b'{"result": %b}\n' % msgspec.json.encode(result)
+    await exchange.send_whole(200, "application/json", body, headers)
+
+
+@asynccontextmanager
+async def kept_clean(services: Mapping[str, Service], every_s: float = CLEAN_S) -> AsyncIterator[None]:
+    """Remove the expired sessions of these models, which may change, again and again inside the block."""
+    cleaner = asyncio.create_task(_clean(services, every_s))
+    try:
+        yield
+    finally:
+        cleaner.cancel()
+        with suppress(asyncio.CancelledError):
+            await cleaner
+
+
+async def _clean(services: Mapping[str, Service], every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        for sessions in [service.sessions for service in services.values() if service.sessions is not None]:
+            try:
+                await asyncio.to_thread(sessions.remove_expired)
+            except OSError as error:
+                log.warning("expired sessions cannot be removed: %s", error)

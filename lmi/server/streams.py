@@ -1,0 +1,67 @@
+"""The body of an answer: whole, or a stream of records.
+
+A record is sent at once and in one piece. The last byte of a stream is a newline, because client libraries that read
+lines wait forever for the end of one. Many clients decode each piece that a platform hands them, and a piece may end
+within a character, so a stream can be all ASCII.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+
+from lmi.apis import AnyApi
+from lmi.formatters.base import AsyncFormatter
+from lmi.formatters.errors import Rendered
+from lmi.http.exchange import Exchange
+
+NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+class Body:
+    """The body of one answer. With `is_ascii` a stream has other characters as the `\\uXXXX` of JSON."""
+
+    def __init__(self, exchange: Exchange, formatter: AsyncFormatter, *, is_ascii: bool = False) -> None:
+        self._exchange = exchange
+        self._formatter = formatter
+        self._is_ascii = is_ascii
+        self._whole: list[bytes] = []
+
+    async def take(self, records: AsyncIterator[bytes]) -> None:
+        """Send the records of a stream as they arrive, or collect those of a whole answer."""
+        exchange, formatter = self._exchange, self._formatter
+        async for record in records:
+            if not formatter.is_streaming:
+                self._whole.append(record)
+                continue
+            if not exchange.status:
+                await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
+            if record:
+                await exchange.write(as_ascii(record) if self._is_ascii else record)
+
+    async def fail(self, rendered: Rendered) -> None:
+        """Send an error in a stream that has begun. It begins a line, whatever stands before it."""
+        self._exchange.note_failure(rendered.status)
+        record = self._exchange.line_end() + rendered.body
+        await self._exchange.write(as_ascii(record) if self._is_ascii else record)
+
+    async def end(self, api: AnyApi) -> None:
+        """End a stream, or send the whole answer."""
+        if self._exchange.status:
+            await self._exchange.end(self._exchange.line_end())
+            return
+        body, media_type = b"".join(self._whole), self._formatter.media_type
+        body = body if self._formatter.is_verbatim else api.whole(media_type, body)
+        await self._exchange.send_whole(200, media_type, body)
+
+
+def as_ascii(record: bytes) -> bytes:
+    """Return a record with every other character escaped as in a JSON string. Bytes that are not UTF-8 stay."""
+    if record.isascii():
+        return record
+    try:
+        text = record.decode()
+    except UnicodeDecodeError:
+        return record
+    return NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text).encode()

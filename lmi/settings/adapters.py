@@ -1,0 +1,84 @@
+"""Looks at the folders of LoRA adapters: which lie beside the model, and whether their files can be used.
+
+This module never opens weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from lmi.errors import InvalidParameter, ModelUnusable, SecurityRefused
+from lmi.settings.kinds import WORDS
+from lmi.shared.desired_state import check_name
+
+FOLDER = "adapters"  # beside the model or serving.properties, with one folder for each adapter, named after it
+OPTION = "option.enable_lora"
+CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def is_enabled(options: Mapping[str, str]) -> bool:
+    """Return whether the options of an engine ask for adapters."""
+    return WORDS.get(options.get(OPTION.removeprefix("option."), "").lower(), False)
+
+
+def folders_beside(*places: Path) -> list[Path]:
+    """Return the folders of the adapters that lie beside the model or serving.properties."""
+    return list(chain.from_iterable(map(_folders, dict.fromkeys(place.resolve() for place in places))))
+
+
+def _folders(place: Path) -> list[Path]:
+    if not (place / FOLDER).is_dir():
+        return []
+    entries = sorted((place / FOLDER).iterdir())
+    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
+    """Return the folders of adapters by their names.
+
+    Raises ModelUnusable for a name that is not allowed, is among `taken`, or is that of two folders.
+    """
+    found: dict[str, str] = {}
+    for folder in folders:
+        try:
+            check_name(folder.name)
+        except InvalidParameter as error:
+            raise ModelUnusable(f"{folder}: the folder's {error}") from None
+        if folder.name in taken or folder.name in found:
+            other = found.get(folder.name, "the model")
+            raise ModelUnusable(f"{folder}: an adapter has a name of its own, and {other} has this one")
+        found[folder.name] = str(folder)
+    return found
+
+
+def check_files(folder: Path, *, allow_pickle: bool) -> None:
+    """Raise ModelUnusable unless a folder has the files of an adapter, SecurityRefused if its weights are pickled."""
+    try:
+        has_config, has_weights, has_pickle = ((folder / name).is_file() for name in (CONFIG, WEIGHTS, PICKLED))
+        if has_config:
+            _check_config(folder / CONFIG)
+    except OSError as error:
+        raise ModelUnusable(f"{error.filename}: {error.strerror}") from None
+    if not has_config or not (has_weights or has_pickle):
+        raise ModelUnusable(f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}")
+    if not has_weights and not allow_pickle:
+        said = (
+            f"{folder / PICKLED} is a pickle, which can run code: save it as {WEIGHTS}, or set option.allow_pickle=true"
+        )
+        raise SecurityRefused(said)
+
+
+def _check_config(file: Path) -> None:
+    with open(file, "rb") as opened:
+        text = opened.read(MAX_CONFIG_BYTES + 1)
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ModelUnusable(f"{file}: over {MAX_CONFIG_BYTES} bytes, which no adapter's configuration has")
+    try:
+        msgspec.json.decode(text, type=dict)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelUnusable(f"{file}: {error}") from None

@@ -1,0 +1,83 @@
+"""Hands out TCP ports from safe_port_range, which SageMaker sets, to every listener but the server's own.
+
+Processes of lmi talk over unix sockets. Only the libraries of engines, whose ranks meet at a port, and the gateway
+listen further. Without a range each takes any free port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from lmi.errors import BadConfiguration
+from lmi.settings.config import Config
+from lmi.settings.engine_choice import ChosenEngine, Replicas
+from lmi.settings.handler import Handler
+from lmi.settings.kinds import GATEWAY_PORT
+from lmi.settings.sources import Problems
+from lmi.settings.values import Values
+
+RANGE, LEADER_PORT = "safe_port_range", "option.master_port"
+
+
+def choose_ports(
+    values: Values, engine: ChosenEngine, replicas: Replicas, environ: Mapping[str, str], problems: Problems
+) -> Replicas:
+    """Return the replicas with their ports. A given port outside of the range is a fault, and so are too few ports."""
+    given_range: tuple[int, int] | None = values.given(RANGE)
+    if given_range is None:
+        return replicas
+    ports = _ports(given_range, values.final("port"))
+    allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, but not the server's own"
+    for name, text in _given_ports(values, engine.handler, environ):
+        if text not in map(str, ports):
+            problems.faults.append(f"{name}={text or None}: allowed is {allowed}")
+    num_wanted = len(engine.handler.port_variables) * replicas.num_engines
+    if len(ports) < num_wanted:
+        values.refuse(RANGE, f"a range with {num_wanted} ports beside the server's own", problems)
+    return replace(replicas, ports=tuple(ports[:num_wanted]))
+
+
+def spare_port(config: Config) -> int | None:
+    """Return the port of one listener beside server and engines, or None if it may be any free one.
+
+    Raises BadConfiguration if the range has none left.
+    """
+    given_range = config.server.safe_port_range
+    if given_range is None:
+        return None
+    left = _free(config, given_range)
+    if not left:
+        raise BadConfiguration(f"{RANGE}={given_range[0]}-{given_range[1]}: no port is left for a further listener")
+    return left[-1]
+
+
+def choose_gateway_port(config: Config) -> Config:
+    """Return the settings with a gateway's port that the range allows, if there are both.
+
+    The usual port may be replaced, any other must lie in the range. Raises BadConfiguration.
+    """
+    given, given_range = config.server.gateway_port, config.server.safe_port_range
+    if given is None or given_range is None or given in _free(config, given_range):
+        return config
+    if given != GATEWAY_PORT:
+        allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, that nothing else uses"
+        raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
+    return replace(config, server=replace(config.server, gateway_port=spare_port(config)))
+
+
+def _free(config: Config, given_range: tuple[int, int]) -> list[int]:
+    """Return the ports of the range that neither the server nor its engines use."""
+    return [port for port in _ports(given_range, config.server.port) if port not in config.engine.ports]
+
+
+def _ports(given_range: tuple[int, int], server_port: int) -> list[int]:
+    return [port for port in range(given_range[0], given_range[1] + 1) if port != server_port]
+
+
+def _given_ports(values: Values, handler: Handler, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each port that the engine is given. The leader of several nodes must have one."""
+    environ = {**environ, **values.final("option.env")}
+    yield from ((name, environ[name]) for name in handler.port_variables if name in environ)
+    if LEADER_PORT in values or values.given("option.nnodes", "1") != "1":
+        yield LEADER_PORT, values.given(LEADER_PORT, "")

@@ -1,0 +1,233 @@
+"""Secure mode: what a model brings along is trusted no more than a request.
+
+The operator switches it on and names the controls (SAGEMAKER_SECURE_MODE, SAGEMAKER_SECURITY_CONTROLS); each control
+refuses some files and some options. Options and paths that are not known to be safe are refused by secure mode itself.
+Names and meanings are those of djl-serving, but an unknown control is refused here. This module reads names of files,
+and no file but tokenizer_config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lmi.errors import SecurityRefused
+from lmi.settings.config import ServerConfig
+from lmi.settings.kinds import FORMATTER_WORDS
+from lmi.settings.model_urls import local_path
+from lmi.settings.options import find
+from lmi.settings.requirements import NAME as REQUIREMENTS
+from lmi.settings.sources import FILE, Problems
+from lmi.settings.user_code import BUILT_IN
+from lmi.settings.values import Values
+
+SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"
+PLATFORM_FOLDER = Path("/opt/ml")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# A serving.properties may come with the model, so it cannot choose what is refused or which paths are safe.
+OPERATOR_KEYS = (SWITCH, CONTROLS_KEY, CHANNELS, "download_dir", "model_store", "adapter_roots")
+PATH_OPTIONS = (
+    "option.model_id",
+    "option.speculative_draft_model",
+    "option.chat_template",
+    "option.entryPoint",
+    "option.sessions_path",
+)
+# Options without a row in the table that are safe. Every row is, but option.env: PYTHONPATH and LD_PRELOAD run code.
+SAFE_OPTIONS = frozenset(
+    "option.gpu_memory_utilization option.enforce_eager option.enable_lora option.max_loras option.max_lora_rank "
+    "option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype option.enable_prefix_caching "
+    "option.enable_chunked_prefill option.disable_sliding_window option.swap_space option.cpu_offload_gb option.seed "
+    "option.speculative_draft_model option.speculative_length option.draft_model_tp_size option.nnodes "
+    "option.node_rank option.master_addr option.master_port".split()
+)
+LOAD_FORMAT, SAFE_LOAD_FORMATS = "option.load_format", ("auto", "safetensors")
+UNSAFE_ROW = "option.env"
+
+
+def _always(value: Any) -> bool:
+    return True
+
+
+def _is_pickle(file: Path) -> bool:
+    return file.suffix.lower() in PICKLES
+
+
+def _has_template(file: Path) -> bool:
+    if file.name != "tokenizer_config.json":
+        return file.name in ("chat_template.jinja", "chat_template.json")
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):  # another reader may find a template in it
+        return True
+    return isinstance(content, dict) and content.get("chat_template") is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What one control refuses."""
+
+    beside: frozenset[str] = frozenset()  # names of files in the model's folder itself
+    within: Callable[[Path], bool] | None = None  # files at any depth of a folder that is not trusted
+    options: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # option -> whether its value is refused
+
+
+CONTROLS: dict[str, Control] = {
+    "DISALLOW_REQUIREMENTS_TXT": Control(beside=frozenset({REQUIREMENTS})),
+    "DISALLOW_CUSTOM_INFERENCE_SCRIPTS": Control(
+        beside=frozenset({"model.py"}),
+        options={
+            "option.entryPoint": lambda text: not text.startswith(BUILT_IN),
+            "option.handler": _always,
+            "option.input_formatter": _always,
+            "option.output_formatter": lambda word: word not in FORMATTER_WORDS,
+        },
+    ),
+    "DISALLOW_PICKLE_FILES": Control(within=_is_pickle, options={"option.allow_pickle": bool}),
+    "DISALLOW_TRUST_REMOTE_CODE": Control(options={"option.trust_remote_code": bool}),
+    "DISALLOW_CHAT_TEMPLATE": Control(within=_has_template, options={"option.chat_template": _always}),
+}
+
+
+def check(
+    values: Values,
+    folder: Path | None,
+    folders: Collection[Path],
+    fetched: Collection[Path],
+    cwd: Path,
+    problems: Problems,
+) -> None:
+    """Raise SecurityRefused with one line for each option, path and file of a server that secure mode refuses.
+
+    `folder` is the one that is served, `folders` are those that may hold scripts of the model, and `fetched` are those
+    that were downloaded.
+    """
+    if not values.final(SWITCH):
+        return
+    _raise(list(_refused_sources(values)))
+    names, channels = _controls(values), _channels(values)
+    roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else []), *fetched]
+    refused = list(_refused_options(values, names))
+    refused += _refused_paths(values, [*folders, folder or cwd, cwd], roots)
+    for place in dict.fromkeys(path.resolve() for path in folders):
+        refused += _refused_beside(place, names)
+    for untrusted in dict.fromkeys((*channels, *fetched)):
+        refused += _refused_within(untrusted, names)
+    _raise(refused)
+    if not channels and any(CONTROLS[name].within for name in names):
+        problems.warnings.append(f"{CHANNELS} names no folder, so files are searched only where they are downloaded")
+
+
+def check_adapter(server: ServerConfig, folder: Path, model: Path) -> None:
+    """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the folder `model`."""
+    if not server.secure_mode:
+        return
+    names = server.security_controls
+    if not _is_below(folder, [PLATFORM_FOLDER, Path(server.download_dir), model]):
+        _raise([_leaves(folder, str(folder))])
+    _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
+
+
+def _controls(values: Values) -> tuple[str, ...]:
+    """Return the names of the controls. Raises SecurityRefused if there are none or one is unknown."""
+    names: tuple[str, ...] = values.final(CONTROLS_KEY)
+    known = ", ".join(CONTROLS)
+    if not names:
+        _raise([f"{values.how_given(SWITCH).said}: SAGEMAKER_SECURITY_CONTROLS is missing; controls are {known}"])
+    place = values.how_given(CONTROLS_KEY).place
+    _raise([f"{place}: unknown control {name}; controls are {known}" for name in names if name not in CONTROLS])
+    return names
+
+
+def _channels(values: Values) -> list[Path]:
+    """Return the folders that are not trusted. Raises SecurityRefused if one does not exist."""
+    channels = [Path(text) for text in values.final(CHANNELS)]
+    missing = [channel for channel in channels if not channel.is_dir()]
+    _raise([f"{values.how_given(CHANNELS).place}: {channel} is not a folder" for channel in missing])
+    return channels
+
+
+def _refused_sources(values: Values) -> Iterator[str]:
+    for key in OPERATOR_KEYS:
+        if key in values and (given := values.how_given(key)).rank[0] == FILE:
+            yield f"{given.place}: in secure mode only the environment or the command line may give it"
+
+
+def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
+    for key, picked in values.picked.items():
+        if not _is_safe(key, picked.value):
+            yield f"{picked.given.place}: secure mode does not allow this option"
+    for name in names:
+        for key, is_refused in CONTROLS[name].options.items():
+            if key in values and is_refused(values.given(key)):
+                yield f"{values.how_given(key).said}: refused by {name}"
+
+
+def _is_safe(key: str, value: Any) -> bool:
+    if not key.startswith("option.") or key in SAFE_OPTIONS:
+        return True
+    if key == LOAD_FORMAT:
+        return value in SAFE_LOAD_FORMATS
+    return find(key) is not None and key != UNSAFE_ROW
+
+
+def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:
+    for key in PATH_OPTIONS:
+        if key in values:
+            outside = [path for path in _paths(str(values.given(key)), bases) if not _is_below(path, roots)]
+            yield from (_leaves(path, values.how_given(key).place) for path in outside[:1])
+
+
+def _paths(text: str, bases: list[Path]) -> list[Path]:
+    """Return the paths that an option may mean, or none if it means something else, such as a model of a hub."""
+    text = local_path(text)
+    try:
+        named = [base / text for base in bases if (base / text).exists()]
+    except OSError:  # too long for a path
+        return []
+    return named or [Path(text)] * text.startswith("/")
+
+
+def _is_below(path: Path, roots: list[Path]) -> bool:
+    return any(path.resolve().is_relative_to(root.resolve()) for root in roots)
+
+
+def _leaves(path: Path, place: str) -> str:
+    return f"{place}: {path.resolve()} is outside of the model's folder, {PLATFORM_FOLDER} and download_dir"
+
+
+def _refused_beside(folder: Path, names: Collection[str]) -> Iterator[str]:
+    for name in names:
+        found = [folder / file for file in sorted(CONTROLS[name].beside) if os.path.lexists(folder / file)]
+        yield from (f"{file}: refused by {name}" for file in found)
+
+
+def _refused_within(folder: Path, names: Collection[str]) -> Iterator[str]:
+    for name in names:
+        if (is_refused := CONTROLS[name].within) is not None:
+            yield from (f"{file}: refused by {name}" for file in _files(folder) if is_refused(file))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield every file below a folder, through links too. Raises SecurityRefused for a folder that cannot be read."""
+    seen = set()
+    for parent, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(parent, file) for file in sorted(files))
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise SecurityRefused(f"{error.filename}: cannot be searched in secure mode: {error.strerror}")
+
+
+def _raise(refused: list[str]) -> None:
+    if refused:
+        raise SecurityRefused("\n".join(refused))

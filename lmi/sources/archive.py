@@ -1,0 +1,115 @@
+"""Unpacks an archive that nobody trusts."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from lmi.errors import ModelUnusable, SecurityRefused, cause_line
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
+
+MAX_MEMBERS = 100_000
+BUFFER_BYTES = 1 << 20
+BLOCK_BYTES = 512
+GZIP = b"\x1f\x8b"
+
+
+class CountedFile(io.FileIO):
+    """A file that reports how many bytes are read."""
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._count = count
+
+    def readinto(self, buffer: Buffer) -> int | None:
+        num_bytes = super().readinto(buffer)
+        self._count(num_bytes or 0)
+        return num_bytes
+
+
+class TarStream(io.BufferedIOBase):
+    """The bytes of a tar file, unpacked if gzip packed them, which remembers how they end."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        packed = io.BufferedReader(file, BUFFER_BYTES)
+        is_gzip = packed.peek(2)[:2] == GZIP
+        self._file = gzip.GzipFile(fileobj=packed) if is_gzip else packed
+        self._end = b""
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = self._file.read(-1 if size is None else size)
+        self._end = (self._end + data[-BLOCK_BYTES:])[-BLOCK_BYTES:]
+        return data
+
+    def finish(self) -> None:
+        """Read the rest. Raises ReadError unless the last block is the empty one that ends each tar file.
+
+        tarfile takes an archive that was cut between two members for one that has ended.
+        """
+        while self.read(BUFFER_BYTES):
+            pass
+        if self._end != bytes(BLOCK_BYTES):
+            raise tarfile.ReadError("it ends in the middle")
+
+
+def unpack(
+    archive: Path,
+    folder: Path,
+    *,
+    name: str = "",
+    count: Callable[[int], None] = lambda num_bytes: None,
+    check_room: Callable[[int], None] = lambda num_bytes: None,
+    max_members: int = MAX_MEMBERS,
+) -> None:
+    """Unpack a tar file, packed by gzip or not, into `folder`.
+
+    `count` gets the bytes of the archive that were read. `check_room` gets the size of each member before it is
+    written. Raises SecurityRefused for a member that leaves the folder or is not a file, folder or link, and
+    ModelUnusable for a broken archive. Messages begin with `name`, which is the archive's path unless it is given.
+    """
+    subject = name or str(archive)
+    with _broken_explained(subject), CountedFile(archive, count) as file, TarStream(file) as stream:
+        with _opened(stream) as tar:
+            for number, member in enumerate(tar, start=1):
+                if number > max_members:
+                    raise SecurityRefused(f"{subject}: the archive has more than {max_members} members")
+                _check(member, subject)
+                check_room(member.size)
+                _extract(tar, member, folder, subject)
+        stream.finish()
+
+
+@contextmanager
+def _broken_explained(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            raise
+        raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error
+
+
+def _opened(stream: TarStream) -> tarfile.TarFile:
+    return tarfile.open(None, "r|", stream, BUFFER_BYTES)
+
+
+def _check(member: tarfile.TarInfo, subject: str) -> None:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts:
+        raise SecurityRefused(f"{subject}: the member {member.name} leaves the archive's folder")
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, subject: str) -> None:
+    """Write one member. The filter refuses links that lead outward and devices, and drops owners and modes."""
+    try:
+        tar.extract(member, folder, filter="data")
+    except tarfile.FilterError as error:
+        raise SecurityRefused(f"{subject}: the member {member.name} is refused: {cause_line(error)}") from error

@@ -1,0 +1,254 @@
+"""A bucket of S3 through boto3, with errors that say what is wrong and who can mend it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import boto3  # type: ignore[import-untyped]
+import botocore.exceptions as faults  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from s3transfer.exceptions import (  # type: ignore[import-untyped]
+    RetriesExceededError,
+    S3DownloadFailedError,
+    S3ValidationError,
+)
+from s3transfer.manager import TransferConfig, TransferManager  # type: ignore[import-untyped]
+
+from lmi.errors import ModelUnusable, cause_line
+from lmi.sources.place import size_of
+from lmi.sources.progress import Progress
+from lmi.sources.tries import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass
+
+NUM_THREADS = 10
+PART_BYTES = 64 << 20
+# A part is read again when its connection breaks, and each read asks again when S3 is busy. In all of them together a
+# silent S3 has NO_BYTE_S, then the try of the whole source has failed.
+NUM_PART_READS, NUM_READ_TRIES = 3, 2
+READ_TIMEOUT_S = NO_BYTE_S / (NUM_PART_READS * NUM_READ_TRIES)
+CONNECT_TIMEOUT_S = 10.0
+# With a threshold of one byte each read is one of a range, and only those are made with If-Match.
+TRANSFERS = TransferConfig(
+    multipart_threshold=1,
+    multipart_chunksize=PART_BYTES,
+    max_request_concurrency=NUM_THREADS,
+    num_download_attempts=NUM_PART_READS,
+)
+PERMISSIONS = {"ListObjectsV2": "s3:ListBucket", "HeadObject": "s3:GetObject", "GetObject": "s3:GetObject"}
+PASSING_CODES = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "InternalError"})
+PASSING = (
+    faults.ConnectionError,
+    faults.HTTPClientError,
+    faults.IncompleteReadError,
+    S3ValidationError,
+    RetriesExceededError,
+)
+REFUSED_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
+CREDENTIALS = (
+    faults.NoCredentialsError,
+    faults.PartialCredentialsError,
+    faults.CredentialRetrievalError,
+    faults.ProfileNotFound,
+    faults.TokenRetrievalError,
+    faults.SSOError,
+    faults.NoAuthTokenError,
+)
+
+
+class Found(NamedTuple):
+    """What a listing says about an object."""
+
+    key: str
+    size: int
+    etag: str  # without quotes
+
+
+class Wanted(NamedTuple):
+    """An object and the file that it becomes."""
+
+    found: Found
+    file: Path
+
+
+class Bucket:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        with explained(f"s3://{name}"):
+            session = boto3.session.Session()
+            # The caller tries a listing again. Of the reads of a transfer many run at a time, so each is tried again.
+            region = session.region_name or os.environ.get(
+                "AWS_REGION"
+            )  # which SageMaker sets, and boto3 does not read
+            self._lister = session.client("s3", region, config=_config(1))
+            self._reader = session.client("s3", region, config=_config(NUM_READ_TRIES))
+
+    @property
+    def endpoint(self) -> str:
+        return str(self._lister.meta.endpoint_url)
+
+    def objects(self, prefix: str) -> list[Found]:
+        """Return every object below `prefix`, without the empty ones that stand for folders."""
+        with explained(f"s3://{self.name}/{prefix}"):
+            pages = self._lister.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+            listed = [each for page in pages for each in page.get("Contents", [])]
+        found = (Found(each["Key"], each["Size"], each["ETag"].strip('"')) for each in listed)
+        return [each for each in found if each.size or not each.key.endswith("/")]
+
+    def head(self, key: str) -> Found | None:
+        """Return the object of this key, or None."""
+        with explained(f"s3://{self.name}/{key}"):
+            try:
+                answer = self._lister.head_object(Bucket=self.name, Key=key)
+            except faults.ClientError as error:
+                if _code(error) not in GONE:
+                    raise
+                return None
+        return Found(key, answer["ContentLength"], answer["ETag"].strip('"'))
+
+    def similar(self, key: str) -> str | None:
+        """Return a key or folder that is `key` but for the case of its last part or a slash at its end, or None."""
+        folder, slash, name = key.rstrip("/").rpartition("/")
+        try:
+            page = self._lister.list_objects_v2(Bucket=self.name, Prefix=folder + slash, Delimiter="/")
+        except faults.ClientError as error:
+            if _code(error) == "NoSuchBucket":
+                raise _of_answer(error, f"s3://{self.name}/{key}") from error
+            return None  # it may not be listed
+        near = [each["Key"] for each in page.get("Contents", [])]
+        near += [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+        return next((one for one in near if one.rstrip("/").rpartition("/")[2].lower() == name.lower()), None)
+
+    def fetch(self, wanted: Sequence[Wanted], progress: Progress) -> Iterator[Found]:
+        """Fetch objects into their files and yield each when it is whole and checked, in the order of their ends.
+
+        A file appears under its name only when it is whole. After the first error the others are cancelled, and the
+        error is raised when all have ended.
+        """
+        first: Exception | None = None
+        ended: SimpleQueue[tuple[Wanted, Any]] = SimpleQueue()
+        with TransferManager(self._reader, TRANSFERS) as manager:
+            futures = [self._start(manager, each, _Subscriber(each, progress, ended)) for each in wanted]
+            for _ in futures:
+                each, future = ended.get()
+                try:
+                    self._finish(each, future)
+                except Exception as error:
+                    if first is None:
+                        first = error
+                        for other in futures:
+                            other.cancel()
+                    continue
+                progress.file_done()
+                yield each.found
+        if first is not None:
+            raise first
+
+    def _start(self, manager: Any, each: Wanted, subscriber: _Subscriber) -> Any:
+        return manager.download(self.name, each.found.key, str(each.file), subscribers=[subscriber])
+
+    def _finish(self, each: Wanted, future: Any) -> None:
+        """Raise what went wrong with an object: on its way, or because it is not what the listing says."""
+        with explained(f"s3://{self.name}/{each.found.key}", read_key=each.found.key):
+            future.result()
+            self._check(each)
+
+    def _check(self, each: Wanted) -> None:
+        found, file = each
+        if (size := size_of(file)) != found.size:
+            file.unlink(missing_ok=True)
+            raise Damaged(found.key, wanted=f"{found.size} bytes", found=size)
+        if _is_md5(found.etag) and (digest := _md5(file)) != found.etag and not self._is_encrypted(found):
+            file.unlink()
+            raise Damaged(found.key, wanted=f"MD5 {found.etag}", found=digest)
+
+    def _is_encrypted(self, found: Found) -> bool:
+        """Return whether the object is encrypted so that its ETag is not an MD5, although it looks like one."""
+        answer = self._reader.head_object(Bucket=self.name, Key=found.key)
+        return answer.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in answer
+
+
+class _Subscriber:
+    """Hears from the transfer manager how one object gets on."""
+
+    def __init__(self, wanted: Wanted, progress: Progress, ended: SimpleQueue[tuple[Wanted, Any]]) -> None:
+        self._wanted = wanted
+        self._progress = progress
+        self._ended = ended
+
+    def on_queued(self, future: Any, **_: object) -> None:
+        future.meta.provide_transfer_size(self._wanted.found.size)
+        future.meta.provide_object_etag(f'"{self._wanted.found.etag}"')
+
+    def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
+        self._progress.add(bytes_transferred)
+
+    def on_done(self, future: Any, **_: object) -> None:
+        self._ended.put((self._wanted, future))
+
+
+@contextmanager
+def explained(url: str, *, read_key: str = "") -> Iterator[None]:
+    """Turn boto3's errors into MayPass, Damaged or an error that says what is wrong for good.
+
+    `read_key` is given while an object of a listing is read. If it is missing then, it has changed.
+    """
+    try:
+        yield
+    except faults.ClientError as error:
+        raise _of_answer(error, url, read_key) from error
+    except CREDENTIALS as error:
+        raise ModelUnusable(f"{url}: no credentials for S3: {cause_line(error)}") from error
+    except S3DownloadFailedError as error:
+        raise _changed(read_key, "PreconditionFailed") from error
+    except PASSING as error:
+        cause = getattr(error, "last_exception", error)
+        raise MayPass(f"{type(cause).__name__}: {cause_line(cause)}") from error
+    except (faults.BotoCoreError, ValueError) as error:
+        raise ModelUnusable(f"{url}: {type(error).__name__}: {cause_line(error)}") from error
+
+
+def _of_answer(error: Any, url: str, read_key: str = "") -> Exception:
+    code, operation = _code(error), error.operation_name
+    if read_key and code in GONE:
+        return _changed(read_key, code)
+    said = f"S3 answers {code} to {operation}: {error.response.get('Error', {}).get('Message', '')}"
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status in PASSING_STATUSES or code in PASSING_CODES:
+        return MayPass(said)
+    if code in REFUSED_CREDENTIALS:
+        return ModelUnusable(f"{url}: {said}; the credentials are not valid")
+    permission = PERMISSIONS.get(operation, "")
+    return ModelUnusable(f"{url}: {said}" + (f"; it needs the permission {permission}" if permission else ""))
+
+
+def _changed(key: str, code: str) -> Damaged:
+    return Damaged(key, wanted="the object of the listing", found=f"another or none, since it changed ({code})")
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _config(num_tries: int) -> Any:
+    return Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": num_tries},
+        max_pool_connections=NUM_THREADS,
+        user_agent_extra="lmi",
+    )
+
+
+def _is_md5(etag: str) -> bool:
+    return len(etag) == 32 and set(etag) <= set("0123456789abcdef")
+
+
+def _md5(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

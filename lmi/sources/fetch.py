@@ -1,0 +1,39 @@
+"""Fetches one source and returns its local folder."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from lmi.errors import ModelUnusable
+from lmi.sources.complete import check
+from lmi.sources.job import Job
+from lmi.sources.request import FetchedSource
+from lmi.sources.source import HubModel, S3Archive, S3Folder, parse
+
+
+def fetch(job: Job) -> FetchedSource:
+    """Fetch what is missing of a source and return its folder.
+
+    Raises ModelUnusable, SecurityRefused or SourceUnreachable. All of them name the source.
+    """
+    wanted = job.wanted
+    source = parse(wanted.source)
+    job.progress.begin(source, 0, 0)
+    folder, revision = _from_hub(source, job) if isinstance(source, HubModel) else (_from_s3(source, job), "")
+    check(folder, name=wanted.source, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
+    return FetchedSource(source=wanted.source, folder=str(folder), revision=revision)
+
+
+def _from_hub(source: HubModel, job: Job) -> tuple[Path, str]:
+    from lmi.sources.hub import HubFetch  # only here, because the client is large
+
+    return HubFetch(source, job).fetch()
+
+
+def _from_s3(source: S3Folder | S3Archive, job: Job) -> Path:
+    if find_spec("boto3") is None:
+        raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install 'lmi[aws]'")
+    from lmi.sources.s3 import S3Fetch
+
+    return S3Fetch(source, job).fetch()

@@ -1,0 +1,88 @@
+"""A folder that sources are fetched to: its room, its locks, and what a disk that is full means."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi.errors import ModelUnusable
+from lmi.sources.progress import readable
+
+SPARE_BYTES = 1 << 30  # that stay free beside what is fetched
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+
+log = logging.getLogger(__name__)
+
+
+def default_download_dir(environ: Mapping[str, str]) -> Path:
+    """Return where S3's sources go if neither download_dir nor SERVING_DOWNLOAD_DIR is given."""
+    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/tmp") / ".cache"
+    return Path(cache) / "lmi" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder, and the variable by which an operator moves it to another disk."""
+
+    folder: Path
+    variable: str
+    spare_bytes: int = SPARE_BYTES
+
+    def check_room(self, needed_bytes: int, source: object) -> None:
+        """Raise ModelUnusable unless so many bytes and the spare ones are free."""
+        if self._free_bytes() < needed_bytes + self.spare_bytes:
+            raise self._full(needed_bytes + self.spare_bytes, source)
+
+    @contextmanager
+    def writing(self, needed_bytes: int, source: object) -> Iterator[None]:
+        """Turn the errors of a disk that is full or cannot be written into ModelUnusable."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise self._full(needed_bytes, source) from error
+            if error.errno in REFUSED:
+                path = error.filename or self.folder
+                moved = f"{self.variable} names another folder"
+                raise ModelUnusable(f"{source}: {path}: {error.strerror} ({moved})") from error
+            raise
+
+    @contextmanager
+    def only_one(self, lock: Path, source: object) -> Iterator[None]:
+        """Hold the lock of one source, which one process has at a time. The kernel frees it when that process ends."""
+        with self.writing(0, source):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = open(lock, "ab")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("%s: another process fetches it, this one waits", source)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _free_bytes(self) -> int:
+        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        return shutil.disk_usage(existing).free
+
+    def _full(self, needed_bytes: int, source: object) -> ModelUnusable:
+        return ModelUnusable(
+            f"{source}: {self.folder} is full: {readable(needed_bytes)} are needed, {readable(self._free_bytes())} are "
+            f"free ({self.variable} names another folder)"
+        )
+
+
+def size_of(path: Path) -> int | None:
+    """Return the bytes of a file, or None if there is none."""
+    try:
+        return os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None

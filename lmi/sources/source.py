@@ -1,0 +1,96 @@
+"""Says what a text names as the source of a model or adapter.
+
+    /opt/ml/model, ./model, file:///…   a local folder
+    owner/name                          a repository of the hub; option.model_id may leave the owner out
+    s3://bucket/prefix                  every object below `prefix/`
+    s3://bucket/key.tar.gz              an archive; .tgz and .tar too
+
+This module looks at no folder and asks nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lmi.errors import ModelUnusable, shorten
+
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar")
+# The hub's rule for names: letters, digits, "_", "-" and ".", of which the last two neither begin nor end a name.
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+HUB_ID = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?{_PART}")
+KNOWN = "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, .tar)"
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A repository of the hub, `owner/name`."""
+
+    id: str
+
+    def __str__(self) -> str:
+        return self.id
+
+
+@dataclass(frozen=True, slots=True)
+class S3Folder:
+    """Every object of a bucket whose key begins with `prefix`, which ends in "/" unless it is empty."""
+
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Archive:
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+RemoteSource = HubModel | S3Folder | S3Archive
+
+
+def remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> RemoteSource | None:
+    """Return the remote source that `text` names, or None if it names a local folder.
+
+    `exists_locally` is whether there is a folder of this name, which beats a hub id. `needs_owner` is true for the
+    folder of `lmi serve`, where a single word is never an id. Raises ModelUnusable for a scheme that is not known.
+    """
+    if exists_locally or text.startswith("file:"):
+        return None
+    if (scheme := SCHEME.match(text)) is not None:
+        return _with_scheme(text, scheme[1])
+    if HUB_ID.fullmatch(text) and ("/" in text or not needs_owner):
+        return HubModel(text)
+    return None
+
+
+def is_remote(text: str, *, exists_locally: bool, needs_owner: bool = False) -> bool:
+    """Return whether `text` must be fetched before it can be served, by the rules of `remote`."""
+    return remote(text, exists_locally=exists_locally, needs_owner=needs_owner) is not None
+
+
+def parse(text: str) -> RemoteSource:
+    """Return the remote source that `text` names. Raises ModelUnusable if it names none."""
+    source = remote(text, exists_locally=False)
+    if source is None:
+        raise ModelUnusable(f"{shorten(text)}: no such source; there are {KNOWN}")
+    return source
+
+
+def _with_scheme(text: str, scheme: str) -> S3Folder | S3Archive:
+    if scheme.lower() != "s3":
+        raise ModelUnusable(f"{shorten(text)}: no source has the scheme {scheme}://; there are {KNOWN}")
+    bucket, _, key = text[len("s3://") :].partition("/")
+    if not bucket:
+        raise ModelUnusable(f"{shorten(text)}: names no bucket; the form is s3://bucket/prefix")
+    if key.lower().endswith(ARCHIVE_SUFFIXES):
+        return S3Archive(bucket, key)
+    prefix = key.rstrip("/")
+    return S3Folder(bucket, f"{prefix}/" if prefix else "")

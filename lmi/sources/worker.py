@@ -1,0 +1,175 @@
+"""The fetch process: it brings the sources that a request names, reports how far it is, and ends.
+
+`python -m lmi.sources.worker REQUEST FOLDER` reads a `FetchRequest` and writes `progress.json`, then `result.json` or
+`failure.json` into FOLDER (`lmi/sources/request.py`). It is the only process that needs the network and the secrets of
+hub and S3, which it has from its environment. It exits with 0, or with the exit code of the error in `failure.json`.
+SIGTERM ends it at once: what lies on the disk is good at any moment, also after SIGKILL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+
+import lmi.shared.log
+from lmi.errors import StartError
+from lmi.shared import processes
+from lmi.shared.sink import guard_streams, stream
+from lmi.sources.fetch import fetch
+from lmi.sources.job import Job
+from lmi.sources.place import SPARE_BYTES
+from lmi.sources.progress import FetchReport, Progress
+from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchedSource, FetchFailure, FetchRequest, FetchResult, write
+from lmi.sources.tries import DELAYS_S
+
+REPORT_S = 0.5  # between two files with the progress
+LOG_S = 10.0  # between two lines of the log
+
+log = logging.getLogger("lmi.sources.worker")  # this module is __main__ where it runs
+
+
+class Reporter:
+    """Reports the progress from a thread: in a file, and to people as a bar on a terminal or as lines in the log."""
+
+    def __init__(self, progress: Progress, file: Path, *, has_bar: bool, log_s: float = LOG_S) -> None:
+        self._log_s = log_s
+        self._progress = progress
+        self._file = file
+        self._written: FetchReport | None = None
+        self._logged_s = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        if has_bar:
+            columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            console = Console(file=stream(lmi.shared.log.fd()))
+            self._bar = Bar(TextColumn("{task.description}"), *columns, console=console, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _run(self) -> None:
+        while not self._over.wait(REPORT_S):
+            self._report()
+        self._report()
+
+    def _report(self) -> None:
+        report = self._progress.report()
+        if report != self._written:
+            self._write(report)
+        if self._bar is not None:
+            self._show(self._bar, report)
+        elif time.monotonic() - self._logged_s >= self._log_s and report.source:
+            self._logged_s = time.monotonic()
+            log.info("%s", report)
+
+    def _write(self, report: FetchReport) -> None:
+        try:
+            write(self._file, report)
+            self._written = report
+        except OSError as error:  # a full disk; the fetch itself says so
+            log.debug("%s cannot be written: %s", self._file, error)
+
+    def _show(self, bar: Bar, report: FetchReport) -> None:
+        if self._task is None:
+            self._task = bar.add_task("", total=None)
+        text = f"{report.stage} {report.source} {report.num_files}/{report.total_files}"
+        bar.update(self._task, description=text, completed=report.num_bytes, total=report.total_bytes or None)
+
+
+def run(jobs: Sequence[Job], folder: Path, reporter: Reporter, *, says_failure: bool) -> int:
+    """Fetch every source and write the result or the failure. Returns the exit code."""
+    try:
+        with reporter:
+            sources = tuple(map(_timed, jobs))
+    except Exception as error:
+        if not isinstance(error, StartError):
+            log.exception("the fetch failed")
+        failure = FetchFailure.of(error)
+        with suppress(OSError):  # if this disk is full too, the exit code and the log still say it
+            write(folder / FAILURE, failure)
+        # On a terminal people read it only once, in the supervisor's last message.
+        if says_failure:
+            log.error("%s", failure.message)
+        return failure.exit_code
+    write(folder / RESULT, FetchResult(sources=sources))
+    return 0
+
+
+def _timed(job: Job) -> FetchedSource:
+    started_s = time.monotonic()
+    fetched = fetch(job)
+    log.info("%s is in %s, after %.1f s", fetched.source, fetched.folder, time.monotonic() - started_s)
+    return fetched
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="lmi.sources.worker", description=__doc__)
+    parser.add_argument("request", type=Path, help="a file with the FetchRequest as JSON")
+    parser.add_argument("folder", type=Path, help="where progress, result or failure are written")
+    parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--log-format", default="auto", choices=("auto", "text", "json"))
+    parser.add_argument("--log-s", type=float, default=LOG_S, help="seconds between two lines of the log")
+    parser.add_argument("--delays", type=float, nargs="*", default=DELAYS_S, help="seconds between tries")
+    parser.add_argument("--spare-bytes", type=int, default=SPARE_BYTES, help="bytes of the disk that stay free")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    guard_streams()
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    processes.set_title("lmi-fetch")
+    lmi.shared.log.setup("fetch", given.log_level, given.log_format, processes.log_fd())
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # without it the client asks the hub for one more list
+    _let_libraries_log()
+    request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)
+    has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json"
+    progress = Progress()
+    jobs = [Job(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
+    reporter = Reporter(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
+    code = run(jobs, given.folder, reporter, says_failure=not has_bar)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of a library must not delay the end
+
+
+def _let_libraries_log() -> None:
+    """Send the log of the hub's client where ours goes. Its other libraries write one line for each request."""
+    hub = logging.getLogger("huggingface_hub")
+    hub.handlers.clear()
+    hub.propagate = True
+    for name in ("httpx2", "httpx", "botocore", "boto3", "s3transfer", "urllib3", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    main()

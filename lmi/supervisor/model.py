@@ -1,0 +1,39 @@
+"""The processes of one model while the supervisor runs them."""
+
+from __future__ import annotations
+
+from lmi.runtime import Runtime
+from lmi.shared.cores import Cores
+from lmi.shared.desired_state import Model, State
+from lmi.shared.report import LoadReport, read_report
+from lmi.shared.state import Phase
+from lmi.supervisor import kinds
+
+
+class ModelProcesses:
+    """The engines of a model, or its user code, and the processes of its formatters."""
+
+    def __init__(self, runtime: Runtime, cores: Cores | None = None) -> None:
+        self.runtime = runtime
+        self.config = runtime.config
+        self.block = runtime.attach()
+        self.children = kinds.of_model(runtime, self.block, cores)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model can give its first answer."""
+        formatters = all(record.phase == Phase.READY for record in self.block.formatters)
+        return formatters and any(record.phase == Phase.READY for record in self.block.engines)
+
+    @property
+    def has_ready_process(self) -> bool:
+        return any(child.record is not None and child.record.phase == Phase.READY for child in self.children)
+
+    def report(self) -> LoadReport:
+        """Return the report of an engine that is ready."""
+        slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
+        return read_report(self.runtime.engine_report(slot))
+
+    def entry(self, state: State) -> Model:
+        """Return the entry that says to the front ends that this model is here."""
+        return Model(name=self.config.model.name, state=state, folder=self.runtime.path.name)

@@ -1,0 +1,132 @@
+"""What happens before a model's processes start: its source is fetched, then its requirements are installed.
+
+Each stage is a child that ends by itself. `stages` yields them one after the other, and last the final settings. The
+supervisor runs a stage until its child is done, then asks for the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmi.errors import StartError
+from lmi.runtime import ServerRuntime
+from lmi.settings.config import Config, RequirementsConfig
+from lmi.settings.model_sources import Fetched
+from lmi.settings.report import Resolved
+from lmi.settings.requirements import is_complete
+from lmi.shared.state import SupervisorRecord
+from lmi.sources.progress import FetchReport
+from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchFailure, FetchRequest, FetchResult, read, write
+from lmi.supervisor import environment
+from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.kinds import SUPERVISOR_PID
+from lmi.supervisor.restarts import RestartTable
+
+MAX_DEATHS = 3  # of one stage by signals or faults of ours; each try goes on where the last one ended
+
+Settle = Callable[[Fetched], Resolved]
+"""Resolves the settings again, with the folders of the sources that were fetched."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One child and the folder that it reports in."""
+
+    name: str
+    child: Child
+    folder: Path
+
+    def show_in(self, record: SupervisorRecord) -> None:
+        """Write how far the stage is to where `/ping` reads it."""
+        report = read(self.folder / PROGRESS, FetchReport)
+        record.stage = self.name
+        record.progress = 0.0 if report is None else report.share
+
+
+def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterator[Stage | Config]:
+    """Yield each stage of a start that is needed, then the settings of the model.
+
+    Raises StartError for settings that the fetched files make impossible.
+    """
+    if resolved.request is not None:
+        yield (stage := download(resolved.request, resolved.config, runtime))
+        resolved = settle(_fetched(stage))
+        say(resolved)
+    wanted = resolved.config.requirements
+    if wanted is not None and not is_complete(wanted):
+        yield requirements(wanted, resolved.config, runtime)
+    yield resolved.config
+
+
+def download(request: FetchRequest, config: Config, runtime: ServerRuntime) -> Stage:
+    folder = _new_folder(runtime, "download")
+    write(folder / "request.json", request)
+    argv = ["lmi.sources.worker", str(folder / "request.json"), str(folder), *_log_words(config)]
+    log.info("fetching %s", ", ".join(wanted.source for wanted in request.sources))
+    return Stage("download", Child(_kind("download", argv, folder, os.environ)), folder)
+
+
+def requirements(wanted: RequirementsConfig, config: Config, runtime: ServerRuntime) -> Stage:
+    folder = _new_folder(runtime, "requirements")
+    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config)]
+    log.info("installing what %s names", wanted.file)
+    child = Child(_kind("requirements", ["lmi.user_code.requirements", *places], folder, os.environ))
+    return Stage("requirements", child, folder)
+
+
+def _log_words(config: Config) -> list[str]:
+    return ["--log-level", config.server.log_level, "--log-format", config.server.log_format]
+
+
+def say(resolved: Resolved) -> None:
+    """Log the details, notes and warnings for the author of the settings."""
+    for detail in resolved.details:
+        log.debug("%s", detail)
+    for note in resolved.notes:
+        log.info("%s", note)
+    for warning in resolved.warnings:
+        log.warning("%s", warning)
+
+
+def _kind(title: str, argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> ChildKind:
+    """Return the kind of a process that does one thing and reports in `folder`. It has the secrets of `environ`."""
+    own = {SUPERVISOR_PID: str(os.getpid())}
+    return ChildKind(
+        title=title,
+        argv=lambda slot: [sys.executable, "-P", "-m", *argv],
+        environ=lambda slot: environment.of_child(environ) | own,
+        output_logger="libraries",
+        restarts=lambda: RestartTable(MAX_DEATHS, window_s=float("inf")),
+        fatal=lambda code, why: _failure(folder),
+        lost_label=StartError.label,
+        is_one_shot=True,
+    )
+
+
+def _failure(folder: Path) -> StartError | None:
+    """Return the error with which the process ended, or None if it was lost."""
+    failure = read(folder / FAILURE, FetchFailure)
+    return None if failure is None else failure.error
+
+
+def _fetched(stage: Stage) -> dict[str, Path]:
+    result = read(stage.folder / RESULT, FetchResult)
+    if result is None:
+        raise StartError(f"the fetch process left no {RESULT}")
+    return {source.source: Path(source.folder) for source in result.sources}
+
+
+def _new_folder(runtime: ServerRuntime, name: str) -> Path:
+    folder = runtime.path / name
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise StartError(f"{folder} (TMPDIR chooses another place): {error.strerror}") from error
+    return folder

@@ -1,0 +1,202 @@
+"""The process that installs what a model's requirements.txt names. It runs once, before user code and engines start.
+
+`python -m lmi.user_code.requirements --file FILE --folder FOLDER --state STATE` runs pip of this interpreter and keeps
+the packages in FOLDER, which appears only when it is complete. A second process with the same FOLDER waits for the
+first. Wheels in a folder `requirements` beside FILE go before the index. It leaves in STATE:
+
+    progress.json   how far it is, while pip runs
+    failure.json    why it failed, as label, exit code and message
+
+The forms are those of `lmi/sources/request.py`. Only this process and the one that fetches sources have the secrets of
+the environment, which an index may ask for. Nothing is written beside FILE. SIGTERM ends it and pip at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+
+import lmi.shared.log
+from lmi.errors import ModelUnusable, StartError, cause_line
+from lmi.settings.requirements import WHEELS
+from lmi.shared import processes
+from lmi.shared.sink import guard_streams
+from lmi.sources.place import Place
+from lmi.sources.request import FAILURE, PROGRESS, FetchFailure, write
+
+OFFLINE = ("HF_HUB_OFFLINE", "DJL_OFFLINE")
+NO = ("", "0", "false", "no", "off")
+PIP = (sys.executable, "-P", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off")
+FOUND = ("Collecting ", "Processing ")  # lines of pip, one for each package
+STEPS = (*FOUND, "Downloading ", "Building ", "Installing ")
+LOG_S = 10.0  # the least time between two lines of the log about progress
+
+log = logging.getLogger("lmi.user_code.requirements")  # this module is __main__ where it runs
+
+
+class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an installation is."""
+
+    stage: str = "requirements"
+    source: str  # the file
+    share: float = 0.0  # of the packages that the file names, until pip has found them all
+    step: str = ""  # what pip does
+
+
+class Installer:
+    """Runs pip for one file."""
+
+    def __init__(self, file: Path, folder: Path, state: Path, environ: Mapping[str, str]) -> None:
+        self._file = file
+        self._folder = folder
+        self._part = folder.with_name(f"{folder.name}.part")
+        self._state = state
+        self._environ = environ
+        self._logged_s = time.monotonic()
+        self._num_named = max(1, sum(1 for line in file.read_text(errors="replace").splitlines() if _names_one(line)))
+
+    def install(self) -> None:
+        """Fill the folder, unless it is complete. Raises ModelUnusable with the cause that pip gives."""
+        lock = self._folder.with_name(f"{self._folder.name}.lock")
+        with Place(self._folder.parent, "SERVING_DOWNLOAD_DIR").only_one(lock, self._file):
+            if self._folder.is_dir():
+                log.info("%s: installed by an earlier start in %s", self._file, self._folder)
+                return
+            started_s = time.monotonic()
+            try:
+                self._fill()
+                self._part.mkdir(exist_ok=True)  # a file that names nothing
+                self._part.rename(self._folder)
+            finally:
+                shutil.rmtree(self._part, ignore_errors=True)
+            log.info("%s: installed in %s, %.1f s", self._file, self._folder, time.monotonic() - started_s)
+
+    def _fill(self) -> None:
+        """Install from the folder of wheels, then from the index if that fails and an index may be asked."""
+        wheels, offline = self._file.parent / WHEELS, self._offline()
+        sources = [f"--find-links={wheels}"] if wheels.is_dir() else []
+        if not sources and offline:
+            raise ModelUnusable(f"{self._file}: {offline} is set, and there is no folder {wheels}")
+        if sources:
+            error = self._pip("--no-index", *sources)
+            if error is None:
+                return
+            if offline:
+                raise ModelUnusable(f"{self._file}: {error} ({offline} is set, so no index is asked)")
+            log.warning("%s: not all of it is in %s, so the index is asked: %s", self._file, wheels, error)
+        if (error := self._pip(*sources)) is not None:
+            raise ModelUnusable(f"{self._file}: {error}")
+
+    def _offline(self) -> str:
+        """Return the variable that forbids the network, with its value, or ""."""
+        given = {name: self._environ.get(name, "") for name in OFFLINE}
+        return next((f"{name}={text}" for name, text in given.items() if text.strip().lower() not in NO), "")
+
+    def _pip(self, *arguments: str) -> str | None:
+        """Run pip. Returns None if it succeeded, else its last line that begins with ERROR."""
+        shutil.rmtree(self._part, ignore_errors=True)
+        command = [*PIP, f"--target={self._part}", *arguments, f"--requirement={self._file}"]
+        code, lines = self._run(command)
+        errors = [line for line in lines if line.startswith("ERROR:")]
+        return None if code == 0 else (errors or lines or [f"pip exited with code {code}"])[-1]
+
+    def _run(self, command: Sequence[str]) -> tuple[int, list[str]]:
+        """Run a command in the folder of the file. Returns its exit code and its lines."""
+        lines, num_found = [], 0
+        with _running(command, self._file.parent, self._environ) as process:
+            assert process.stdout is not None
+            for line in filter(None, map(str.strip, process.stdout)):
+                log.debug("pip: %s", line)
+                lines.append(line)
+                if line.startswith(STEPS):
+                    num_found += line.startswith(FOUND)
+                    self._report(min(0.9, num_found / self._num_named), line)
+        return process.returncode, lines
+
+    def _report(self, share: float, step: str) -> None:
+        write(self._state / PROGRESS, InstallReport(source=str(self._file), share=share, step=step))
+        if (now := time.monotonic()) - self._logged_s >= LOG_S:
+            self._logged_s = now
+            log.info("installing: %s", step)
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a process group of its own, of which nothing is left at the end of the block."""
+    pid = os.getpid()
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+        preexec_fn=lambda: processes.die_with_parent(pid, signal.SIGKILL),
+    )
+    try:
+        yield process
+        process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _names_one(line: str) -> bool:
+    """Return whether a line of a requirements.txt names a package."""
+    return bool(line.strip()) and not line.lstrip().startswith(("#", "-"))
+
+
+def run(file: Path, folder: Path, state: Path) -> int:
+    """Install. Returns the exit code."""
+    try:
+        Installer(file, folder, state, os.environ).install()
+        return 0
+    except StartError as error:
+        log.error("%s", error)
+        failure = error
+    except Exception as error:
+        log.exception("%s was not installed", file)
+        failure = ModelUnusable(f"{file}: {cause_line(error)}")
+    with suppress(OSError):  # on a full disk the exit code and the log still say it
+        write(state / FAILURE, FetchFailure.of(failure))
+    return failure.exit_code
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="lmi.user_code.requirements", description=__doc__)
+    for name in ("--file", "--folder", "--state"):
+        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--log-level", default="INFO")
+    parser.add_argument("--log-format", default="auto")
+    given = parser.parse_args()
+    guard_streams()
+    signal.signal(signal.SIGTERM, _end)
+    processes.set_title("lmi-install")
+    lmi.shared.log.setup("requirements", given.log_level, given.log_format, processes.log_fd())
+    sys.exit(run(given.file, given.folder, given.state))
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the end of pip
+    raise SystemExit(128 + signum)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The folder of sessions, as several processes use it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lmi.shared.sessions import FILE, HIDDEN, SessionFailed, Sessions
+
+HOSTILE = ["", ".", "..", "../x", "/etc/passwd", "a/b", "NEW_SESSION", "session.json", "\0", "é" * 36, "0" * 36]
+
+
+def test_a_session_is_found_by_every_reader_until_it_is_closed(tmp_path: Path) -> None:
+    mine, other = (Sessions(tmp_path / "sessions", 60) for _ in range(2))
+    session = mine.open()
+    assert uuid.UUID(session.id).version == 4 and str(uuid.UUID(session.id)) == session.id
+    assert other.find(session.id) == session and not session.has_expired
+    assert 59 < session.expires_s - time.time() <= 60
+    assert other.close(session.id)
+    assert mine.find(session.id) is None and not mine.close(session.id)
+    assert list((tmp_path / "sessions").iterdir()) == []
+
+
+def test_the_files_of_a_session_go_with_it(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, 60)
+    session = sessions.open()
+    (sessions.folder(session.id) / "state").write_text("kept")
+    assert {file.name for file in sessions.folder(session.id).iterdir()} == {"state", FILE}
+    sessions.close(session.id)
+    assert not sessions.folder(session.id).exists()
+
+
+def test_an_expired_session_goes_when_another_is_opened_and_when_somebody_cleans(tmp_path: Path) -> None:
+    short, long = Sessions(tmp_path, 0.01), Sessions(tmp_path, 60)
+    first = short.open()
+    time.sleep(0.02)
+    assert short.find(first.id) == first and first.has_expired
+    second = long.open()
+    assert long.find(first.id) is None and long.find(second.id) == second
+    third = short.open()
+    time.sleep(0.02)
+    long.remove_expired()
+    assert long.find(third.id) is None and long.find(second.id) == second
+
+
+def test_sessions_in_a_folder_that_stays_outlive_their_server(tmp_path: Path) -> None:
+    session = Sessions(tmp_path, 60).open()
+    assert Sessions(tmp_path, 1).find(session.id) == session
+
+
+def test_there_are_never_more_than_the_limit_however_many_open_one_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from lmi.shared.sessions import *\n"
+        "sessions = Sessions(Path(sys.argv[1]), 60, max_sessions=50)\n"
+        "try:\n  while True: sessions.open()\n"
+        "except SessionFailed as error: print(error)"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert said == ["50 sessions are open, there is no room for another one"] * 3
+    assert len(list(tmp_path.iterdir())) == 50
+
+
+def test_one_of_many_that_close_a_session_at_once_closes_it(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, 60)
+    session = sessions.open()
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(lambda _: sessions.close(session.id), range(8))) == 1
+
+
+def test_what_a_dead_process_left_half_done_goes(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, 60)
+    session = sessions.open()
+    half_made, half_removed, broken = (str(uuid.uuid4()) for _ in range(3))
+    (tmp_path / (HIDDEN + half_made)).mkdir()
+    (tmp_path / (HIDDEN + half_removed)).mkdir()
+    (tmp_path / (HIDDEN + half_removed) / FILE).write_text("{}")
+    (tmp_path / broken).mkdir()
+    (tmp_path / broken / FILE).write_text('{"id": 5')
+    assert sessions.find(half_removed) is None and sessions.find(broken) is None
+    sessions.remove_expired()
+    assert [file.name for file in tmp_path.iterdir()] == [session.id]
+
+
+def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / ".hidden").mkdir()
+    Sessions(tmp_path, 60).open()
+    assert (tmp_path / "notes").exists() and (tmp_path / ".hidden").exists()
+
+
+@pytest.mark.parametrize("given", HOSTILE)
+def test_only_a_random_uuid_is_looked_for(tmp_path: Path, given: str) -> None:
+    sessions = Sessions(tmp_path / "sessions", 60)
+    session = sessions.open()
+    (tmp_path / FILE).write_text("{}")
+    assert sessions.find(given) is None and not sessions.close(given)
+    assert sessions.find(session.id.upper()) is None
+    assert [file.name for file in (tmp_path / "sessions").iterdir()] == [session.id]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SessionFailed, match=f"no session can be created in {tmp_path}/file/x: Not a directory"):
+        Sessions(tmp_path / "file" / "x", 60).open()
+
+
+def test_a_disk_without_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; from lmi.shared.sessions import *\n"
+        "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "try: Sessions(Path(sys.argv[1]), 60).open()\n"
+        "except SessionFailed as error: sys.stdout.write(str(error)[:9])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "no sessio" and list(tmp_path.iterdir()) == []

@@ -1,0 +1,95 @@
+"""A small hub: repositories with revisions, over the routes that the hub's client uses to fetch a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
+
+from tests.sources.faulty_server import Answer, FaultyServer
+
+Files = Mapping[str, bytes]
+
+
+class HubServer(FaultyServer):
+    def __init__(self) -> None:
+        super().__init__()
+        self._commits: dict[tuple[str, str], Files] = {}  # by id and commit
+        self._revisions: dict[tuple[str, str], str] = {}  # commit by id and name
+        self.token: str | None = None  # needed for every answer
+        self.gated: set[str] = set()  # ids whose files need a licence
+        self.listed_sizes: dict[str, int] = {}  # by path, instead of the real size
+
+    def publish(self, id: str, files: Files, revision: str = "main") -> str:
+        """Make a commit and let the revision mean it. Returns the commit."""
+        commit = hashlib.sha1(repr((id, sorted(files.items()))).encode()).hexdigest()
+        self._commits[id, commit] = dict(files)
+        self._revisions[id, revision] = commit
+        return commit
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
+            return _error(401, "Invalid username or password.")
+        parts = unquote(urlsplit(path).path).strip("/").split("/")
+        if parts[:2] == ["api", "models"]:
+            return self._api(parts[2:])
+        if "resolve" in parts:
+            at = parts.index("resolve")
+            return self._file("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]), headers)
+        return _error(404, "no such page")
+
+    def _api(self, parts: list[str]) -> Answer:
+        for word in ("revision", "tree"):
+            if word in parts:
+                at = parts.index(word)
+                id, revision = "/".join(parts[:at]), "/".join(parts[at + 1 :])
+                break
+        else:
+            word, id, revision = "revision", "/".join(parts), "main"
+        if not any(known == id for known, _ in self._commits):
+            return _error(404, "Repository not found", "RepoNotFound")
+        commit = self._commit(id, revision)
+        if commit is None:
+            return _error(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return _json(self._tree(id, commit) if word == "tree" else {"id": id, "modelId": id, "sha": commit})
+
+    def _tree(self, id: str, commit: str) -> list[dict[str, object]]:
+        files = self._commits[id, commit]
+        return [
+            {"type": "file", "path": path, "size": self.listed_sizes.get(path, len(data)), "oid": _etag(data)}
+            for path, data in files.items()
+        ]
+
+    def _commit(self, id: str, revision: str) -> str | None:
+        return revision if (id, revision) in self._commits else self._revisions.get((id, revision))
+
+    def _file(self, id: str, revision: str, path: str, headers: Mapping[str, str]) -> Answer:
+        commit = self._commit(id, revision)
+        if commit is None:
+            return _error(404, "Repository not found", "RepoNotFound")
+        if id in self.gated:
+            return _error(403, f"Access to model {id} is restricted.", "GatedRepo")
+        if (data := self._commits[id, commit].get(path)) is None:
+            return _error(404, "Entry not found", "EntryNotFound")
+        head = {"ETag": f'"{_etag(data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if (range := headers.get("Range")) is None:
+            return Answer(200, head | {"Content-Length": str(len(data))}, data)
+        first = int(range.removeprefix("bytes=").partition("-")[0])
+        head["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        return Answer(206, head, data[first:])
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
+
+
+def _json(value: object) -> Answer:
+    return Answer(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
+
+
+def _error(status: int, message: str, code: str = "") -> Answer:
+    headers = {"X-Error-Message": message, "Content-Type": "application/json"} | (
+        {"X-Error-Code": code} if code else {}
+    )
+    return Answer(status, headers, json.dumps({"error": message}).encode())

@@ -1,0 +1,115 @@
+import io
+import random
+import tarfile
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from lmi.errors import ModelUnusable, SecurityRefused
+from lmi.sources.archive import unpack
+
+
+def packed(path: Path, names: list[str]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode, member.uid = 1, 0o4777, 12345
+            tar.addfile(member, io.BytesIO(b"x"))
+    return path
+
+
+def test_bytes_are_counted_and_room_is_asked_for_each_member(tmp_path: Path) -> None:
+    counted: list[int] = []
+    asked: list[int] = []
+    archive = packed(tmp_path / "a.tar.gz", ["a", "b/c"])
+    unpack(archive, tmp_path / "out", count=counted.append, check_room=asked.append)
+    assert sum(counted) == archive.stat().st_size
+    assert asked == [1, 1]
+    assert (tmp_path / "out/b/c").read_bytes() == b"x"
+
+
+def test_a_member_brings_no_owner_and_no_special_bits(tmp_path: Path) -> None:
+    unpack(packed(tmp_path / "a.tar.gz", ["a"]), tmp_path / "out")
+    stat = (tmp_path / "out/a").stat()
+    assert stat.st_mode & 0o7022 == 0
+    assert stat.st_uid != 12345
+
+
+def test_too_many_members_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SecurityRefused, match="a.tar.gz: the archive has more than 3 members"):
+        unpack(packed(tmp_path / "a.tar.gz", list("abcd")), tmp_path / "out", max_members=3)
+
+
+def test_a_link_inside_the_archive_is_unpacked(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        member = tarfile.TarInfo("weights/a")
+        tar.addfile(member, io.BytesIO(b""))
+        link = tarfile.TarInfo("a")
+        link.type, link.linkname = tarfile.SYMTYPE, "weights/a"
+        tar.addfile(link)
+    unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert (tmp_path / "out/a").resolve() == (tmp_path / "out/weights/a").resolve()
+
+
+def test_a_file_that_is_no_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"not a tar" * 1000)
+    with pytest.raises(ModelUnusable, match=r"s3://b/a.tar: the archive is broken"):
+        unpack(tmp_path / "a.tar", tmp_path / "out", name="s3://b/a.tar")
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        tarfile.TarInfo("/etc/lmi-was-here"),
+        tarfile.TarInfo("../lmi-was-here"),
+        tarfile.TarInfo("a/../../lmi-was-here"),
+        link("weights", "/etc/passwd"),
+        link("weights", "../../outside"),
+        link("weights", "/etc/passwd", tarfile.LNKTYPE),
+        link("weights", "../outside", tarfile.LNKTYPE),
+        link("device", "", tarfile.CHRTYPE),
+        link("disk", "", tarfile.BLKTYPE),
+        link("pipe", "", tarfile.FIFOTYPE),
+    ],
+    ids=lambda member: f"{member.name}-{member.linkname}",
+)
+def test_a_hostile_member_is_refused_by_its_name(tmp_path: Path, member: tarfile.TarInfo) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("config.json"))
+        tar.addfile(member)
+    with pytest.raises(SecurityRefused) as raised:
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert str(tmp_path / "a.tar") in str(raised.value) and member.name in str(raised.value)
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["config.json"]
+    assert not Path("/etc/lmi-was-here").exists()
+
+
+def test_a_member_cannot_be_written_through_a_link_before_it(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.addfile(link("inside", "."))
+        tar.addfile(link("inside/up", ".."))
+        tar.addfile(tarfile.TarInfo("inside/up/lmi-was-here"))
+    with pytest.raises(SecurityRefused):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert not list(tmp_path.rglob("lmi-was-here"))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_an_archive_that_was_cut_anywhere_is_broken(tmp_path: Path, mode: Literal["w", "w:gz"]) -> None:
+    with tarfile.open(tmp_path / "whole.tar", mode) as tar:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.json")
+            member.size = 700
+            tar.addfile(member, io.BytesIO(random.Random(number).randbytes(700)))
+    data = (tmp_path / "whole.tar").read_bytes()
+    for size in range(0, 3 * (512 + 1024) if mode == "w" else len(data), 97):
+        (tmp_path / "cut.tar").write_bytes(data[:size])
+        with pytest.raises(ModelUnusable, match="the archive is broken"):
+            unpack(tmp_path / "cut.tar", tmp_path / f"out-{size}")

@@ -1,0 +1,64 @@
+import pytest
+
+from lmi.errors import ModelUnusable
+from lmi.sources.source import HubModel, RemoteSource, S3Archive, S3Folder, is_remote, parse, remote
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("Qwen/Qwen3-0.6B", HubModel("Qwen/Qwen3-0.6B")),
+        ("gpt2", HubModel("gpt2")),
+        ("s3://bucket/llama", S3Folder("bucket", "llama/")),
+        ("s3://bucket/a/llama//", S3Folder("bucket", "a/llama/")),
+        ("S3://bucket/llama", S3Folder("bucket", "llama/")),
+        ("s3://bucket", S3Folder("bucket", "")),
+        ("s3://bucket/", S3Folder("bucket", "")),
+        ("s3://bucket/a/model.tar.gz", S3Archive("bucket", "a/model.tar.gz")),
+        ("s3://bucket/model.TGZ", S3Archive("bucket", "model.TGZ")),
+        ("s3://bucket/model.tar", S3Archive("bucket", "model.tar")),
+        ("s3://bucket/model.tar.gz/", S3Folder("bucket", "model.tar.gz/")),
+    ],
+)
+def test_a_text_names_a_remote_source(text: str, source: RemoteSource) -> None:
+    assert parse(text) == source
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/opt/ml/model", "./fox", "../fox", "fox/", "a/b/c", ".", "file:///opt/ml/model", "a--b/c", "a/b.git", "-a/b", ""],
+)
+def test_other_texts_are_local_folders(text: str) -> None:
+    assert not is_remote(text, exists_locally=False)
+    with pytest.raises(ModelUnusable, match="owner/name"):
+        parse(text)
+
+
+def test_an_existing_folder_beats_a_hub_id() -> None:
+    assert remote("Qwen/Qwen3-0.6B", exists_locally=True) is None
+
+
+def test_the_folder_of_serve_needs_an_owner_to_be_a_hub_id() -> None:
+    assert remote("gpt2", exists_locally=False, needs_owner=True) is None
+    assert remote("openai/gpt2", exists_locally=False, needs_owner=True) == HubModel("openai/gpt2")
+
+
+@pytest.mark.parametrize("text", ["gs://bucket/fox", "https://host/fox", "hf://owner/name", "djl://a/b"])
+def test_a_scheme_that_is_not_known_is_refused_with_those_there_are(text: str) -> None:
+    with pytest.raises(ModelUnusable, match="s3://bucket/prefix") as raised:
+        is_remote(text, exists_locally=False)
+    assert text in str(raised.value)
+
+
+def test_a_url_without_a_bucket_is_refused() -> None:
+    with pytest.raises(ModelUnusable, match="names no bucket"):
+        parse("s3:///fox")
+
+
+def test_the_text_of_a_source_is_its_url_without_a_slash_at_the_end() -> None:
+    assert [str(parse(text)) for text in ("s3://b/p/", "s3://b/", "s3://b/k.tar", "a/b")] == [
+        "s3://b/p",
+        "s3://b",
+        "s3://b/k.tar",
+        "a/b",
+    ]

@@ -1,0 +1,65 @@
+from collections.abc import Iterator
+
+import pytest
+
+from lmi.errors import ModelUnusable, SourceUnreachable
+from lmi.sources.progress import Progress, readable
+from lmi.sources.tries import Damaged, MayPass, attempt
+
+QUICK = (0.0, 0.0)
+
+
+class Results:
+    def __init__(self, *results: object) -> None:
+        self._results: Iterator[object] = iter(results)
+        self.num_calls = 0
+
+    def __call__(self) -> object:
+        self.num_calls += 1
+        result = next(self._results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def damaged() -> Damaged:
+    return Damaged("a.json", wanted=1, found=2)
+
+
+def test_what_passes_is_tried_again_until_it_succeeds() -> None:
+    results = Results(MayPass("busy"), MayPass("busy"), "here")
+    assert attempt(results, "a/b", QUICK) == "here"
+
+
+def test_what_does_not_pass_in_time_is_unreachable_with_its_last_cause() -> None:
+    results = Results(MayPass("busy"), MayPass("slow"), MayPass("gone"), "here")
+    with pytest.raises(SourceUnreachable, match=r"a/b: gone \(3 tries\)") as raised:
+        attempt(results, "a/b", QUICK)
+    assert (raised.value.exit_code, results.num_calls) == (6, 3)
+
+
+def test_damage_is_mended_once() -> None:
+    assert attempt(Results(damaged(), MayPass("busy"), "here"), "a/b", QUICK) == "here"
+    with pytest.raises(ModelUnusable, match="a.json: wanted 1, found 2, twice"):
+        attempt(Results(damaged(), damaged(), "here"), "a/b", QUICK)
+
+
+def test_progress_counts_the_furthest_lane_files_and_rate() -> None:
+    now = [0.0]
+    progress = Progress(clock=lambda: now[0])
+    progress.begin("a/b", 100, 2)
+    progress.report()
+    now[0] = 2.0
+    progress.add(40, lane=1)
+    progress.add(30, lane=2)
+    progress.file_done()
+    report = progress.report()
+    assert (report.num_bytes, report.share, report.bytes_per_s, report.num_files) == (40, 0.4, 20.0, 1)
+    assert str(report) == "download of a/b: 40%, 40 B of 100 B, 20 B/s, 1 of 2 files"
+    progress.begin("a/b", 60, 1)
+    assert progress.report().num_bytes == 0
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [(0, "0 B"), (1500, "1.5 kB"), (64 << 30, "68.7 GB"), (3e12, "3.0 TB")])
+def test_bytes_are_written_for_people(num_bytes: float, text: str) -> None:
+    assert readable(num_bytes) == text

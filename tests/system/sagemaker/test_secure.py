@@ -1,0 +1,86 @@
+"""Secure mode, at the start of a whole server: exit code 5, and the names of what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lmi.settings.model_folder import demo_folder
+from lmi.settings.secure_mode import CONTROLS
+from tests.served import launch
+from tests.sources.hub_server import HubServer
+from tests.system.container import ROOT, write_model
+
+ALL = ",".join(CONTROLS)
+
+
+def environ(folder: Path, controls: str = ALL, channels: str | None = None) -> dict[str, str]:
+    return {
+        "SAGEMAKER_SECURE_MODE": "True",
+        "SAGEMAKER_SECURITY_CONTROLS": controls,
+        "SAGEMAKER_UNTRUSTED_CHANNELS": str(folder) if channels is None else channels,
+    }
+
+
+def refused(folder: Path, **given: str) -> dict[str, object]:
+    """Start a server that must be refused for security. Returns its last words."""
+    command = [sys.executable, "-P", "-m", "lmi", "serve", str(folder)]
+    paths = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=os.environ | paths | given, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 5 and done.stdout == ""
+    words: dict[str, object] = json.loads(done.stderr.splitlines()[-1])
+    assert (words["cause"], words["code"]) == ("security_refused", 5)
+    return words
+
+
+def test_a_harmless_model_is_served_under_all_controls(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    with launch(folder, environ(folder)) as server:
+        server.wait_ready()
+        assert server.generate(2).status == 200
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "model.py", "deep/weights.PKL", "chat_template.jinja"])
+def test_a_file_that_a_control_refuses_ends_the_start_with_its_name(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("")
+    assert f"{folder / name}: refused by DISALLOW_" in str(refused(folder, **environ(folder))["message"])
+
+
+def test_an_option_in_the_models_own_file_that_runs_code_ends_the_start(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", **{"option.env": "LD_PRELOAD=/opt/ml/model/x.so"})
+    said = str(refused(folder, **environ(folder))["message"])
+    assert said.startswith("option.env (") and "LD_PRELOAD" not in said
+
+
+@pytest.mark.parametrize("controls", ["", "DISALLOW_PICKLE_FILES,DISALLOW_MAGIC"])
+def test_controls_that_are_missing_or_unknown_end_the_start(tmp_path: Path, controls: str) -> None:
+    folder = write_model(tmp_path / "model")
+    assert "DISALLOW_CHAT_TEMPLATE" in str(refused(folder, **environ(folder, controls))["message"])
+
+
+def test_a_channel_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    assert "/nowhere is not a folder" in str(refused(folder, **environ(folder, channels="/nowhere"))["message"])
+
+
+@pytest.mark.parametrize(
+    ("name", "control"),
+    [("chat_template.jinja", "DISALLOW_CHAT_TEMPLATE"), ("requirements.txt", "DISALLOW_REQUIREMENTS_TXT")],
+)
+def test_a_model_is_searched_after_it_was_fetched(tmp_path: Path, name: str, control: str) -> None:
+    with HubServer() as hub:
+        files = {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()}
+        hub.publish("someone/model", {**files, name: b""})
+        fetched = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+        given = {"SERVING_LOG_FORMAT": "json", **environ(tmp_path, control, channels=""), **fetched}
+        with launch(Path("someone/model"), given) as server:
+            assert server.wait(60) == 5
+            said = server.last_words()["message"]
+            assert "/snapshots/" in said and f"/{name}: refused by {control}" in said

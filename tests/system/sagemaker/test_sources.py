@@ -1,0 +1,96 @@
+"""A server whose model is elsewhere: it answers while the model is fetched, and serves it when it is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmi.settings.model_folder import demo_folder
+from tests.served import launch
+from tests.sources.hub_server import HubServer
+from tests.system.container import wait_until
+
+ID = "someone/a-demo"
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+def publish(hub: HubServer) -> None:
+    hub.publish(ID, {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()})
+
+
+def environ(hub: HubServer, tmp_path: Path) -> dict[str, str]:
+    offline = {"HF_HUB_OFFLINE": "0"}  # the tests' servers have it set
+    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "SERVING_LOG_FORMAT": "json", **offline}
+
+
+def test_an_id_of_a_hub_is_all_that_serve_needs(hub: HubServer, tmp_path: Path) -> None:
+    publish(hub)
+    with launch(Path(ID), environ(hub, tmp_path)) as server:
+        server.wait_ready()
+        assert server.post({"inputs": "The fox"}).status == 200
+        assert json.loads(server.request("GET", "/v1/models").body)["data"][0]["id"] == "a-demo"
+        assert "fetching someone/a-demo" in server.log.read_text()
+
+
+def test_the_port_answers_while_the_model_is_fetched(hub: HubServer, tmp_path: Path) -> None:
+    publish(hub)
+    rule = hub.hold("GET .*safetensors", after=1000, times=9)
+    with launch(Path(ID), environ(hub, tmp_path)) as server:
+        wait_until(lambda: server.ping() == 503, "the front end answers")
+        loading = json.loads(server.request("GET", "/ping").body)
+        assert (loading["status"], loading["stage"]) == ("Loading", "download")
+        assert server.post({"inputs": "The fox"}).status == 503
+        assert server.request("GET", "/v2/health/live").status == 200
+        rule.released.set()
+        server.wait_ready()
+        assert server.post({"inputs": "The fox"}).status == 200
+
+
+def test_sigterm_ends_a_download_at_once(hub: HubServer, tmp_path: Path) -> None:
+    publish(hub)
+    hub.hold("GET .*safetensors", after=1000, times=9)
+    with launch(Path(ID), environ(hub, tmp_path)) as server:
+        wait_until(lambda: server.ping() == 503, "the front end answers")
+        started_s = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0 and time.monotonic() - started_s < 2.5
+        assert server.pids() == []
+
+
+def test_a_model_that_the_hub_does_not_have_ends_the_start_with_its_name(hub: HubServer, tmp_path: Path) -> None:
+    with launch(Path(ID), environ(hub, tmp_path)) as server:
+        assert server.wait(60) == 4
+        words = server.last_words()
+        assert (words["stage"], words["code"]) == ("download", 4) and ID in words["message"]
+        assert "HF_TOKEN is not set" in words["message"]
+
+
+def test_a_model_whose_settings_are_impossible_ends_the_start_after_the_download(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    hub.publish(ID, {"config.json": b"{", "model.safetensors": b"x" * 100})
+    with launch(Path(ID), environ(hub, tmp_path)) as server:
+        assert server.wait(60) == 4
+        assert "config.json" in server.last_words()["message"]
+
+
+def test_a_fetch_process_that_is_killed_starts_again(hub: HubServer, tmp_path: Path) -> None:
+    publish(hub)
+    rule = hub.hold("GET .*safetensors", after=1000, times=9)
+    with launch(Path(ID), environ(hub, tmp_path)) as server:
+        first = server.pid("lmi-fetch")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: server.pids("lmi-fetch") not in ([], [first]), "another one runs")
+        rule.released.set()
+        server.wait_ready()

@@ -1,0 +1,78 @@
+"""A server that starts a gateway in front of itself, and AWS's own client at that gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+from botocore.config import Config  # type: ignore[import-untyped]
+
+from lmi.errors import BadConfiguration
+from lmi.settings.resolve import resolve_folder
+from tests.served import launch
+from tests.system.container import free_port, wait_until, write_model
+
+BODY = json.dumps({"inputs": "a", "parameters": {"max_new_tokens": 3}})
+
+
+def client(port: int) -> Any:
+    return boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="nobody",
+        aws_secret_access_key="nothing",
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+def invoke(port: int) -> dict[str, Any]:
+    answer = client(port).invoke_endpoint(EndpointName="any-name", ContentType="application/json", Body=BODY)
+    body: dict[str, Any] = json.loads(answer["Body"].read())
+    return body
+
+
+def test_boto3_reaches_a_server_through_its_gateway_which_ends_with_it(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    port = free_port()
+    with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(port), "SERVING_LOG_FORMAT": "json"}) as server:
+        server.wait_ready()
+        wait_until(lambda: b'"gateway":' in server.log.read_bytes(), "the gateway is ready")
+        assert invoke(port)["generated_text"]
+        os.kill(server.pid("lmi-gateway"), signal.SIGKILL)
+        wait_until(lambda: server.log.read_bytes().count(b'"gateway":') == 2, "it starts again")
+        assert invoke(port)["generated_text"]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0 and server.pids() == []
+
+
+def test_a_gateway_whose_port_is_taken_ends_the_start_with_the_port(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    taken = free_port()
+    with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}) as first:
+        first.wait_ready()
+        with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}) as second:
+            assert second.wait(30) == 3
+            assert str(taken) in second.last_words()["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "port"), [({}, None), ({"with_gateway": "true"}, 8081), ({"with_gateway": "9000"}, 9000)]
+)
+def test_the_flag_without_a_value_means_the_usual_port(given: dict[str, str], port: int | None, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    assert resolve_folder(str(tmp_path), {}, given).config.server.gateway_port == port
+
+
+def test_the_gateway_listens_in_the_safe_range(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    safe = {"SAGEMAKER_SAFE_PORT_RANGE": "9000-9003"}
+    server = resolve_folder(str(tmp_path), safe, {"with_gateway": "true", "port": "9003"}).config.server
+    assert server.gateway_port == 9002
+    with pytest.raises(BadConfiguration, match="with_gateway=8500: allowed is a port of safe_port_range, 9000-9003"):
+        resolve_folder(str(tmp_path), safe, {"with_gateway": "8500"})
