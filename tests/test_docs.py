@@ -34,13 +34,7 @@ START_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
 
 # Features that a page shows and the code does not have yet, by what belongs to them. A row goes when its feature comes.
 NOT_YET = {
-    "the gateway": r"gateway|:8081|AWS_ENDPOINT_URL|boto3",
-    "asynchronous calls at the gateway": r"--async .*--endpoint-url",
-    "sessions": r"SessionId",
-    "models from a hub or from S3": r"serve (s3://|[\w-]+/)",
-    "adapters": r"/adapters",
-    "several models": r"serve --multi-model|--models",
-    "lines": r"jsonlines|execution-parameters",
+    "the gateway": r"with-gateway|:8081|AWS_ENDPOINT_URL|boto3",
 }
 # What a laptop cannot run although it only talks to the laptop: these need an engine with LoRA.
 NEEDS_LORA = r"/adapters"

@@ -22,7 +22,7 @@ from scripts.sagemaker_kit.__main__ import main
 from scripts.sagemaker_kit.driver import carry_out, rehearse
 from scripts.sagemaker_kit.flags import parse
 from scripts.sagemaker_kit.service_model import faults
-from scripts.sagemaker_kit.steps import Call, Step, Wait
+from scripts.sagemaker_kit.steps import Call, Failed, Step, Wait
 from tests.scripts.aws import Reply, aws, part
 
 ROOT = Path(__file__).parents[2]
@@ -340,6 +340,38 @@ def test_teardown_deletes_adapters_bases_endpoint_configuration_and_model_in_thi
         ("DeleteEndpointConfig", "chat"),
         ("DeleteModel", "chat"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "described", "group"),
+    [
+        (
+            COMMANDS["adapter"],
+            {"InferenceComponentName": "poet", "InferenceComponentStatus": "Failed", "FailureReason": "rank 64"},
+            {"logGroupName": "/aws/sagemaker/InferenceComponents/poet"},
+        ),
+        (
+            TRANSFORM,
+            {"TransformJobStatus": "Failed", "FailureReason": "rank 64"},
+            {"logGroupName": "/aws/sagemaker/TransformJobs"},
+        ),
+    ],
+)
+def test_an_adapter_or_a_job_that_fails_says_why_and_shows_its_log(
+    words: Sequence[str], described: dict[str, Any], group: dict[str, str]
+) -> None:
+    def answer(step: Step) -> Any:
+        if isinstance(step, Wait):
+            return described
+        assert isinstance(step, Call)
+        if step.operation == "DescribeLogStreams":
+            assert step.parameters.items() >= group.items()
+            return {"logStreams": [{"logStreamName": "the stream"}]}
+        return {"events": [{"message": "the last line\n"}]}
+
+    plan, given = parse(words)
+    with pytest.raises(Failed, match=r"(?s) is Failed: rank 64\nthe last line"):
+        carry_out(plan(given), answer)
 
 
 # Against a server in place of AWS, as a user runs it.
