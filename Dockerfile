@@ -17,7 +17,8 @@ FROM ${BASE_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="lmi" \
       org.opencontainers.image.description="Serves a large language model behind the contracts its clients already speak" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.multi-models="true"
 # The image runs as any user, known or not, and with a read-only root filesystem: files that must be written go to /tmp.
 # The bytecode is compiled at build time.
 ENV PATH="/opt/lmi/bin:${PATH}" \

@@ -198,6 +198,16 @@ def config(folder: str | None, flags: dict[str, str], is_json: bool) -> None:
         click.echo(f"warning: {log.escape(warning)}", err=True)
 
 
+@lmi.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def gateway(words: tuple[str, ...]) -> int:
+    """Answer AWS's SageMaker API on this machine, in front of a server."""
+    from lmi.gateway.command import gateway
+
+    code: int = gateway.main(words, "lmi gateway", standalone_mode=False)
+    return code
+
+
 @lmi.command("version")
 def show_version() -> None:
     """Show the versions of lmi and of what it runs on."""

@@ -28,7 +28,7 @@ LAYERS = (
     {"lmi.runtime", "lmi.schemas", "lmi.text"},
     {"lmi.formatters"},
     {"lmi.apis", "lmi.engine"},
-    {"lmi.pipeline", "lmi.user_code"},
+    {"lmi.gateway", "lmi.pipeline", "lmi.user_code"},
     {"lmi.supervisor"},
     {"lmi.server"},
     {"lmi.cli"},
@@ -142,6 +142,7 @@ def test_the_pipeline_reads_every_field_of_a_request() -> None:
 
 PROCESSES = [
     "lmi.server.app",
+    "lmi.gateway.worker",
     "lmi.supervisor.supervisor",
     "lmi.cli",
     "lmi.engine.worker",

@@ -220,7 +220,8 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
                 self._known[name_of(sequence)] = sequence
             except Exception as error:
                 if self._kind_of(error) is not ErrorKind.INVALID:
-                    log.exception("%s did not take request %d", self.title, sequence.id)
+                    is_told = isinstance(error, LmiError)  # the client reads all that is known
+                    log.error("%s did not take request %d: %s", self.title, sequence.id, error, exc_info=not is_told)
                 self._refuse(sequence, error)
                 refused.append(sequence)
         return refused

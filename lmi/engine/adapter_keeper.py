@@ -88,11 +88,9 @@ class AdapterKeeper:
             return
         if known is not None and (known.path != settings.path or known.is_pinned > settings.is_pinned):
             await self._unload(name)
-        load, (path, pinned, preload) = (
-            self._executor.load_adapter,
-            (settings.path, settings.is_pinned, settings.preload),
+        await asyncio.to_thread(
+            self._executor.load_adapter, name, settings.path, pinned=settings.is_pinned, preload=settings.preload
         )
-        await asyncio.to_thread(load, name, path, pinned=pinned, preload=preload)
         self._loaded[name] = settings
         self.failed.pop(name, None)
         self._has_changed()

@@ -186,8 +186,9 @@ class Engines(Connections[EngineConnection]):
     def submit(self, request: Request, session: str | None = None) -> ResponseStream:
         """Send a request to the engine of its session, else to the least loaded. Raises Unavailable without one."""
         adapter = None if request.lora_config is None else request.lora_config.name
-        connection = None if session is None else self._of_session(session)
-        return (connection or self._least_loaded(adapter)).submit(request)
+        candidates = self._candidates(adapter)
+        of_session = None if session is None else self._of_session(session, candidates)
+        return (of_session or _least_loaded(candidates)).submit(request)
 
     async def ready(self, adapter: str | None = None) -> EngineInfo:
         """Return facts about the model, which are equal for all replicas except `adapters`.
@@ -196,7 +197,7 @@ class Engines(Connections[EngineConnection]):
         engine is ready.
         """
         await self.wait_for(self._ready)
-        info = self._least_loaded(adapter).info
+        info = _least_loaded(self._candidates(adapter)).info
         assert info is not None
         return info
 
@@ -240,27 +241,31 @@ class Engines(Connections[EngineConnection]):
         alive = [connection for slot, connection in ready.items() if self.records[slot].is_alive]
         return alive or list(ready.values())
 
-    def _of_session(self, session: str) -> EngineConnection | None:
-        """Return the engine that every front end chooses for a session, or None if its queue is full.
+    def _of_session(self, session: str, ready: Sequence[EngineConnection]) -> EngineConnection | None:
+        """Return the one of these engines that every front end chooses for a session, or None if its queue is full.
 
-        A queue is full if as many requests wait in it as run. While other engines come and go, the choice stays.
+        A queue is full if as many requests wait in it as can run. While other engines come and go, the choice stays.
         """
-        ready = self._ready()
         slots = [slot for slot, connection in self.open.items() if connection in ready]
-        if not slots:
-            return None
         slot = max(slots, key=lambda slot: rendezvous_weight(session, slot))
         engine = self._engines[slot]
         return None if engine.num_waiting >= engine.max_num_sequences > 0 else self.open[slot]
 
-    def _least_loaded(self, adapter: str | None = None) -> EngineConnection:
-        """Return the least loaded engine, among those that have the adapter if any has it."""
+    def _candidates(self, adapter: str | None) -> list[EngineConnection]:
+        """Return the engines that a request may go to: those that have its adapter, if any has it.
+
+        Raises Unavailable if no engine is ready.
+        """
         ready = self._ready()
         if not ready:
             raise Unavailable("no engine is ready: " + self.describe())
-        if adapter is not None:
-            ready = [one for one in ready if one.info is not None and adapter in one.info.adapters] or ready
-        return min(ready, key=lambda connection: connection.num_outstanding_tokens)
+        if adapter is None:
+            return ready
+        return [one for one in ready if one.info is not None and adapter in one.info.adapters] or ready
+
+
+def _least_loaded(engines: Iterable[EngineConnection]) -> EngineConnection:
+    return min(engines, key=lambda connection: connection.num_outstanding_tokens)
 
 
 def rendezvous_weight(session: str, slot: int) -> bytes:

@@ -7,14 +7,17 @@ starts later loads it (`adapter_keeper.py`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
 import msgspec
 
 from lmi.engine.adapter_keeper import settings_of
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, Unavailable, UnknownAdapter
+from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, OutOfMemory, Unavailable, UnknownAdapter
 from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
+
+log = logging.getLogger(__name__)
 
 
 class NotRegistered(LmiError):
@@ -62,8 +65,7 @@ class AdapterRegistry:
         Raises NameTaken, InvalidParameter for the name, AdapterUnusable with the engine's reason, OutOfMemory if there
         is no room, Unavailable if no engine is ready or one is lost meanwhile, DeadlineExceeded.
         """
-        pending = msgspec.structs.replace(entry, state=State.PENDING)
-        if not self._folder.add(pending, self._max_adapters):
+        if not self._add(msgspec.structs.replace(entry, state=State.PENDING)):
             raise NameTaken(f"Adapter {said or entry.name} is registered already")
         try:
             await self._load(entry)
@@ -73,6 +75,7 @@ class AdapterRegistry:
                 await self._forget(entry.name)
             raise
         self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
+        log.info("adapter %s is registered", entry.name)
 
     async def update(self, entry: Adapter, said: str = "") -> None:
         """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
@@ -86,6 +89,7 @@ class AdapterRegistry:
                 with suppress(LmiError):
                     await self._load(old)
             raise
+        log.info("adapter %s is updated", entry.name)
 
     async def unregister(self, name: str, said: str = "") -> None:
         """Unload an adapter from every engine. Requests that run with it finish. Raises NotRegistered."""
@@ -93,6 +97,7 @@ class AdapterRegistry:
         if not self._folder.remove(name):
             raise NotRegistered(f"Adapter {said or name} is not registered")
         await self._forget(name)
+        log.info("adapter %s is unregistered", name)
 
     def entries(self) -> list[Adapter]:
         """Return the registered adapters, sorted by name."""
@@ -111,6 +116,12 @@ class AdapterRegistry:
         if entry is not None and entry.state is State.PENDING and not is_abandoned(entry):
             raise NameTaken(f"Adapter {said or name} is being registered")
         return self.find(name, said)
+
+    def _add(self, entry: Adapter) -> bool:
+        try:
+            return self._folder.add(entry, self._max_adapters)
+        except OutOfMemory:
+            raise OutOfMemory(f"{self._max_adapters} adapters are registered, which is max_adapters") from None
 
     async def _load(self, entry: Adapter) -> None:
         try:

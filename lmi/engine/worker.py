@@ -118,8 +118,10 @@ class Worker:
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stop.set)
+        self._record.stage = "adapters"
         adapters = self.dispatcher.adapters
         await (adapters.load_first() if self._record.num_starts <= 1 else adapters.reconcile())
+        self._record.stage = ""
         server = await listen(lambda: FrontEndConnection(self.dispatcher), socket_path)
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -26,6 +27,7 @@ KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's limit
 MAX_HEADER_BYTES = 4096  # of a response; SageMaker's asynchronous endpoints refuse more
+MAX_NAMED = 20  # headers in a warning
 OTHER_HEADER_BYTES = 256  # the status line, and the headers that the HTTP protocol adds
 REQUEST_IDS = {  # the headers that may name a request, the first one first, and the names that they may give it
     "x-amzn-sagemaker-inference-id": re.compile(r"[\x21-\x7e][\x20-\x7e]{0,63}"),
@@ -85,6 +87,11 @@ class Exchange:
     @property
     def method(self) -> str:
         return str(self.scope["method"])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of the response was sent."""
+        return self.status != 0
 
     @property
     def has_key(self) -> bool:
@@ -159,9 +166,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
-        own = [("x-request-id", self.request_id), *self._echoed()]
-        own += [] if length is None else [("content-length", str(length))]
         given = [("content-type", media_type), *headers] if media_type else list(headers)
+        own = [("x-request-id", self.request_id), *self._echoed(given)]
+        own += [] if length is None else [("content-length", str(length))]
         fields = [*self._fitting(given, MAX_HEADER_BYTES - OTHER_HEADER_BYTES - num_bytes(own)), *own]
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields]
         self.status = status
@@ -169,18 +176,19 @@ class Exchange:
 
     def _fitting(self, headers: list[Header], max_bytes: int) -> list[Header]:
         """Return the headers without the last ones that have no room. User code may add any number of them."""
-        dropped: list[str] = []
-        while num_bytes(headers) > max_bytes:
-            dropped.append(headers.pop()[0])
-        if dropped:
+        num_fitting = sum(total <= max_bytes for total in accumulate(num_bytes([header]) for header in headers))
+        if dropped := [shorten(name) for name, _ in headers[num_fitting:]]:
             said = f"response headers have at most {MAX_HEADER_BYTES} bytes together, without room for: "
-            log.warning("%s", said + ", ".join(map(shorten, dropped)), extra={"request_id": self.request_id})
-        return headers
+            log.warning("%s", said + ", ".join(dropped[:MAX_NAMED]), extra={"request_id": self.request_id})
+        return headers[:num_fitting]
 
-    def _echoed(self) -> list[Header]:
+    def _echoed(self, given: list[Header]) -> list[Header]:
+        """Return the client's attributes, unless the response has its own."""
         attributes = self.headers.get(CUSTOM_ATTRIBUTES, "")
-        if not attributes or SAFE_ATTRIBUTES.fullmatch(attributes):
-            return [(CUSTOM_ATTRIBUTES, attributes)] if attributes else []
+        if not attributes or any(name.lower() == CUSTOM_ATTRIBUTES for name, _ in given):
+            return []
+        if SAFE_ATTRIBUTES.fullmatch(attributes):
+            return [(CUSTOM_ATTRIBUTES, attributes)]
         rule = f"at most {MAX_ATTRIBUTE_CHARS} printable ASCII characters are sent back"
         log.warning("%s: %s", CUSTOM_ATTRIBUTES, rule, extra={"request_id": self.request_id})
         return []
@@ -233,6 +241,15 @@ class BufferedExchange(Exchange):
         self._media_type = ""
         self._fields: list[Header] = []
         self._body = bytearray()
+        self._is_sent = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._is_sent
+
+    async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
+        self._is_sent = True
+        await super().send_whole(status, media_type, body, headers)
 
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
         self.status, self._media_type, self._fields = status, media_type, list(headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -17,9 +18,20 @@ SCRIPT = "model.py"
 
 
 async def fetch_adapter(src: str, config: Config) -> Path:
-    """Return the local folder of a source. Raises InvalidRequest if it cannot be used."""
-    folder = (Path(config.model.path) / local_path(src)).resolve()
-    if REMOTE.fullmatch(src) and not src.startswith("file:") and not folder.is_dir():
+    """Return the local folder of a source. Raises InvalidRequest if it cannot be used.
+
+    The files may be on a slow disk, so another thread looks at them.
+    """
+    return await asyncio.to_thread(_find, src, config)
+
+
+def _find(src: str, config: Config) -> Path:
+    try:
+        folder = (Path(config.model.path) / local_path(src)).resolve()
+        is_there = folder.is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, links that lead to each other
+        raise InvalidParameter("src", "the path of a folder", src) from None
+    if REMOTE.fullmatch(src) and not src.startswith("file:") and not is_there:
         raise InvalidParameter("src", "a folder, because adapters are not fetched from elsewhere yet", src)
     _check_place(folder, src, config)
     try:

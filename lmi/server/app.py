@@ -125,7 +125,7 @@ class ErrorMiddleware:
             await refuse(exchange, self._models, error.status, str(error))
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
-            if exchange.status:
+            if exchange.has_begun:
                 raise  # an answer has begun: the server cuts the connection, which shows that it is incomplete
             await refuse(exchange, self._models, 500, f"internal error, see the log for request {exchange.request_id}")
         finally:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 
 import orjson
 
@@ -32,6 +34,7 @@ MEDIA_TYPE = "application/jsonlines"
 MEDIA_TYPES = (MEDIA_TYPE, "application/x-ndjson", "application/x-jsonlines")
 JSON = "application/json"
 MAX_LINES = 100_000
+LINE = re.compile(rb"\S[^\n]*")  # skips blank lines, however many there are
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +47,10 @@ def are_lines(exchange: Exchange) -> bool:
 async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose: Choose) -> None:
     """Read a body of lines and answer each. `choose` finds the API of a line, `api` refuses the whole body."""
     inference = Inference(exchange, service, api, service.model)
+    assert service.engines is not None
     try:
         lines = split(await inference.receive())
+        await service.engines.ready()  # else every line would fail for the same reason
         batch = Batch(exchange, service, api, choose, lines, await session_of(exchange, service))
         with service.front_end.admitted():
             await exchange.run_while_there(batch.run())
@@ -64,9 +69,9 @@ def split(body: bytes) -> list[bytes]:
         body.decode()
     except UnicodeDecodeError as error:
         raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
-    lines = [line for line in body.split(b"\n") if line.strip()]
+    lines = [match[0] for match in islice(LINE.finditer(body), MAX_LINES + 1)]
     if not 1 <= len(lines) <= MAX_LINES:
-        found = f"has {len(lines)}" if lines else "is empty"
+        found = "has more" if lines else "is empty"
         raise MalformedRequest(f"the body {found}, 1 to {MAX_LINES} lines of JSON are needed")
     return lines
 
@@ -164,4 +169,4 @@ def one_value(body: bytes) -> bytes:
 def with_code(body: bytes, status: int) -> bytes:
     """Return the body of an error on one line, with its status in the place of an answer's status line."""
     error = orjson.loads(body)
-    return one_line(orjson.dumps(error if "code" in error else error | {"code": status}))
+    return one_value(body if "code" in error else orjson.dumps(error | {"code": status}))

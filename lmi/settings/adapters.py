@@ -18,6 +18,7 @@ from lmi.shared.desired_state import check_name
 FOLDER = "adapters"  # beside the model or serving.properties, with one folder for each adapter, named after it
 OPTION = "option.enable_lora"
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+MAX_CONFIG_BYTES = 1 << 20
 
 
 def is_enabled(options: Mapping[str, str]) -> bool:
@@ -57,18 +58,27 @@ def by_name(folders: Iterable[Path], taken: Container[str]) -> dict[str, str]:
 
 def check_files(folder: Path, *, allow_pickle: bool) -> None:
     """Raise ModelUnusable unless a folder has the files of an adapter, SecurityRefused if its weights are pickled."""
-    if not (folder / CONFIG).is_file():
-        raise ModelUnusable(f"{folder}: an adapter's folder has an {CONFIG}")
     try:
-        msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelUnusable(f"{folder / CONFIG}: {error}") from None
-    if (folder / WEIGHTS).is_file():
-        return
-    if not (folder / PICKLED).is_file():
-        raise ModelUnusable(f"{folder}: an adapter's folder has an {WEIGHTS}")
-    if not allow_pickle:
+        has_config, has_weights, has_pickle = ((folder / name).is_file() for name in (CONFIG, WEIGHTS, PICKLED))
+        if has_config:
+            _check_config(folder / CONFIG)
+    except OSError as error:
+        raise ModelUnusable(f"{error.filename}: {error.strerror}") from None
+    if not has_config or not (has_weights or has_pickle):
+        raise ModelUnusable(f"{folder}: an adapter's folder has an {WEIGHTS if has_config else CONFIG}")
+    if not has_weights and not allow_pickle:
         said = (
             f"{folder / PICKLED} is a pickle, which can run code: save it as {WEIGHTS}, or set option.allow_pickle=true"
         )
         raise SecurityRefused(said)
+
+
+def _check_config(file: Path) -> None:
+    with open(file, "rb") as opened:
+        text = opened.read(MAX_CONFIG_BYTES + 1)
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ModelUnusable(f"{file}: over {MAX_CONFIG_BYTES} bytes, which no adapter's configuration has")
+    try:
+        msgspec.json.decode(text, type=dict)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelUnusable(f"{file}: {error}") from None

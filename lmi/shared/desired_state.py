@@ -84,7 +84,7 @@ class Folder(Generic[T]):
             if other is not None and not is_abandoned(other):
                 return False
             if max_entries is not None and len(self.entries()) >= max_entries:
-                raise OutOfMemory(f"there is room for {max_entries}, and {max_entries} are registered")
+                raise OutOfMemory(f"there is room for {max_entries} entries")
             self._write(entry)
         return True
 

@@ -6,7 +6,8 @@ import gzip
 import io
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -71,24 +72,27 @@ def unpack(
     """Unpack a tar file, packed by gzip or not, into `folder`.
 
     `count` gets the bytes of the archive that were read. `check_room` gets the size of each member before it is
-    written. Raises SecurityRefused for a member that leaves the folder or is no file, folder or link, and ModelUnusable
-    for a broken archive. Messages begin with `name`, which is the archive's path unless it is given.
+    written. Raises SecurityRefused for a member that leaves the folder or is not a file, folder or link, and
+    ModelUnusable for a broken archive. Messages begin with `name`, which is the archive's path unless it is given.
     """
     subject = name or str(archive)
-    try:
-        # A stream is read once from its beginning to its end, so a compressed archive is not unpacked twice.
-        with CountedFile(archive, count) as file, TarStream(file) as stream, _opened(stream) as tar:
+    with _broken_explained(subject), CountedFile(archive, count) as file, TarStream(file) as stream:
+        with _opened(stream) as tar:
             for number, member in enumerate(tar, start=1):
                 if number > max_members:
                     raise SecurityRefused(f"{subject}: the archive has more than {max_members} members")
                 _check(member, subject)
                 check_room(member.size)
                 _extract(tar, member, folder, subject)
-            stream.finish()
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error
-    except OSError as error:
-        if error.errno is not None:  # of the disk
+        stream.finish()
+
+
+@contextmanager
+def _broken_explained(subject: str) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
         raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error
 

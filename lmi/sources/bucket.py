@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,7 @@ PASSING = (
     S3ValidationError,
     RetriesExceededError,
 )
+REFUSED_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 CREDENTIALS = (
     faults.NoCredentialsError,
@@ -80,8 +82,11 @@ class Bucket:
         with explained(f"s3://{name}"):
             session = boto3.session.Session()
             # The caller tries a listing again. Of the reads of a transfer many run at a time, so each is tried again.
-            self._lister = session.client("s3", config=_config(1))
-            self._reader = session.client("s3", config=_config(NUM_READ_TRIES))
+            region = session.region_name or os.environ.get(
+                "AWS_REGION"
+            )  # which SageMaker sets, and boto3 does not read
+            self._lister = session.client("s3", region, config=_config(1))
+            self._reader = session.client("s3", region, config=_config(NUM_READ_TRIES))
 
     @property
     def endpoint(self) -> str:
@@ -107,7 +112,7 @@ class Bucket:
         return Found(key, answer["ContentLength"], answer["ETag"].strip('"'))
 
     def similar(self, key: str) -> str | None:
-        """Return a key or folder that differs from `key` only in the case of its last part, or None."""
+        """Return a key or folder that is `key` but for the case of its last part or a slash at its end, or None."""
         folder, slash, name = key.rstrip("/").rpartition("/")
         try:
             page = self._lister.list_objects_v2(Bucket=self.name, Prefix=folder + slash, Delimiter="/")
@@ -163,7 +168,7 @@ class Bucket:
             raise Damaged(found.key, wanted=f"MD5 {found.etag}", found=digest)
 
     def _is_encrypted(self, found: Found) -> bool:
-        """Return whether the object is encrypted so that its ETag is no MD5, although it looks like one."""
+        """Return whether the object is encrypted so that its ETag is not an MD5, although it looks like one."""
         answer = self._reader.head_object(Bucket=self.name, Key=found.key)
         return answer.get("ServerSideEncryption", "").startswith("aws:kms") or "SSECustomerAlgorithm" in answer
 
@@ -216,6 +221,8 @@ def _of_answer(error: Any, url: str, read_key: str = "") -> Exception:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if status in PASSING_STATUSES or code in PASSING_CODES:
         return MayPass(said)
+    if code in REFUSED_CREDENTIALS:
+        return ModelUnusable(f"{url}: {said}; the credentials are not valid")
     permission = PERMISSIONS.get(operation, "")
     return ModelUnusable(f"{url}: {said}" + (f"; it needs the permission {permission}" if permission else ""))
 

@@ -58,7 +58,12 @@ def check_listing(subject: str, paths: Iterable[str], *, allow_pickle: bool, is_
     if (fault := _config_fault(sorted({path.partition("/")[0] for path in paths}), is_adapter)) is not None:
         raise ModelUnusable(f"{subject}: {fault}")
     refuse_pickles(subject, top, allow_pickle=allow_pickle)
-    if "serving.properties" in top:
+    warn_of_properties(subject, top)
+
+
+def warn_of_properties(subject: str, names: Iterable[str]) -> None:
+    """Warn if a remote source brings options, because they do not count."""
+    if "serving.properties" in names:
         log.warning("%s: its serving.properties is not read, only the server's own is", subject)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from lmi.errors import SecurityRefused
+
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -25,6 +27,13 @@ def chosen(paths: Iterable[str], *, allow_pickle: bool = False, trust_remote_cod
         folders[str(PurePosixPath(path).parent)].append(path)
     taken = (_of_folder(each, allow_pickle, trust_remote_code) for each in folders.values())
     return sorted(path for found in taken for path in found if PurePosixPath(path).parts[0] != ORIGINAL)
+
+
+def check_inside(subject: str, paths: Iterable[str]) -> None:
+    """Raise SecurityRefused for a path that leaves its folder. A hub or bucket may list any text as a path."""
+    for path in paths:
+        if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+            raise SecurityRefused(f"{subject}: {path} is not a path inside it")
 
 
 def only_pickles(names: Iterable[str]) -> list[str]:

@@ -34,9 +34,9 @@ from huggingface_hub.errors import (
 from tqdm.std import tqdm  # type: ignore[import-untyped]
 
 from lmi import __version__
-from lmi.errors import ModelUnusable, StartError, cause_line
-from lmi.sources.complete import check_listing, is_complete
-from lmi.sources.files import chosen
+from lmi.errors import ModelUnusable, StartError, cause_line, shorten
+from lmi.sources.complete import check_listing, fault
+from lmi.sources.files import check_inside, chosen
 from lmi.sources.job import Job
 from lmi.sources.place import Place, size_of
 from lmi.sources.progress import Progress
@@ -44,6 +44,7 @@ from lmi.sources.source import HubModel
 from lmi.sources.tries import NO_BYTE_S, PASSING_STATUSES, Damaged, MayPass, attempt
 
 MAX_WORKERS = 8
+CHUNK_BYTES = 1 << 20  # what a broken connection loses at most, and the step of the progress; the client has 10 MiB
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WRONG_SIZE = "Consistency check failed"  # how the client's OSError begins
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -78,6 +79,7 @@ class HubFetch:
         if constants.is_offline_mode():
             raise self._offline()
         set_client_factory(_client)
+        constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
         commit = attempt(self._current_commit, self._model, self._job.delays_s)
         return self._snapshot(commit), commit
 
@@ -88,19 +90,25 @@ class HubFetch:
 
     def _cached(self) -> str | None:
         """Return the commit of the revision if its snapshot is whole in the cache."""
-        commit = self._revision
-        if not COMMIT.fullmatch(commit):
-            try:
-                commit = (self._storage / "refs" / self._revision).read_text().strip()
-            except OSError:
-                return None
-        folder = self._snapshot(commit)
-        if not self._job.wanted.is_adapter and not is_complete(folder):
-            return None
-        with suppress(CachedRepoTreeNotFoundError):
-            listed = (file.path for file in get_cached_repo_tree(self._model.id, revision=commit))
-            return commit if all((folder / name).is_file() for name in self._chosen(listed)) else None
-        return commit if folder.is_dir() else None
+        commit = self._cached_commit()
+        return commit if commit is not None and self._lack(commit) is None else None
+
+    def _cached_commit(self) -> str | None:
+        """Return the commit that the revision means in the cache."""
+        if COMMIT.fullmatch(self._revision):
+            return self._revision
+        with suppress(OSError):
+            return (self._storage / "refs" / self._revision).read_text().strip()
+        return None
+
+    def _lack(self, commit: str) -> str | None:
+        """Return what keeps a cached snapshot from being whole, or None."""
+        folder, listed = self._snapshot(commit), []
+        if (found := fault(folder, is_adapter=self._job.wanted.is_adapter)) is not None:
+            return found
+        with suppress(CachedRepoTreeNotFoundError):  # another client may have filled the cache
+            listed = self._chosen(file.path for file in get_cached_repo_tree(self._model.id, revision=commit))
+        return next((f"has no {name}" for name in listed if not (folder / name).is_file()), None)
 
     def _current_commit(self) -> str:
         """Bring the cache up to date and return the revision's commit, or the cached one if no hub can be reached."""
@@ -118,6 +126,8 @@ class HubFetch:
     def _list(self) -> Listing:
         info = self._api.model_info(self._model.id, revision=self._revision, timeout=NO_BYTE_S)
         commit = str(info.sha)
+        if not COMMIT.fullmatch(commit):
+            raise ValueError(f"it names the commit {shorten(commit)}")
         log.info("%s: revision %s is commit %s", self._model, self._revision, commit)
         try:
             files = get_cached_repo_tree(self._model.id, revision=commit)
@@ -137,6 +147,7 @@ class HubFetch:
         wanted = self._job.wanted
         check_listing(self._model.id, listing.sizes, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         names = self._chosen(listing.sizes)
+        check_inside(self._model.id, names)
         if self._missing(listing, names):
             with self._place.only_one(self._cache / ".locks" / self._storage.name / "lmi.lock", self._model):
                 self._remove_torn()
@@ -207,10 +218,10 @@ class HubFetch:
             return self._of_answer(error)
         if isinstance(error, OSError) and str(error).startswith(WRONG_SIZE):
             return Damaged("a file", wanted="the size that the hub promised", found=cause_line(error))
+        if isinstance(error, httpx2.HTTPError | ConnectionError | TimeoutError | RuntimeError):  # the last: hf_xet
+            return MayPass(f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}")
         if isinstance(error, OSError) and error.errno is not None:
             return error  # of the disk
-        if isinstance(error, httpx2.HTTPError | RuntimeError):  # hf_xet raises RuntimeError
-            return MayPass(f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}")
         return ModelUnusable(f"{self._model}: {constants.ENDPOINT} does not answer as a hub: {cause_line(error)}")
 
     def _of_answer(self, error: HfHubHTTPError) -> Exception:
@@ -221,10 +232,12 @@ class HubFetch:
         if isinstance(error, RevisionNotFoundError):
             return self._final(f"has no revision {self._revision} at {constants.ENDPOINT}")
         if status in (401, 403, 404):
-            said = f"{constants.ENDPOINT} answers {status}: there is no such model, or it is private"
-            return self._final(said, has_token=True)
-        said = f"{constants.ENDPOINT} answers {status}: {error.server_message or cause_line(error)}"
+            return self._final(f"there is no such model, or it is private: {self._said(error)}", has_token=True)
+        said = self._said(error)
         return MayPass(said) if status in PASSING_STATUSES else self._final(said)
+
+    def _said(self, error: HfHubHTTPError) -> str:
+        return f"{constants.ENDPOINT} answers {error.response.status_code}: {cause_line(error)}"
 
     def _final(self, said: str, *, has_token: bool = False) -> StartError:
         token = f"; HF_TOKEN is {'set' if get_token() else 'not set'}" if has_token else ""
@@ -232,10 +245,10 @@ class HubFetch:
 
     def _offline(self) -> StartError:
         [variable, *_] = [*filter(os.environ.get, OFFLINE_VARIABLES), OFFLINE_VARIABLES[0]]
-        return self._final(
-            f"revision {self._revision} is not whole in the cache {self._cache}, and {variable}="
-            f"{os.environ.get(variable, '')} forbids to ask the hub"
-        )
+        commit = self._cached_commit()
+        lack = f"{self._snapshot(commit)} {self._lack(commit)}" if commit else f"it is not in the cache {self._cache}"
+        asked = f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision {self._revision}"
+        return self._final(f"{lack}, and {asked}")
 
 
 def _client() -> httpx2.Client:

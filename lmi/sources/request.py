@@ -27,7 +27,7 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     revision: str | None = None  # of a hub's repository; None: main
     allow_pickle: bool = False
     trust_remote_code: bool = False
-    download_dir: str  # where sources of S3 go; the hub has a cache of its own
+    download_dir: str  # where sources of S3 go; those of a hub go to its client's cache
     is_adapter: bool = False
 
 

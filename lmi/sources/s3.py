@@ -7,11 +7,11 @@ import shutil
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from lmi.errors import ModelUnusable, SecurityRefused
+from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, Found, Wanted
-from lmi.sources.complete import check_listing, descended
-from lmi.sources.files import chosen
+from lmi.sources.complete import check_listing, descended, warn_of_properties
+from lmi.sources.files import check_inside, chosen
 from lmi.sources.job import Job
 from lmi.sources.place import Place
 from lmi.sources.source import S3Archive, S3Folder
@@ -60,7 +60,7 @@ class S3Fetch:
         found = self._bucket.head(self._source.key)
         if found is None:
             raise self._nothing(self._source.key, "there is no such object (NoSuchKey)")
-        return StoredObject(found.key, found.size, found.etag, ARCHIVE)
+        return _stored(found, ARCHIVE)
 
     def _objects(self) -> list[StoredObject]:
         """Return the objects that are taken, from one listing."""
@@ -71,18 +71,20 @@ class S3Fetch:
             raise self._nothing(prefix, "there are no objects with this prefix")
         check_listing(str(self._source), by_path, allow_pickle=wanted.allow_pickle, is_adapter=wanted.is_adapter)
         taken = chosen(by_path, allow_pickle=wanted.allow_pickle, trust_remote_code=wanted.trust_remote_code)
-        return [self._stored(by_path[path], path) for path in taken]
-
-    def _stored(self, found: Found, path: str) -> StoredObject:
-        """Return where an object goes. A key is only bytes for S3, so it may look like a way out of the folder."""
-        if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
-            raise SecurityRefused(f"{self._source}: the key {found.key} is not a path inside it")
-        return StoredObject(found.key, found.size, found.etag, str(PurePosixPath(MODEL, path)))
+        check_inside(str(self._source), taken)
+        return [_stored(by_path[path], str(PurePosixPath(MODEL, path))) for path in taken]
 
     def _nothing(self, key: str, said: str) -> ModelUnusable:
         similar = self._bucket.similar(key)
-        hint = f"; s3://{self._source.bucket}/{similar} differs only in upper and lower case" if similar else ""
-        return ModelUnusable(f"{self._source}: {said}{hint}")
+        if similar is None:
+            return ModelUnusable(f"{self._source}: {said}")
+        is_same = similar.rstrip("/") == key.rstrip("/")
+        why = (
+            f"is {'a folder' if similar.endswith('/') else 'one file'}"
+            if is_same
+            else "differs in upper and lower case"
+        )
+        return ModelUnusable(f"{self._source}: {said}; s3://{self._source.bucket}/{similar} {why}")
 
     # Bytes.
 
@@ -98,6 +100,7 @@ class S3Fetch:
             if each.size == 0:  # a range of nothing cannot be read
                 file.touch()
                 self._store.record(each)
+                self._job.progress.file_done()
         wanted = [
             Wanted(Found(each.key, each.size, each.etag), self._store.part / each.path) for each in missing if each.size
         ]
@@ -110,7 +113,8 @@ class S3Fetch:
         progress = self._job.progress
         progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         place = Place(self._place.folder, self._place.variable, spare_bytes=0)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder)
+        folder.mkdir()
         try:
             unpack(
                 archive,
@@ -124,3 +128,8 @@ class S3Fetch:
                 shutil.rmtree(folder)
             raise
         archive.unlink()
+        warn_of_properties(str(self._source), (path.name for path in descended(folder).iterdir()))
+
+
+def _stored(found: Found, path: str) -> StoredObject:
+    return StoredObject(found.key, found.size, found.etag, path)

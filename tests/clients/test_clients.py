@@ -74,15 +74,6 @@ def test_langchain_openai(demo: Server, said: str) -> None:
     assert found["chat"] and found["chat"] == found["chat_streamed"]
 
 
-def test_boto3_and_langchain_aws_behind_sagemakers_front_end(demo: Server, said: str) -> None:
-    found = run("current", "sagemaker.py", url(demo))
-    assert found["plain"] == found["langchain"] == said
-    assert found["content_type"] == "application/json" and found["custom_attributes"] == "trace=1"
-    assert json.loads(found["lines"][-1])["generated_text"] == said
-    assert len(found["lines"]) == NUM_TOKENS
-    assert found["refusal"] == 424
-
-
 def test_litellm(demo: Server, said: str) -> None:
     found = run("litellm", "litellm_client.py", url(demo), "demo")
     assert found["triton"] == {"plain": said, "streamed": said}

@@ -347,13 +347,13 @@ def test_an_adapter_beside_the_model_that_cannot_be_loaded_ends_the_first_start(
 def test_a_load_that_lasts_longer_than_a_step_may_does_not_count_as_a_hang(server: Server, tmp_path: Path) -> None:
     async def test() -> None:
         await ready(server)
-        limits = EngineConfig(step_timeout_s=0.8, first_step_timeout_s=0.8)
+        limits = EngineConfig(step_timeout_s=1.5, first_step_timeout_s=1.5)
         async with server.front_end() as engines:
             record, registry = server.block.engines[0], AdapterRegistry(engines, server.runtime.adapters())
             asked = Request(input_token_ids=PROMPT, max_tokens=500)
             streams = [connection.submit(asked) for connection in engines.open.values()]
             await until(lambda: record.num_running > 0)
-            slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=2.5))
+            slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=3.0))
             call = asyncio.create_task(registry.register(slow))
             late = set()
             while not call.done():

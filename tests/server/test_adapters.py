@@ -14,6 +14,8 @@ import pytest
 
 from lmi.executor import Capabilities
 from lmi.settings.config import UserCodeConfig
+from lmi.shared.desired_state import Adapter, Folder, State
+from lmi.shared.state import Phase
 from tests.scripted import CAPABILITIES, Host, host
 
 LORA = Capabilities(max_top_log_probs=5, typical_p=True, lora=True)
@@ -210,6 +212,15 @@ def test_a_refusal_in_the_lmi_schema_has_the_form_of_the_answer(server: Host) ->
     assert said["details"]["finish_reason"] == "error"
 
 
+def test_a_registered_adapter_that_no_engine_has_is_503_and_never_answered_by_the_model(tmp_path: Path) -> None:
+    with host(tmp_path, capabilities=LORA, options=ENABLED) as running:
+        entry = Adapter(name="lost", path="/nowhere", state=State.READY)
+        assert Folder(tmp_path / "adapters", Adapter).add(entry)
+        status, said, used = ask(running, "/invocations", lmi("lost"), None, None)
+        assert (status, used) == (503, None)
+        assert said["error"] == "Adapter lost cannot be used: no engine that has it is ready"
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a b", "ä", "x" * 4000, "a\r\nb: c"])
 def test_a_hostile_name_is_only_an_unknown_one(server: Host, name: str) -> None:
     status, said, _ = ask(server, "/invocations", lmi(name), None, name)
@@ -290,6 +301,9 @@ def faulty(**changes: object) -> dict[str, object]:
         ("", faulty(src="/nowhere"), 400, "src must be a folder below the model's folder"),
         ("", faulty(src="../.."), 400, "src must be a folder below the model's folder"),
         ("", faulty(src="file:///etc"), 400, "src must be a folder below the model's folder"),
+        ("", faulty(src="a\0b"), 400, "src must be the path of a folder, given 'a\\x00b'"),
+        ("", faulty(src="x" * 5000), 400, "src must be the path of a folder, given 'xxx"),
+        ("", faulty(src="file://["), 400, "src must be the path of a folder, given 'file://['"),
         ("", faulty(src="loras/nowhere/deep"), 400, "src 'loras/nowhere/deep' is no folder"),
         ("", faulty(src="loras"), 400, "an adapter's folder has an adapter_config.json"),
         ("", faulty(src="s3://bucket/a"), 400, "src must be a folder, because adapters are not fetched"),
@@ -334,6 +348,8 @@ def test_files_of_an_adapter_are_looked_at_before_the_engine_gets_it(server: Hos
     assert status == 400 and "an adapter's folder has an adapter_model.safetensors" in said["error"]
     (folder / "adapter_config.json").write_text("{")
     assert "adapter_config.json: " in call(server, "POST", "/adapters", asked)[1]["error"]
+    (folder / "adapter_config.json").write_text('{"a": "' + "x" * (1 << 20) + '"}')
+    assert "adapter_config.json: over 1048576 bytes" in call(server, "POST", "/adapters", asked)[1]["error"]
 
 
 def test_code_beside_an_adapter_is_not_run_and_the_answer_says_so(server: Host) -> None:
@@ -396,9 +412,17 @@ def test_there_is_room_for_max_adapters(tmp_path: Path) -> None:
         register(server, "a")
         register(server, "b")
         status, said = call(server, "POST", "/adapters", faulty(src="loras/a"))
-        assert (status, said["error"]) == (507, "there is room for 2, and 2 are registered")
+        assert (status, said["error"]) == (507, "2 adapters are registered, which is max_adapters")
         assert call(server, "DELETE", "/adapters/a")[0] == 200
         register(server, "c")
+
+
+def test_a_server_that_shuts_down_changes_no_adapters(tmp_path: Path) -> None:
+    with host(tmp_path, capabilities=LORA, options=ENABLED) as server:
+        server.block.supervisor.phase = Phase.DRAINING
+        for method, path, body in CALLS:
+            status, said = call(server, method, path, body)
+            assert (status, said["error"]) == (503, "the server is shutting down and takes no new requests")
 
 
 # Servers without adapters.

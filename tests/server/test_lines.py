@@ -67,9 +67,9 @@ def test_a_line_is_answered_as_it_would_be_alone(lmi: Host) -> None:
         {"nothing": "here"},
         {"inputs": "x" * 500},
     ]
-    alone = [json.loads(lmi.post(request)[1]) for request in requests]
-    assert answers(lmi, *requests) == alone
-    assert [answer.get("code") for answer in alone] == [None, 424, 424, 507, 424, 424, 424]
+    alone = [lmi.post(request)[1] for request in requests]
+    assert lmi.post(body_of(*requests), headers=LINES)[1] == b"".join(alone)
+    assert [json.loads(answer).get("code") for answer in alone] == [None, 424, 424, 507, 424, 424, 424]
 
 
 def test_a_thousand_lines_come_back_in_order_with_the_bad_ones_in_their_places(lmi: Host) -> None:
@@ -89,7 +89,10 @@ def test_blank_lines_are_skipped_and_lines_may_end_as_on_windows(lmi: Host) -> N
     assert lmi.post(body, headers=LINES)[1] == b'{"generated_text": "a"}\n{"generated_text": "b"}\n'
 
 
-@pytest.mark.parametrize("body", [b"", b"\n \r\n", b'{"inputs": "\xff"}', b"{}\n" * (MAX_LINES + 1)])
+NOTHING = b"\n \t\r\n" * 500_000
+
+
+@pytest.mark.parametrize("body", [b"", b"\n \r\n", b'{"inputs": "\xff"}', b"{}\n" * (MAX_LINES + 1), NOTHING])
 def test_a_body_without_lines_with_too_many_or_not_in_utf8_is_424(lmi: Host, body: bytes) -> None:
     response, answer = lmi.post(body, headers=LINES)
     fields = json.loads(answer)
@@ -167,6 +170,14 @@ def test_a_line_beyond_its_time_is_504_and_the_next_one_has_its_own_time(tmp_pat
         assert (late["code"], fine) == (504, {"generated_text": "a"})
         requests = [*[{"inputs": "hang"}] * NUM_RUNNING, {"inputs": "say b"}]
         assert answers(lmi, *requests)[-1] == {"generated_text": "b"}
+
+
+def test_a_body_of_lines_is_503_while_no_engine_can_answer_any(tmp_path: Path) -> None:
+    with host(tmp_path) as lmi:
+        lmi.post({"inputs": "lose a"})
+        wait_until(lambda: lmi.post({"inputs": "say a"})[0].status == 503)
+        response, body = lmi.post(body_of(*[{"inputs": "say a"}] * 3), headers=LINES)
+        assert (response.status, json.loads(body)["code"]) == (503, 503)
 
 
 def test_a_full_queue_refuses_a_body_of_lines_like_any_other(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers as its subclass says, except where a test tells it to fail."""
+"""An HTTP server on loopback that answers as its subclass says, except where a test lets it fail."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Rule:
 class FaultyServer:
     def __init__(self) -> None:
         self.requests: list[str] = []  # "METHOD /path"
-        self.headers: dict[str, dict[str, str]] = {}  # of the last such request
+        self.headers: dict[str, dict[str, str]] = {}  # of the last such request, names in lower case
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -93,7 +93,7 @@ class FaultyServer:
 
             def _handle(self) -> None:
                 request = f"{self.command} {self.path}"
-                server.headers[request] = dict(self.headers)
+                server.headers[request] = {name.lower(): value for name, value in self.headers.items()}
                 rule = server._rule(request)
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 answer = rule.answer or server.answer(self.command, self.path, self.headers, body)

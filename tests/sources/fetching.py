@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lmi.sources.progress import FetchReport
 from lmi.sources.request import (
@@ -34,6 +37,29 @@ def model_files(num_bytes: int = 1000, **more: bytes) -> dict[str, bytes]:
     """The files of a small model; its weights are bytes that are not zero."""
     weights = bytes(range(1, 256)) * (num_bytes // 255 + 1)
     return {"config.json": CONFIG, "tokenizer.json": b"{}", "model.safetensors": weights[:num_bytes], **more}
+
+
+def on_small_disk(folder: Path, num_bytes: int) -> tuple[str, ...]:
+    """The beginning of a command that sees an empty disk at `folder`. `left` beside it lists its files at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mount = f"mount -t tmpfs -o size={num_bytes} tmpfs {folder}"
+    listed = f"find {folder} -type f -size +0 -printf '%f\\n' > {folder.parent}/left"
+    return ("unshare", "-m", "sh", "-c", f'{mount} && "$@"; code=$?; {listed}; exit $code', "sh")
+
+
+def on_read_only(folder: Path) -> tuple[str, ...]:
+    """The beginning of a command that sees `folder` as a disk that cannot be written."""
+    mount = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder}"
+    return ("unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh")
+
+
+def can_mount() -> bool:
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+needs_mount = pytest.mark.skipif(not can_mount(), reason="this user may not mount a small disk")
+MIDWAY = (*QUICK[:-1], str(-8 << 20))  # arguments, as if others filled the disk after the check for room
 
 
 class Fetch:

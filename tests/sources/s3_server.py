@@ -1,4 +1,4 @@
-"""An S3 of our own: moto's server in a venv of its own, behind a server that fails where a test says so."""
+"""An S3 for tests: moto's server in a separate venv, behind a server that fails where a test says so."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _client(port: int) -> Any:
 
 
 class S3Server(FaultyServer):
-    """Passes each request on to moto, except where a test tells it to fail."""
+    """Passes each request on to moto, except where a test lets it fail."""
 
     def __init__(self, port: int) -> None:
         super().__init__()

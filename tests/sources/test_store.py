@@ -78,6 +78,16 @@ def test_a_new_version_shares_what_did_not_change(store: Store) -> None:
     assert (store.model / "sub/b").stat().st_size == 3
 
 
+def test_a_process_that_dies_between_the_two_versions_leaves_the_new_one_to_the_next(store: Store) -> None:
+    fill(store, A)
+    fetch(store, *store.missing([A, B]))
+    store.whole.rename(f"{store.whole}.old")  # the first half of the last step
+    assert store.missing([A, B]) == []
+    store.finish()
+    assert store.is_current([A, B])
+    assert {path.name for path in store.whole.parent.iterdir()} == {store.whole.name}
+
+
 def test_a_file_that_is_missing_or_cut_in_a_whole_folder_is_fetched_again(store: Store) -> None:
     fill(store, A, B)
     (store.model / "sub/b").write_bytes(b"")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from lmi.engine.registry import AdapterRegistry, NameTaken
-from lmi.errors import InvalidParameter, InvalidRequest, shorten
+from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Reader, boolean, read_object, text
 from lmi.server.adapter_choice import alias
@@ -91,6 +91,8 @@ async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
     """Return the registry. Raises HTTPException, UnknownModel, Unavailable, or InvalidRequest if there is no LoRA."""
     if not service.config.server.management:
         raise HTTPException(404, "adapters cannot be changed here (management=false)")
+    if service.front_end.is_draining:
+        raise Unavailable("the server is shutting down and takes no new requests")
     if (model := exchange.scope["path_params"].get("model")) is not None:
         service.check_model(model)
     if service.config.is_user_code or service.engines is None or service.adapters is None:

@@ -48,10 +48,11 @@ class _Body(msgspec.Struct):
 
 async def invocations(exchange: Exchange, service: Service) -> None:
     route = attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), "route")
-    accept = exchange.headers.get("accept", "")
+    has_lines = are_lines(exchange)
+    accept = "" if has_lines else exchange.headers.get("accept", "")  # lines are never answered with events
     api = api_of_inputs(service.config.model).for_accept(accept) if route is None else api_of_route(route)
     choose = partial(api_of_body, usual=api, accept=accept) if route is None else always(api)
-    serve = serve_lines if are_lines(exchange) else serve_request
+    serve = serve_lines if has_lines else serve_request
     await serve(exchange, service, api, choose=choose)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from handlers.base.sequence import Sequence
-from lmi.errors import InvalidParameter, InvalidRequest
-from lmi.executor import ErrorKind, FinishReason, Request, Response, ResponseError
+from lmi.errors import InvalidParameter, InvalidRequest, UnknownAdapter
+from lmi.executor import ErrorKind, FinishReason, LoraConfig, Request, Response, ResponseError
 from lmi.settings.config import EngineConfig
-from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES, Executor, Work
+from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES, Executor, Work, write_adapter
 
 TIMEOUT_S = 30.0
 
@@ -75,3 +77,22 @@ def test_a_step_that_raises_ends_what_ran_and_what_waited_starts_again(executor:
 def test_a_value_of_a_wrong_type_never_reaches_the_engine(executor: Executor) -> None:
     with pytest.raises(InvalidRequest, match="wrong type"):
         executor.enqueue_request(ask(1, 2.5))  # type: ignore[arg-type]
+
+
+def test_an_adapter_that_is_unloaded_stays_in_the_engine_until_its_last_sequence_ends(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "formal", shift=5)
+    adapted = Request(input_token_ids=(1, 2), max_tokens=20, lora_config=LoraConfig("formal"))
+    with Executor(EngineConfig(handler="foreign", options={"enable_lora": "true"})) as executor:
+        executor.load_adapter("formal", str(path))
+        ids = executor.enqueue_requests([adapted] * (3 * MAX_NUM_SEQUENCES))  # most of them wait
+        executor.unload_adapter("formal")
+        with pytest.raises(UnknownAdapter, match="Adapter formal is not registered"):
+            executor.enqueue_request(adapted)
+        shutil.rmtree(path)
+        executor.load_adapter("formal", str(write_adapter(path, shift=7)))  # another one of this name
+        executor.cancel_request(ids[0])
+        ended = finals(executor, ids)
+        assert {one.result.output_token_ids[0][0] for one in (ended[each] for each in ids[1:]) if one.result} == {6}
+        [again] = finals(executor, [executor.enqueue_request(adapted)]).values()
+        assert again.result is not None and again.result.output_token_ids[0][0] == 8
+        assert list(executor.engine.shifts.values()) == [7], "the first one has left the engine"

@@ -42,8 +42,8 @@ class Engine:
     """The engine of a library."""
 
     def __init__(self) -> None:
+        self.shifts: dict[int, int] = {}  # of the adapters that it has, by number
         self._works: dict[str, Work] = {}
-        self._shifts: dict[int, int] = {}
 
     def add(self, work: Work) -> None:
         self._works[work.id] = work
@@ -64,7 +64,7 @@ class Engine:
     def _advance(self, work: Work) -> SequenceOutput:
         if FAULT in work.token_ids:
             return SequenceOutput(work.id, [], end=RuntimeError("a fault"))
-        shift = 0 if work.adapter is None else self._shifts[work.adapter.number]
+        shift = 0 if work.adapter is None else self.shifts[work.adapter.number]
         token_id = work.token_ids[-work.num_prompt_tokens] + (0 if work.has_begun else shift)
         num_prompt = 0 if work.has_begun else work.num_prompt_tokens - 1
         known = LogProbs([[0]] * num_prompt, [[LOG_PROB]] * num_prompt) if not work.has_begun else None
@@ -90,7 +90,7 @@ class Engine:
             raise ValueError(f"rank {rank} is over {MAX_RANK}")
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        if adapter.number in self._shifts:
+        if adapter.number in self.shifts:
             return
         config = _config(adapter)
         time.sleep(config["load_s"])
@@ -98,10 +98,10 @@ class Engine:
             raise MemoryError("no room for these weights")
         if Path("/proc/self/comm").read_text().strip() == config["fails_in"]:
             raise ValueError("this replica cannot read it")
-        self._shifts[adapter.number] = json.loads(Path(adapter.path, "adapter_model.safetensors").read_text())["shift"]
+        self.shifts[adapter.number] = json.loads(Path(adapter.path, "adapter_model.safetensors").read_text())["shift"]
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
-        self._shifts.pop(adapter.number, None)
+        self.shifts.pop(adapter.number, None)
 
     @property
     def is_alive(self) -> bool:
@@ -126,7 +126,8 @@ class Executor(DrivenExecutor[Work]):
             capabilities=capabilities,
         )
         max_adapters = int(config.options.get("max_loras", MAX_ADAPTERS))
-        super().__init__(Engine(), info, max_resident_adapters=max_adapters, max_queue_size=config.max_queue_size)
+        self.engine = Engine()
+        super().__init__(self.engine, info, max_resident_adapters=max_adapters, max_queue_size=config.max_queue_size)
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from tests.served import Server, launch
 from tests.system.container import wait_until, write_model
 
+FILES = Path(__file__).parents[2] / "user_code" / "files"
 ATTRIBUTES, INFERENCE_ID = "X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Inference-Id"
 FORMATTER = """
 from djl_python.output_formatter import TextGenerationOutput, output_formatter
@@ -39,6 +42,18 @@ def formatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose streams are ASCII, with an output formatter that ends no line."""
     folder = write_model(tmp_path_factory.mktemp("formatting") / "model", ascii_streams="true", frontend_workers=1)
     (folder / "model.py").write_text(FORMATTER)
+    with launch(folder) as started:
+        started.wait_ready()
+        yield started
+
+
+@pytest.fixture(scope="module")
+def handler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose model is user code."""
+    folder = tmp_path_factory.mktemp("handler") / "model"
+    folder.mkdir()
+    shutil.copy(FILES / "stateful" / "model.py", folder)
+    (folder / "serving.properties").write_text("log_format=json\nfrontend_workers=1\n")
     with launch(folder) as started:
         started.wait_ready()
         yield started
@@ -199,3 +214,27 @@ def test_nothing_of_a_body_stands_in_a_header(server: Server) -> None:
     answers.append(server.post({"prompt": "a", "model": "Sesame"}))
     assert [answer.status for answer in answers] == [200, 424, 404]
     assert not any("Sesame" in value for answer in answers for value in answer.headers.values())
+
+
+def test_a_header_of_user_code_that_is_too_long_is_left_out_with_a_warning(handler: Server) -> None:
+    headers = {"x-short": "kept", "x-long": "y" * 5000, "x-late": "z"}
+    for stream in (False, True):
+        answer = handler.post({"action": "header", "headers": headers, "stream": stream})
+        assert answer.status == 200 and answer.headers["x-short"] == "kept"
+        assert "x-long" not in answer.headers and "x-late" not in answer.headers
+        assert sum(len(name) + len(value) + 4 for name, value in answer.headers.items()) < 4096
+    assert answer.body == b"unfinished\n"
+    said = [line for line in handler.log_lines() if "for: 'x-long', 'x-late'" in line.get("message", "")]
+    assert len(said) == 2 and said[0]["level"] == "WARNING"
+
+
+def test_attributes_of_user_code_stand_in_place_of_the_client_s(handler: Server) -> None:
+    name = "X-Amzn-SageMaker-Custom-Attributes"
+    with handler.open({"action": "header", "headers": {name: "mine"}}, headers={name: "yours"}) as response:
+        assert response.headers.get_all(name) == ["mine"]
+
+
+def test_a_model_that_is_user_code_gets_a_body_of_lines_whole(handler: Server) -> None:
+    body = b'{"action": "create"}\n{"action": "create"}\n'
+    answer = handler.post(body, headers={"Content-Type": "application/jsonlines"})
+    assert answer.status == 424 and "JSONDecodeError: Extra data: line 2" in json.loads(answer.body)["error"]

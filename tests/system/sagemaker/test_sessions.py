@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -166,24 +166,3 @@ def test_a_model_that_is_user_code_answers_request_types_itself(stateful: Server
     answer = ask(stateful, "any thing", {"requestType": kind})
     assert (answer.status, json.loads(answer.body)) == (200, {"given": {"requestType": kind}, "session": "any thing"})
     assert NEW not in answer.headers
-
-
-def test_a_header_of_user_code_that_is_too_long_is_left_out_with_a_warning(stateful: Server) -> None:
-    headers = {"x-short": "kept", "x-long": "y" * 5000, "x-late": "z"}
-    for stream in (False, True):
-        answer = stateful.post({"action": "header", "headers": headers, "stream": stream})
-        assert answer.status == 200 and answer.headers["x-short"] == "kept"
-        assert "x-long" not in answer.headers and "x-late" not in answer.headers
-        assert sum(len(name) + len(value) + 4 for name, value in answer.headers.items()) < 4096
-    assert answer.body == b"unfinished\n"
-    said = [line for line in stateful.log_lines() if "for: 'x-late', 'x-long'" in line.get("message", "")]
-    assert len(said) == 2 and said[0]["level"] == "WARNING"
-
-
-def test_nothing_is_left_of_a_server_that_keeps_its_sessions_to_itself(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        server = stack.enter_context(running(write_model(tmp_path / "model", frontend_workers=1)))
-        opened(server)
-        server.signal(signal.SIGTERM)
-        assert server.wait(60) == 0
-        assert list(Path(server.environ["TMPDIR"]).iterdir()) == []

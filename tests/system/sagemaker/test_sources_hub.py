@@ -15,7 +15,17 @@ import pytest
 
 from lmi.sources.request import FAILURE, RESULT
 from tests.sources.faulty_server import Answer
-from tests.sources.fetching import QUICK, Fetch, contents, model_files, wait_until
+from tests.sources.fetching import (
+    MIDWAY,
+    QUICK,
+    Fetch,
+    contents,
+    model_files,
+    needs_mount,
+    on_read_only,
+    on_small_disk,
+    wait_until,
+)
 from tests.sources.hub_server import HubServer
 
 ID = "writers/fox"
@@ -70,6 +80,13 @@ def test_trust_remote_code_brings_the_code_of_the_model(hub: HubServer, reader: 
     hub.publish(ID, model_files() | {"modeling_fox.py": b"x"})
     [folder] = reader.fetch(trust_remote_code=True).folders()
     assert (folder / "modeling_fox.py").is_file()
+
+
+def test_options_in_a_remote_source_are_not_read_with_a_warning(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files() | {"serving.properties": b"option.max_rolling_batch_size=1"})
+    fetch = reader.fetch()
+    assert contents(fetch.folders()[0]) == model_files()
+    assert any("its serving.properties is not read" in line for line in fetch.lines())
 
 
 def test_a_second_start_fetches_nothing_again(hub: HubServer, reader: Reader) -> None:
@@ -168,11 +185,21 @@ def test_what_a_killed_process_left_is_not_taken_for_whole(hub: HubServer, reade
 
 
 def test_a_connection_that_breaks_is_resumed_by_bytes(hub: HubServer, reader: Reader) -> None:
-    hub.publish(ID, model_files(1 << 20))
-    hub.cut("GET .*/model.safetensors", after=1 << 19)
+    hub.publish(ID, model_files(3 << 20))
+    hub.cut("GET .*/model.safetensors", after=2 << 20)
     [folder] = reader.fetch().folders()
-    assert contents(folder) == model_files(1 << 20)
+    assert contents(folder) == model_files(3 << 20)
+    assert [head["range"] for path, head in hub.headers.items() if "range" in head] == [f"bytes={2 << 20}-"]
+
+
+def test_a_hub_that_falls_silent_is_asked_for_the_rest(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files(3 << 20))
+    hub.hold("GET .*/model.safetensors", after=2 << 20)
+    [folder] = reader.fetch(HF_HUB_DOWNLOAD_TIMEOUT=1).folders()
+    assert contents(folder) == model_files(3 << 20)
     assert hub.num_requests("GET .*/model.safetensors") == 2
+    [range] = [head["range"] for path, head in hub.headers.items() if path.startswith("GET") and "range" in head]
+    assert range.startswith("bytes=") and range != "bytes=0-"
 
 
 def test_a_hub_that_is_busy_for_a_moment_is_asked_again(hub: HubServer, reader: Reader) -> None:
@@ -216,12 +243,15 @@ def test_a_cached_snapshot_is_served_offline_and_nobody_is_asked(hub: HubServer,
     asked = len(hub.requests)
     assert reader.fetch(HF_HUB_OFFLINE=1).folders() == folders
     assert len(hub.requests) == asked
+    (folders[0] / "tokenizer.json").unlink()
+    failure = reader.fetch(HF_HUB_OFFLINE=1).failure()
+    assert f"{folders[0]} has no tokenizer.json" in failure.message
 
 
 def test_offline_without_a_snapshot_names_the_variable_and_the_cache(reader: Reader) -> None:
     failure = reader.fetch(HF_HUB_OFFLINE=1).failure()
     assert failure.exit_code == 4
-    assert "HF_HUB_OFFLINE=1" in failure.message and str(reader.cache) in failure.message
+    assert "HF_HUB_OFFLINE=1" in failure.message and f"is not in the cache {reader.cache}" in failure.message
     assert "TRANSFORMERS_OFFLINE=1" in reader.fetch(TRANSFORMERS_OFFLINE=1).failure().message
 
 
@@ -323,10 +353,53 @@ def test_a_cache_that_cannot_be_written_is_named(hub: HubServer, reader: Reader)
     assert str(reader.folder / "file") in failure.message and "HF_HUB_CACHE" in failure.message
 
 
+@needs_mount
+def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files(3 << 20))
+    home = reader.folder / "huggingface"
+    failure = reader.fetch(arguments=MIDWAY, prefix=on_small_disk(home, 2 << 20)).failure()
+    assert (failure.exit_code, failure.label) == (4, "model_unusable")
+    for part in (ID, str(reader.cache), "are needed", "are free", "HF_HOME"):
+        assert part in failure.message
+    assert ".incomplete" not in (reader.folder / "left").read_text()
+
+
+@needs_mount
+def test_a_whole_snapshot_in_a_cache_that_cannot_be_written_is_served(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files())
+    folders = reader.fetch().folders()
+    read_only = on_read_only(reader.folder / "huggingface")
+    assert reader.fetch(prefix=read_only).folders() == folders
+    assert reader.fetch(prefix=read_only, HF_HUB_OFFLINE=1).folders() == folders
+    hub.publish(ID, model_files(20))
+    failure = reader.fetch(prefix=read_only).failure()
+    assert failure.exit_code == 4
+    assert "Read-only file system" in failure.message and "HF_HOME" in failure.message
+
+
 def test_an_answer_that_is_no_hub_says_so(hub: HubServer, reader: Reader) -> None:
     hub.replace("GET .*/revision/", Answer(200, {"Content-Type": "text/html"}, b"<html>sign in</html>"))
     failure = reader.fetch().failure()
     assert failure.exit_code == 4 and "does not answer as a hub" in failure.message
+
+
+@pytest.mark.parametrize("path", ["../../../outside.json", "/outside.json", "a//b.json"])
+def test_a_hub_cannot_list_a_way_out_of_its_folder(hub: HubServer, reader: Reader, path: str) -> None:
+    outside = reader.folder / "huggingface" / "outside.json"
+    outside.parent.mkdir()
+    outside.write_text("not its file")
+    hub.publish(ID, model_files() | {path: b"x"})
+    failure = reader.fetch().failure()
+    assert failure.exit_code == 5 and f"{path} is not a path inside it" in failure.message
+    assert outside.read_text() == "not its file"
+    assert hub.num_requests("/resolve/") == 0
+
+
+def test_a_hub_cannot_name_a_commit_that_is_none(hub: HubServer, reader: Reader) -> None:
+    answer = Answer(200, {"Content-Type": "application/json"}, b'{"id": "writers/fox", "sha": "../../x"}')
+    hub.replace("GET .*/revision/", answer)
+    failure = reader.fetch().failure()
+    assert failure.exit_code == 4 and "does not answer as a hub: it names the commit" in failure.message
 
 
 def test_several_sources_are_fetched_by_one_process_and_one_fault_ends_it(hub: HubServer, reader: Reader) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,17 @@ from typing import Any
 import pytest
 
 from tests.sources.faulty_server import Answer
-from tests.sources.fetching import QUICK, ROOT, Fetch, contents, model_files, wait_until
+from tests.sources.fetching import (
+    MIDWAY,
+    QUICK,
+    ROOT,
+    Fetch,
+    contents,
+    model_files,
+    needs_mount,
+    on_small_disk,
+    wait_until,
+)
 from tests.sources.s3_server import S3Server, moto
 
 UNREACHABLE = "http://127.0.0.1:9"
@@ -147,7 +156,7 @@ def test_every_read_is_made_with_if_match(bucket: Bucket) -> None:
     reads = {path: head for path, head in bucket.s3.headers.items() if path.startswith("GET ") and "/fox/" in path}
     assert len(reads) == len(model_files())
     md5s = {hashlib.md5(data).hexdigest() for data in model_files().values()}
-    assert {head["If-Match"].strip('"') for head in reads.values()} == md5s
+    assert {head["if-match"].strip('"') for head in reads.values()} == md5s
 
 
 def test_an_object_that_really_changes_between_listing_and_read_is_read_in_its_new_form(bucket: Bucket) -> None:
@@ -261,14 +270,16 @@ def test_a_second_process_waits_and_fetches_nothing(bucket: Bucket) -> None:
 
 
 def test_an_archive_is_unpacked_whole_and_not_again(bucket: Bucket) -> None:
-    files = model_files() | {"README.md": b"x", "adapters/en/adapter_config.json": b"{}"}
+    files = model_files() | {"README.md": b"x", "serving.properties": b"a=b", "adapters/en/adapter_config.json": b"{}"}
     nested = {f"fox-7b/{path}": data for path, data in files.items()}
     urls = [
         bucket.put_archive("team/fox.tar.gz", archive(files)),
         bucket.put_archive("team/fox.tgz", archive(files)),
         bucket.put_archive("team/fox.tar", archive(nested, "w")),
     ]
-    folders = bucket.fetch(*urls).folders()
+    fetch = bucket.fetch(*urls)
+    folders = fetch.folders()
+    assert sum("its serving.properties is not read" in line for line in fetch.lines()) == 3
     assert [contents(folder) for folder in folders] == [files] * 3
     assert [folder.name for folder in folders] == ["model", "model", "fox-7b"], "the only top folder is the model"
     assert not list(bucket.downloads.rglob("archive"))
@@ -303,6 +314,8 @@ def test_a_broken_archive_is_named(bucket: Bucket) -> None:
     failure = bucket.fetch(url).failure()
     assert failure.exit_code == 4
     assert failure.message.startswith(f"{url}: the archive is broken")
+    empty = bucket.put_archive("empty.tar.gz", archive({}))
+    assert "is empty; a model has config.json" in bucket.fetch(empty).failure().message
 
 
 def test_an_archive_with_only_pickled_weights_is_refused(bucket: Bucket) -> None:
@@ -339,6 +352,14 @@ def test_access_denied_names_the_operation_and_the_permission_it_needs(
     assert all(part in failure.message for part in (url, "AccessDenied", operation, permission))
 
 
+def test_credentials_that_s3_refuses_are_named_and_no_permission(bucket: Bucket) -> None:
+    expired = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+    bucket.s3.replace("list-type", Answer(400, {"Content-Type": "application/xml"}, expired))
+    failure = bucket.fetch(bucket.put("fox", model_files())).failure()
+    assert failure.exit_code == 4
+    assert "ExpiredToken" in failure.message and failure.message.endswith("the credentials are not valid")
+
+
 def test_no_credentials_are_said_to_be_missing(bucket: Bucket) -> None:
     url = bucket.put("fox", model_files())
     failure = bucket.fetch(url, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="").failure()
@@ -356,6 +377,8 @@ def test_a_prefix_or_key_that_is_not_there_names_one_in_another_case(bucket: Buc
         assert f"s3://{bucket.name}/team/{near}" in failure.message
     failure = bucket.fetch(f"s3://{bucket.name}/team/wolf").failure()
     assert "case" not in failure.message
+    failure = bucket.fetch(f"s3://{bucket.name}/team/Fox/model.safetensors").failure()
+    assert failure.message.endswith(f"s3://{bucket.name}/team/Fox/model.safetensors is one file")
 
 
 def test_only_pickled_weights_and_a_missing_config_are_found_in_the_listing(bucket: Bucket) -> None:
@@ -371,7 +394,7 @@ def test_only_pickled_weights_and_a_missing_config_are_found_in_the_listing(buck
 def test_a_key_that_is_no_path_is_refused(bucket: Bucket) -> None:
     url = bucket.put("fox", model_files() | {"a/../../out.json": b"{}"})
     failure = bucket.fetch(url).failure()
-    assert failure.exit_code == 5 and "fox/a/../../out.json" in failure.message
+    assert failure.exit_code == 5 and "a/../../out.json is not a path inside it" in failure.message
 
 
 def test_without_boto3_the_extra_that_brings_it_is_named(bucket: Bucket) -> None:
@@ -427,29 +450,12 @@ def test_a_download_folder_that_cannot_be_written_is_named(bucket: Bucket) -> No
     assert str(bucket.folder / "file") in failure.message and "SERVING_DOWNLOAD_DIR" in failure.message
 
 
-def can_mount() -> bool:
-    command = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
-
-
-needs_mount = pytest.mark.skipif(not can_mount(), reason="this user may not mount a small disk")
-
-
-def on_small_disk(folder: Path, num_bytes: int) -> tuple[str, ...]:
-    """The beginning of a command that sees an empty disk at `folder`. At its end `left` lists the files on it."""
-    folder.mkdir(exist_ok=True)
-    mount = f"mount -t tmpfs -o size={num_bytes} tmpfs {folder}"
-    listed = f"find {folder} -type f -size +0 -printf '%f\\n' > {folder.parent}/left"
-    return ("unshare", "-m", "sh", "-c", f'{mount} && "$@"; code=$?; {listed}; exit $code', "sh")
-
-
 @needs_mount
 @pytest.mark.parametrize("is_archive", [False, True], ids=["object", "member"])
 def test_a_disk_that_gets_full_midway_is_named_and_keeps_no_part(bucket: Bucket, is_archive: bool) -> None:
     files = model_files(3 << 20)
     url = bucket.put_archive("fox.tar.gz", archive(files)) if is_archive else bucket.put("fox", files)
-    arguments = (*QUICK[:-1], str(-8 << 20))  # as if others filled it after the check
-    fetch = bucket.fetch(url, arguments=arguments, prefix=on_small_disk(bucket.downloads, 2 << 20))
+    fetch = bucket.fetch(url, arguments=MIDWAY, prefix=on_small_disk(bucket.downloads, 2 << 20))
     failure = fetch.failure()
     assert (failure.exit_code, failure.label) == (4, "model_unusable")
     for part in (url, str(bucket.downloads), "are needed", "are free", "SERVING_DOWNLOAD_DIR"):

@@ -1,0 +1,117 @@
+"""The ASGI application of the gateway: the table of routes, and the answers to errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from lmi.errors import ClientGone, LmiError, Overloaded
+from lmi.gateway import control, invocations
+from lmi.gateway.errors import AwsError, too_large, unavailable, unknown_operation
+from lmi.gateway.exchange import AwsExchange
+from lmi.gateway.gateway import Gateway, Request
+from lmi.http.exchange import BodyTooLarge
+
+Handler = Callable[[Request, Gateway], Coroutine[Any, Any, None]]
+Row = tuple[str, Handler]  # path of a POST
+
+access = logging.getLogger("lmi.access")
+log = logging.getLogger(__name__)
+
+ROUTES: list[Row] = [
+    ("/endpoints/{endpoint}/invocations", invocations.invoke),
+    ("/endpoints/{endpoint}/invocations-response-stream", invocations.stream),
+    ("/endpoints/{endpoint}/async-invocations", invocations.invoke_later),
+    ("/endpoints/{endpoint}/openai/v1/chat/completions", invocations.chat),
+    ("/endpoints/{endpoint}/inference-components/{component}/openai/v1/chat/completions", invocations.chat),
+    ("/", control.control),
+]
+LARGE_BODY_BYTES = 6291456  # the bound in AWS's API model; its pages say 25 MB
+
+
+class Signatures(Protocol):
+    def check(self, exchange: AwsExchange, body: bytes) -> None:
+        """Raise AwsError if the request is not signed, or wrongly."""
+
+
+class App:
+    def __init__(self, gateway: Gateway, signatures: Signatures | None = None) -> None:
+        self._gateway, self._signatures = gateway, signatures
+        self._routes = [(_pattern(path), handler) for path, handler in ROUTES]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = AwsExchange(scope, receive, send)
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            exchange.status = ClientGone.status
+        except LmiError as error:
+            await _refuse(exchange, error)
+        except Exception:
+            log.exception("request %s failed in the gateway", exchange.request_id)
+            await _refuse(exchange, AwsError("InternalFailure", 500, f"internal error, request {exchange.request_id}"))
+        finally:
+            self._gateway.body_memory.change(exchange.num_body_bytes, 0)
+            _log(exchange)
+
+    async def _answer(self, exchange: AwsExchange) -> None:
+        if (exchange.method, exchange.path) == ("GET", "/ping"):
+            await exchange.send_whole(200, "", b"")
+            return
+        handler, names = self._find(exchange)
+        body = await self._body(exchange)
+        if self._signatures is not None:
+            self._signatures.check(exchange, body)
+        await exchange.run_while_there(handler(Request(exchange, names, body), self._gateway))
+
+    def _find(self, exchange: AwsExchange) -> tuple[Handler, dict[str, str]]:
+        for pattern, handler in self._routes:
+            if exchange.method == "POST" and (found := pattern.fullmatch(exchange.path)):
+                return handler, found.groupdict()
+        raise unknown_operation()
+
+    async def _body(self, exchange: AwsExchange) -> bytes:
+        max_bytes = self._gateway.settings.max_body_bytes
+        try:
+            body = await exchange.body(max_bytes, self._gateway.body_memory)
+        except BodyTooLarge:
+            raise too_large(max_bytes) from None
+        if len(body) > LARGE_BODY_BYTES:
+            log.warning("a body of %d bytes: AWS's API model allows %d", len(body), LARGE_BODY_BYTES)
+        return body
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
+
+
+async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
+    """Answer with an error. A client whose answer has begun loses its connection, so that it knows."""
+    if exchange.status:
+        log.warning("request %s was cut: %s", exchange.request_id, error)
+        return
+    if isinstance(error, Overloaded):
+        error = unavailable(str(error))
+    await exchange.send_error(error if isinstance(error, AwsError) else AwsError("ValidationError", 400, str(error)))
+
+
+def _log(exchange: AwsExchange) -> None:
+    if exchange.path == "/ping":
+        return
+    access.info(
+        "%s %s %d",
+        exchange.method,
+        exchange.path,
+        exchange.status,
+        extra={
+            "request_id": exchange.request_id,
+            "status": exchange.status,
+            "duration_ms": round((time.monotonic() - exchange.started_s) * 1000, 1),
+            **({"error_label": exchange.error_label} if exchange.error_label else {}),
+        },
+    )

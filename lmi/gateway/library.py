@@ -1,0 +1,145 @@
+"""The models of one source, laid out in folders as a container sees them.
+
+A model that clients call KEY is a folder or an archive at SOURCE/KEY, where SOURCE is a folder or `s3://BUCKET/PREFIX`.
+It is laid out at `DIR/H/model`, where `H` is a hash of its place, because a key comes from clients and must not become
+a path. A stamp beside it says from which files it was made, so that it is made again only when they change. What comes
+from S3 is kept in `DIR/sources`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from lmi.errors import StartError, cause_line
+from lmi.gateway.stores import S3_SCHEME
+from lmi.sources.archive import unpack
+from lmi.sources.complete import descended
+from lmi.sources.fetch import fetch
+from lmi.sources.job import Job
+from lmi.sources.request import WantedSource
+from lmi.sources.source import ARCHIVE_SUFFIXES
+
+NAME_CHARS = 32
+
+
+class NoSuchModel(Exception):
+    """The source has no model of this key, or the key is against the rule."""
+
+
+class ModelBroken(Exception):
+    """The model cannot be laid out. The text has the cause."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A model as the container finds it. `was_replaced`: the container may have other files of it."""
+
+    folder: Path
+    was_replaced: bool
+
+
+class Library:
+    def __init__(self, source: str, folder: Path) -> None:
+        self._folder = folder
+        self._is_remote = source.startswith(S3_SCHEME)
+        self._source = source.rstrip("/") if self._is_remote else str(Path(source).resolve())
+
+    def name(self, key: str) -> str:
+        """Return the name that the model has in the container. Raises NoSuchModel for a key against the rule."""
+        parts = PurePosixPath(key).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise NoSuchModel(f"TargetModel must be a relative path without .., given {key}")
+        return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
+
+    def lay(self, key: str) -> Laid:
+        """Lay out a model, unless it is there already. Raises NoSuchModel or ModelBroken. It blocks."""
+        home = self._folder / self.name(key)
+        try:
+            found = self._fetch(key) if self._is_remote else self._find(key)
+            with _locked(home):
+                return Laid(home / "model", _update(found, home))
+        except StartError as error:
+            raise ModelBroken(f"TargetModel {key}: {error}") from error
+        except OSError as error:
+            raise ModelBroken(f"TargetModel {key} cannot be laid out in {home}: {cause_line(error)}") from error
+
+    def _fetch(self, key: str) -> Path:
+        """Bring what is missing of a model from S3. Returns its folder. Raises StartError."""
+        wanted = WantedSource(source=f"{self._source}/{key}", download_dir=str(self._folder / "sources"))
+        return Path(fetch(Job(wanted)).folder)
+
+    def _find(self, key: str) -> Path:
+        """Return the folder or archive. A link that leads out of the source counts as nothing."""
+        source = Path(self._source)
+        found = (source / key).resolve()
+        if not found.is_relative_to(source) or not found.exists():
+            raise NoSuchModel(f"TargetModel {key} is not below {source}")
+        if not found.is_dir() and not found.name.endswith(ARCHIVE_SUFFIXES):
+            raise NoSuchModel(f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}")
+        return found
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Hold the lock of one model, which two gateways may lay out at a time."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _update(found: Path, home: Path) -> bool:
+    """Make the model, unless it is there as it should be. Returns whether other files were there before."""
+    stamp, model = home / "stamp.json", home / "model"
+    wanted = json.dumps(_versions(found))
+    if model.is_dir() and stamp.is_file() and stamp.read_text() == wanted:
+        return False
+    part = home / "part"
+    _remove(part)  # of a process that was killed
+    try:
+        made = _make(found, part)
+        stamp.unlink(missing_ok=True)
+        is_new = not model.exists()
+        _remove(model)
+        made.rename(model)
+        stamp.write_text(wanted)
+    finally:
+        _remove(part)
+    return not is_new
+
+
+def _versions(found: Path) -> list[tuple[str, int, int]]:
+    """Return the files of a folder, or an archive, with their sizes and times of change."""
+    files = sorted(path for path in found.rglob("*") if path.is_file()) if found.is_dir() else [found]
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def _make(found: Path, folder: Path) -> Path:
+    """Copy or unpack a model to a folder. Returns the folder with its files, which may be the only one in it."""
+    if found.is_dir():
+        shutil.copytree(found, folder, copy_function=_link_or_copy)
+        return folder
+    folder.mkdir()
+    unpack(found, folder)
+    return descended(folder)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Give a file a second name, which needs no room, or copy it to another disk."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,171 @@
+"""Where an async invocation reads its input and leaves its answer: objects of S3, or files of a folder.
+
+A location is a URL, `s3://BUCKET/KEY` or `file:///PATH`. Every function here blocks, so the gateway calls it in a
+thread. boto3 is imported when the first object is read or written, because folders need no boto3.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from lmi.errors import cause_line
+
+MAX_INPUT_BYTES = 1 << 30  # SageMaker's limit of an async payload
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, NUM_TRIES = 5, 10, 3
+S3_SCHEME = "s3://"
+EXTRA = "S3 needs boto3, which `pip install 'lmi[aws]'` brings"
+
+
+class StoreError(Exception):
+    """An object or a file cannot be read or written. The text names it and the cause."""
+
+
+class Output(Protocol):
+    """The place of all answers. `path` is relative to it, with `/` between its parts."""
+
+    def url(self, path: str) -> str: ...
+
+    def write(self, path: str, data: bytes, media_type: str) -> None:
+        """Write a whole file, or nothing. Raises StoreError."""
+
+
+class FolderOutput:
+    """Answers as files of a folder. A file is written under another name and renamed, so nobody reads half of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+
+    def url(self, path: str) -> str:
+        return (self._folder / path).as_uri()
+
+    def write(self, path: str, data: bytes, media_type: str) -> None:
+        file = self._folder / path
+        part = file.with_name(f".{uuid.uuid4().hex}.part")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(data)
+            part.replace(file)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            raise StoreError(f"{file} cannot be written: {cause_line(error)}") from error
+
+
+class S3:
+    """Objects of S3 by their URL. boto3 finds endpoint, region and credentials in the environment."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def read(self, url: str) -> bytes:
+        """Return the bytes of an object. Raises StoreError."""
+        bucket, key = parse_s3(url)
+        try:
+            found = self._connected().get_object(Bucket=bucket, Key=key)
+            if found["ContentLength"] > MAX_INPUT_BYTES:
+                raise StoreError(f"{url} has {found['ContentLength']} bytes, at most {MAX_INPUT_BYTES} are read")
+            data: bytes = found["Body"].read()
+            return data
+        except Exception as error:  # botocore's errors have no common base, and urllib3's pass through it
+            raise _unreadable(url, error) from error
+
+    def write(self, url: str, data: bytes, media_type: str) -> None:
+        """Write an object. Raises StoreError."""
+        bucket, key = parse_s3(url)
+        try:
+            self._connected().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
+        except Exception as error:
+            raise StoreError(f"{url} cannot be written: {cause_line(error)}") from error
+
+    def _connected(self) -> Any:
+        with self._lock:  # a client may be used by many threads, but not be made by two
+            if self._client is None:
+                self._client = _make_client()
+            return self._client
+
+
+class S3Output:
+    """Answers as objects below a URL."""
+
+    def __init__(self, s3: S3, root: str) -> None:
+        self._s3 = s3
+        self._root = root.rstrip("/")
+
+    def url(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def write(self, path: str, data: bytes, media_type: str) -> None:
+        self._s3.write(self.url(path), data, media_type)
+
+
+class Inputs:
+    """Reads inputs: any object of S3, and files below `folder` if there is one."""
+
+    def __init__(self, s3: S3, folder: Path | None = None) -> None:
+        self._s3 = s3
+        self._folder = folder and folder.resolve()
+
+    def is_allowed(self, location: str) -> bool:
+        """Whether the location names an object of S3, or a place below the folder. It need not exist."""
+        return all(parse_s3(location)) if location.startswith(S3_SCHEME) else self._file(location) is not None
+
+    def read(self, location: str) -> bytes:
+        """Return the bytes at a location. Raises StoreError."""
+        if location.startswith(S3_SCHEME):
+            return self._s3.read(location)
+        file = self._file(location)
+        if file is None:
+            raise StoreError(f"{location} is not below the folder of --async-input")
+        try:
+            return _read_file(file)
+        except (OSError, StoreError) as error:
+            raise _unreadable(location, error) from error
+
+    def _file(self, location: str) -> Path | None:
+        """Return the file that a location names, or None if it may not be read. Links count where they lead."""
+        with suppress(ValueError, OSError):
+            url = urlsplit(location)
+            file = Path(unquote(url.path)).resolve()
+            is_local = url.scheme == "file" and url.netloc in ("", "localhost")
+            if is_local and self._folder is not None and file.is_relative_to(self._folder):
+                return file
+        return None
+
+
+def parse_s3(url: str) -> tuple[str, str]:
+    """Return the bucket and the key of `s3://BUCKET/KEY`. Either is "" if the URL lacks it."""
+    bucket, _, key = url.removeprefix(S3_SCHEME).partition("/")
+    return bucket, key
+
+
+def _unreadable(location: str, error: Exception) -> StoreError:
+    return error if isinstance(error, StoreError) else StoreError(f"{location} cannot be read: {cause_line(error)}")
+
+
+def _read_file(file: Path) -> bytes:
+    """Read a regular file. Any other, such as a pipe, could let its reader wait for ever."""
+    if not file.is_file():
+        raise StoreError(f"{file} is not a regular file" if file.exists() else f"there is no {file}")
+    if (num_bytes := file.stat().st_size) > MAX_INPUT_BYTES:
+        raise StoreError(f"{file} has {num_bytes} bytes, at most {MAX_INPUT_BYTES} are read")
+    return file.read_bytes()
+
+
+def _make_client() -> Any:
+    try:
+        import boto3  # type: ignore[import-untyped]
+        from botocore.config import Config  # type: ignore[import-untyped]
+    except ImportError:
+        raise StoreError(EXTRA) from None
+    limits = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard", "max_attempts": NUM_TRIES},
+    )
+    return boto3.session.Session().client("s3", config=limits)

@@ -1,0 +1,142 @@
+"""The gateway's process: `lmi gateway`, in the foreground or as a child of the supervisor, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+
+import orjson
+import uvicorn
+import uvloop
+
+import lmi.shared.log
+from lmi.errors import BadConfiguration, PortUnavailable
+from lmi.gateway.app import App, Signatures
+from lmi.gateway.async_invocations import AsyncInvocations
+from lmi.gateway.child import local_url
+from lmi.gateway.gateway import Gateway
+from lmi.gateway.library import Library
+from lmi.gateway.settings import Settings
+from lmi.gateway.stores import EXTRA, S3, S3_SCHEME, FolderOutput, Inputs, S3Output
+from lmi.gateway.targets import Targets
+from lmi.http.protocol import GuardedProtocol
+from lmi.shared import processes
+from lmi.shared.log import escape, is_text
+
+SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
+FINISH_S = 25  # for requests that are still open at SIGTERM
+KEEP_ALIVE_S = 120
+BACKLOG = 2048
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
+    lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
+    processes.set_title("lmi-gateway")
+    if parent := os.environ.get(SUPERVISOR_PID):
+        processes.die_with_parent(int(parent), signal.SIGTERM)
+    if settings.s3_endpoint is not None:
+        os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
+    gateway = Gateway(settings)
+    add_workers(gateway)
+    server = make_server(App(gateway, signatures(settings)), settings)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, server.handle_exit)  # also while the server starts, and when it raises them again
+    listener = listen(settings.host, settings.port)
+    if not settings.checks_signatures and not is_loopback(settings.host):
+        log.warning("%s is no loopback address, and everybody who reaches it is served", settings.host)
+    say_ready(settings, listener.getsockname()[1])
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(gateway, server, listener))
+    return 0
+
+
+def add_workers(gateway: Gateway) -> None:
+    """Give the gateway what has tasks of its own."""
+    settings, s3 = gateway.settings, S3()
+    places = [settings.async_output, *settings.models.values()]
+    if any(place.startswith(S3_SCHEME) for place in places) and find_spec("boto3") is None:
+        raise BadConfiguration(EXTRA)
+    is_in_s3 = settings.async_output.startswith(S3_SCHEME)
+    output = S3Output(s3, settings.async_output) if is_in_s3 else FolderOutput(Path(settings.async_output))
+    libraries = {name: Library(source, settings.models_dir) for name, source in settings.models.items()}
+    targets = Targets(libraries, settings.timeout_s)
+    invocations = AsyncInvocations(Inputs(s3, settings.async_input), output, settings.async_concurrency)
+    gateway.targets, gateway.async_invocations = targets, invocations
+    gateway.workers += [targets, invocations]
+
+
+def signatures(settings: Settings) -> Signatures | None:
+    if not settings.checks_signatures:
+        return None
+    try:
+        from lmi.gateway import signatures
+    except ModuleNotFoundError:
+        raise BadConfiguration("--check-signatures needs botocore: pip install 'lmi[aws]'") from None
+    return signatures.Signatures(os.environ)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise PortUnavailable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_server(app: App, settings: Settings) -> uvicorn.Server:
+    """Return the server. Its lines about starts and stops appear only with DEBUG."""
+    if settings.log_level != "DEBUG":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        app,
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FINISH_S,
+    )
+    return uvicorn.Server(config)
+
+
+async def serve(gateway: Gateway, server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until a signal, with the gateway's own tasks started before and closed after the last request."""
+    for worker in gateway.workers:
+        await worker.start()
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for worker in gateway.workers:
+            await worker.close()
+
+
+def say_ready(settings: Settings, port: int) -> None:
+    """Print where the gateway is and how clients find it: text on a terminal, else one JSON object."""
+    url = local_url(settings.host, port)
+    endpoints = {name or "*": container for name, container in settings.endpoints.items()}
+    if not is_text(settings.log_format):
+        event = {"event": "ready", "gateway": url, "port": port, "endpoints": endpoints}
+        print(orjson.dumps(event).decode(), flush=True)
+        return
+    rows = "\n".join(f"  endpoint {escape(name)} is {escape(container)}" for name, container in endpoints.items())
+    exports = f"  export AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME={url}\n  export AWS_ENDPOINT_URL_SAGEMAKER={url}"
+    print(f"\nlmi gateway is ready\n{rows}\n\n{exports}\n", flush=True)

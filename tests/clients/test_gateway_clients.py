@@ -1,0 +1,186 @@
+"""AWS's clients, unchanged but for an endpoint's URL, at gateways in front of a whole server with a real model.
+
+Each client runs at three gateways: one keeps the parts of a stream as the server sent them, one joins them, one cuts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.venvs import run
+from tests.gateway.gateways import Gateway, gateway, scripted
+from tests.gateway.model_server import ModelServer, write_model
+from tests.served import Server
+from tests.system.container import wait_until
+
+pytestmark = pytest.mark.timeout(400)  # including the installation of a venv
+PROMPT = "The quick brown"
+NUM_TOKENS = 8
+MODES = ("as-is", "coalesce:1000", "split:7")  # the second joins a whole answer
+
+
+class Front:
+    """The gateways of all modes, with one folder for async invocations each."""
+
+    def __init__(self, gateways: list[Gateway], folder: Path) -> None:
+        self.gateways, self.folder = gateways, folder
+
+    @property
+    def urls(self) -> list[str]:
+        return [each.url for each in self.gateways]
+
+    def run(self, venv: str, script: str, *arguments: str) -> Any:
+        """Return what a script prints that visits each gateway in turn."""
+        return run(venv, f"gateway/{script}", *arguments, *self.urls)
+
+
+@pytest.fixture(scope="module")
+def front(demo: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("async")
+    flags = ("--endpoint", f"http://127.0.0.1:{demo.port}", "--async-output", str(folder), "--async-input", str(folder))
+    with ExitStack() as stack:
+        yield Front([stack.enter_context(gateway("--parts", mode, *flags)) for mode in MODES], folder)
+
+
+@pytest.fixture(scope="module")
+def said(demo: Server) -> str:
+    """The model's greedy answer, as a bare HTTP client gets it."""
+    answer = demo.post({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}})
+    return str(json.loads(answer.body)["generated_text"])
+
+
+@pytest.fixture(scope="module")
+def chatted(demo: Server) -> str:
+    """The same in a chat."""
+    asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": NUM_TOKENS, "temperature": 0}
+    return str(json.loads(demo.post(asked, "/v1/chat/completions").body)["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize(("venv", "version"), [("current", "1.44.5"), ("older", "1.43.11")])
+def test_boto3(front: Front, demo: Server, said: str, venv: str, version: str) -> None:
+    cancelled_before = num_cancelled(demo)
+    printed = front.run(venv, "boto3_client.py")
+    assert printed["version"] == version
+    for found in printed["found"]:
+        plain, streamed = found["plain"], found["streamed"]
+        assert plain["text"] == said and plain["content_type"] == "application/json"
+        assert (plain["custom_attributes"], plain["variant"]) == ("trace=1", "AllTraffic")
+        assert "".join(line["token"]["text"] for line in streamed["lines"]) == said
+        assert streamed["lines"][-1]["generated_text"] == said and streamed["content_type"] == "application/jsonlines"
+        for refused in (found["refused"], found["refused_stream"]):
+            assert (refused["class"], refused["status"]) == ("ModelError", 424)
+            assert "max_new_tokens" in refused["message"]
+        assert found["left_after_bytes"] > 0
+    as_is, coalesced, split = (found["streamed"] for found in printed["found"])
+    assert (as_is["num_parts"], coalesced["num_parts"], split["longest"]) == (NUM_TOKENS, 1, 7)
+    wait_until(demo.is_idle, "the streams that boto3 left have ended")
+    assert num_cancelled(demo) >= cancelled_before + 2  # the joined one may be complete when its only part comes
+
+
+def num_cancelled(server: Server) -> float:
+    """The generations that ended because their client left."""
+    return server.metrics().get('lmi_finished_total{finish_reason="cancelled"}', 0)
+
+
+@pytest.mark.parametrize(("venv", "kinds"), [("current", ["location", "inline", "wrong"]), ("older", ["location"])])
+def test_boto3_async(front: Front, said: str, venv: str, kinds: list[str]) -> None:
+    asked = front.folder / "asked.json"
+    asked.write_text(json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}))
+    accepted = run(venv, "gateway/boto3_async.py", front.urls[0], asked.as_uri())
+    assert list(accepted) == kinds and {each["status"] for each in accepted.values()} == {202}
+    assert accepted["location"]["InferenceId"] == "mine"
+    assert json.loads(file_of(accepted["location"]))["generated_text"] == said
+    if "inline" in accepted:
+        assert accepted["inline"]["OutputLocation"] == f"{front.folder.as_uri()}/a/b/inline.json"
+        assert json.loads(file_of(accepted["inline"]))["generated_text"] == said
+        assert json.loads(file_of(accepted["wrong"]))["OriginalStatusCode"] == 424
+
+
+def file_of(accepted: dict[str, str]) -> bytes:
+    """Wait for the file that an async invocation leaves, and return its bytes."""
+    locations = [accepted["OutputLocation"], accepted["FailureLocation"]]
+    files = [Path(location.removeprefix("file://")) for location in locations]
+    wait_until(lambda: any(file.exists() for file in files), "the invocation left a file")
+    return next(file for file in files if file.exists()).read_bytes()
+
+
+@pytest.mark.parametrize("venv", ["current", "older"])
+def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
+    for name in ("a", "b"):
+        write_model(tmp_path / "source" / name, f"I am {name}")
+    flags = ("--models", str(tmp_path / "source"), "--models-dir", str(tmp_path / "models"))
+    with scripted(ModelServer(num_places=1)) as container, gateway("--endpoint", container.url, *flags) as aws:
+        a, b, again, nobody = run(venv, "gateway/boto3_target_model.py", aws.url, "a", "b", "a", "nobody")
+    assert [found["say"] for found in (a, b, again)] == ["I am a", "I am b", "I am a"]
+    assert nobody["error"] == "ValidationError" and "nobody" in nobody["message"]
+
+
+def test_the_aws_cli(front: Front, said: str) -> None:
+    for found in front.run("older", "aws_cli.py", str(front.folder)):
+        plain, refused, waited = found["plain"], found["refused"], found["waited"]
+        assert plain["code"] == 0 and plain["text"] == said
+        assert json.loads(plain["output"]) == {
+            "ContentType": "application/json",
+            "InvokedProductionVariant": "AllTraffic",
+        }
+        assert refused["code"] != 0 and "(ModelError)" in refused["errors"] and "max_new_tokens" in refused["errors"]
+        assert waited == {"code": 0, "output": "", "errors": ""}
+
+
+def test_langchain_aws(front: Front, said: str) -> None:
+    for found in front.run("current", "langchain_aws_client.py"):
+        assert found["plain"] == found["streamed"] == said
+        assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
+
+
+@pytest.mark.parametrize(("venv", "major"), [("older", 2), ("current", 3)], ids=["sagemaker 2", "sagemaker 3"])
+def test_the_sagemaker_sdk(front: Front, said: str, venv: str, major: int) -> None:
+    asked = front.folder / "asked by the sdk.json"
+    asked.write_text(json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": NUM_TOKENS}}))
+    for found in front.run(venv, f"sagemaker{major}.py", asked.as_uri()):
+        assert found["plain"] == said
+        assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
+        assert json.loads(file_of(found["async"]))["generated_text"] == said
+        if major == 2:
+            assert found["djl"] == said
+            assert "".join(line["token"]["text"] for line in found["lines"]) == said
+            assert [json.loads(line) for line in found["bytes"].splitlines()] == found["lines"]
+        else:
+            assert found["status"] == "InService"
+            # A fault of version 3, whose method for streams cannot read any answer of the service.
+            assert found["streamed"] == "AttributeError: 'EventStream' object has no attribute 'get'"
+
+
+@pytest.fixture(scope="module")
+def through_litellm(front: Front) -> Any:
+    return front.run("litellm", "litellm_client.py")
+
+
+def test_litellm(through_litellm: Any, said: str, chatted: str) -> None:
+    for found in through_litellm:
+        assert (found["sagemaker"]["plain"], found["sagemaker_chat"]["plain"]) == (said, chatted)
+        assert "max_tokens must be at least 1" in found["sagemaker_chat"]["refused"]
+        assert "424 Failed Dependency" in found["sagemaker"]["refused"]  # its own handler then hides the body
+    streamed = {place: found["streamed"] for place, found in through_litellm[0].items()}
+    assert streamed["sagemaker_chat"] == chatted
+    assert streamed["sagemaker"].replace(" ", "") == said.replace(
+        " ", ""
+    )  # it drops leading blanks and parts of blanks
+
+
+def test_litellm_loses_a_stream_whose_parts_are_not_one_record_each(through_litellm: Any) -> None:
+    """A fault of litellm, which decodes each part alone. AWS promises nothing about the bounds of parts."""
+    for found in through_litellm[1:]:
+        assert (found["sagemaker"]["streamed"], found["sagemaker_chat"]["streamed"]) == ("", "")
+
+
+def test_openai(front: Front) -> None:
+    for found in front.run("current", "openai_client.py"):
+        assert found["plain"] and found["plain"] == found["streamed"]
+        assert "max_tokens" in found["refused"]

@@ -1,0 +1,66 @@
+"""The table of headers against botocore's model of the same operations."""
+
+from __future__ import annotations
+
+import botocore.session
+import pytest
+from botocore.model import OperationModel, Shape
+
+from lmi.gateway.operations import ASYNC, ENDPOINT_NAME, INVOKE, STREAM, Member
+
+MODEL = botocore.session.Session().get_service_model("sagemaker-runtime")
+TEXT, NAME = next(m for m in INVOKE if m.name == "InferenceId"), ENDPOINT_NAME
+
+
+def as_member(name: str, shape: Shape) -> Member:
+    rule = shape.metadata
+    pattern = None if shape.type_name == "integer" else rule["pattern"]
+    return Member(name, shape.serialization.get("name", ""), pattern, rule.get("min", 0), rule["max"])
+
+
+def headers_of(operation: OperationModel) -> dict[str, Member]:
+    members = operation.input_shape.members.items()
+    return {name: as_member(name, shape) for name, shape in members if shape.serialization.get("location") == "header"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "members"),
+    [
+        ("InvokeEndpoint", INVOKE),
+        ("InvokeEndpointWithResponseStream", STREAM),
+        ("InvokeEndpointAsync", ASYNC),
+    ],
+)
+def test_the_table_is_botocores_model(operation: str, members: tuple[Member, ...]) -> None:
+    theirs = headers_of(MODEL.operation_model(operation))
+    theirs.pop("InputLocation", None)  # the gateway takes files too
+    assert {member.name: member for member in members} == theirs
+
+
+def test_an_endpoints_name_has_botocores_rule() -> None:
+    shape = MODEL.operation_model("InvokeEndpoint").input_shape.members["EndpointName"]
+    assert ENDPOINT_NAME.pattern == shape.metadata["pattern"] and ENDPOINT_NAME.maximum == shape.metadata["max"]
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "is_taken"),
+    [
+        (NAME, "a", True),
+        (NAME, "my--endpoint-1", True),
+        (NAME, "a-", False),
+        (NAME, "a" * 64, False),
+        (NAME, "a\n", False),
+        (TEXT, "!", True),
+        (TEXT, "id 7~", True),
+        (TEXT, "", False),
+        (TEXT, " 7", False),
+        (TEXT, "7é", False),
+        (TEXT, "7\x00", False),
+        (ASYNC[-1], "900", True),
+        (ASYNC[-1], "0", False),
+        (ASYNC[-1], "3601", False),
+        (ASYNC[-1], "1.5", False),
+    ],
+)
+def test_a_value_keeps_its_rule_as_a_whole(member: Member, value: str, is_taken: bool) -> None:
+    assert member.takes(value) == is_taken

@@ -1,0 +1,393 @@
+"""The pages in `docs/`: each command runs, or is held against the tool, the table or the file that it names.
+
+A page is followed from top to bottom in an empty folder, as its reader does: requests are sent, programs run, and what
+the page shows is compared with what came. Commands that need an account, a cluster, a GPU or
+a network are run dry, or their flags and the names in them are looked up.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+
+import click
+import kubernetes_validate
+import pytest
+import yaml
+
+from lmi.cli import lmi
+from scripts.sagemaker_kit.__main__ import main as sagemaker
+from tests.system.container import ENVIRON, free_port, wait_until
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:lmi|docker|kubectl|curl) [^`]+)`")
+START_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
+
+# Features that a page shows and the code does not have yet, by what belongs to them. A row goes when its feature comes.
+NOT_YET = {
+    "the gateway": r"gateway|:8081|AWS_ENDPOINT_URL|boto3",
+    "asynchronous calls at the gateway": r"--async .*--endpoint-url",
+    "sessions": r"SessionId",
+    "models from a hub or from S3": r"serve (s3://|[\w-]+/)",
+    "adapters": r"/adapters",
+    "several models": r"serve --multi-model|--models",
+    "lines": r"jsonlines|execution-parameters",
+}
+# What a laptop cannot run although it only talks to the laptop: these need an engine with LoRA.
+NEEDS_LORA = r"/adapters"
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a shell block, each on one line."""
+        joined = self.text.replace("\\\n", " ")
+        return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def blocks(page: str) -> list[Block]:
+    text = PAGES[page].read_text()
+    return [Block(page, text[: m.start()].count("\n") + 2, m[1], m[2]) for m in FENCE.finditer(text)]
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMANDS = [
+    pytest.param(command, id=f"{block.page}:{block.line}")
+    for block in BLOCKS
+    for command in (block.commands if block.language == "sh" else [])
+]
+MENTIONS = [
+    pytest.param(command, id=page)
+    for page, path in PAGES.items()
+    for command in INLINE.findall(FENCE.sub("", path.read_text()))
+]
+EXPORTED = {
+    name: value
+    for block in BLOCKS
+    if block.language == "sh"
+    for command in block.commands
+    if command.startswith("export ")
+    for name, value in (pair.split("=", 1) for pair in shlex.split(command)[1:])
+}
+
+
+def missing(text: str) -> str | None:
+    """The feature that the code does not have yet, if the text is about one."""
+    return next((feature for feature, pattern in NOT_YET.items() if re.search(pattern, text)), None)
+
+
+# Each command is one that its tool takes.
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *MENTIONS])
+def test_a_command_is_one_that_its_tool_takes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if feature := missing(command):
+        pytest.skip(f"not here yet: {feature}")
+    monkeypatch.chdir(tmp_path)
+    for name in ("request.json", "stream.json"):
+        (tmp_path / name).write_text("{}")
+    words = [expanded(word) for word in shlex.split(command)]
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words.pop(0)
+    CHECKS[words[0]](words[1:])
+
+
+def expanded(word: str) -> str:
+    return re.sub(r"\$(\w+)", lambda match: EXPORTED.get(match[1], "value"), word)
+
+
+def check_lmi(words: list[str]) -> None:
+    """A word of lmi with flags that it has. Raises click's own error otherwise."""
+    command: click.Command = lmi.commands[words[0]]
+    if words[0] == "gateway":
+        from lmi.gateway.command import gateway as command
+    command.make_context(words[0], words[1:])
+
+
+def check_curl(words: list[str]) -> None:
+    [url] = [word for word in words if word.startswith("localhost:8080/")]
+    flags = {"-d": 1, "-H": 1, "-X": 1, "--data-binary": 1}
+    assert rest_of(words, flags) == [url]
+
+
+DOCKER_RUN = {
+    **dict.fromkeys(("--rm", "--read-only"), 0),
+    **dict.fromkeys(("-p", "-v", "-e", "--gpus", "--shm-size", "--user", "--tmpfs", "--cap-drop"), 1),
+    **dict.fromkeys(("--security-opt", "--network"), 1),
+}
+WRITTEN = {"/tmp/huggingface", "/tmp/cache"}  # HF_HOME and XDG_CACHE_HOME of the image
+
+
+def check_docker(words: list[str]) -> None:
+    if words[0] == "compose":
+        check_compose(words[1:])
+    elif words[0] == "run":
+        image, *command = rest_of(words[1:], DOCKER_RUN)
+        check_image(image)
+        if command:
+            check_lmi(command)
+        for place in (words[i + 1] for i, word in enumerate(words) if word == "-v"):
+            folder, _, mode = place.partition(":")[2].partition(":")
+            assert (folder, mode) == ("/opt/ml/model", "ro") or (folder in WRITTEN and not mode), place
+    else:
+        assert words == ["stop", "-t", "30"]
+
+
+def check_image(image: str) -> None:
+    """The tag is one that `scripts/build-image` gives or a page: lmi, or lmi:TARGET."""
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    name, _, target = image.partition(":")
+    assert name == "lmi" and (not target or target in stages), image
+
+
+def check_compose(words: list[str]) -> None:
+    assert words[0] == "-f" and words[2] == "--profile" and words[4:] == ["up", "--build"]
+    services = yaml.safe_load((ROOT / words[1]).read_text())["services"]
+    assert any(words[3] in service["profiles"] for service in services.values())
+
+
+MANIFESTS = [
+    manifest
+    for path in (ROOT / "scripts" / "kubernetes").glob("*.yaml")
+    for manifest in yaml.safe_load_all(path.read_text())
+]
+OBJECTS = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in MANIFESTS} | {"deployment/lmi-demo"}
+LABELS = {"app.kubernetes.io/name=lmi", "leaderworkerset.sigs.k8s.io/name=lmi-nodes"}
+
+
+def check_kubectl(words: list[str]) -> None:
+    if words[:2] == ["apply", "-f"]:
+        assert list(yaml.safe_load_all((ROOT / words[2]).read_text()))
+    elif words[0] == "create":
+        check_created(words)
+    else:
+        check_asked(words)
+
+
+def check_created(words: list[str]) -> None:
+    """kubectl itself makes the object without a cluster, and Kubernetes' schema takes it."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    nowhere = ["--server", "http://127.0.0.1:9", "--dry-run=client", "-o", "yaml"]
+    made = subprocess.run(["kubectl", *words, *nowhere], capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    assert made.returncode == 0, made.stderr
+    manifest = yaml.safe_load(made.stdout)
+    manifest.pop("status", None)
+    manifest["metadata"].pop("creationTimestamp", None)
+    kubernetes_validate.validate(manifest, "1.37", strict=True)
+
+
+def check_asked(words: list[str]) -> None:
+    """Every object that is named is one of the manifests, every label one that their pods have."""
+    flags = {"-l": 1, "--for": 1, "--timeout": 1, "--tail": 1}
+    verb, *named = rest_of(words, flags)
+    assert verb in ("get", "wait", "logs", "delete", "rollout", "port-forward"), verb
+    if named[:1] in (["deployment"], ["scaledobject"]):
+        named = ["/".join(named)]
+    for name in (word for word in named if "/" in word):
+        assert name in OBJECTS, name
+    assert {words[i + 1] for i, word in enumerate(words) if word == "-l"} <= LABELS
+
+
+def check_sagemaker(words: list[str]) -> None:
+    assert sagemaker([*words, "--dry-run"]) == 0
+
+
+def check_build_image(words: list[str]) -> None:
+    flags = {"--target": 1, "--tag": 1, "--base": 1}
+    assert rest_of(words, flags) == []
+    script = (ROOT / "scripts" / "build-image").read_text()
+    assert all(f'"{word}"' in script for word in words if word.startswith("--"))
+    if "--target" in words:
+        check_image(f"lmi:{words[words.index('--target') + 1]}")
+
+
+def check_pip(words: list[str]) -> None:
+    locks = "".join(path.read_text() for path in (ROOT / "scripts" / "locks").glob("*.txt"))
+    assert words[0] == "install" and all(f"{name}==" in locks for name in words[1:])
+
+
+def check_export(words: list[str]) -> None:
+    assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in words)
+
+
+def check_written(words: list[str]) -> None:
+    assert words[-2] == ">"
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "lmi": check_lmi,
+    "curl": check_curl,
+    "docker": check_docker,
+    "kubectl": check_kubectl,
+    "scripts/sagemaker": check_sagemaker,
+    "scripts/build-image": check_build_image,
+    "pip": check_pip,
+    "export": check_export,
+    "echo": check_written,
+    "printf": check_written,
+}
+
+
+def rest_of(words: list[str], flags: dict[str, int]) -> list[str]:
+    """The words from the first that is neither a flag nor a flag's value; for one-word tools, all that are neither."""
+    rest, i = [], 0
+    while i < len(words):
+        if words[i].startswith("-"):
+            i += 1 + flags[words[i]]
+        elif "--rm" in flags:
+            return words[i:]
+        else:
+            rest.append(words[i])
+            i += 1
+    return rest
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "text"}
+
+
+# A page is followed from top to bottom.
+
+
+SERVER = "lmi serve demo --with-gateway"  # the command with which a page begins on a laptop
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The ports of a server that runs SERVER, in place of those of the pages."""
+    port, gateway_port, folder = free_port(), free_port(), tmp_path_factory.mktemp("server")
+    words = SERVER.removesuffix(" --with-gateway") if missing(SERVER) else f"{SERVER}={gateway_port}"
+    command = [sys.executable, "-P", "-m", *words.split(), "--host", "127.0.0.1", "--port", str(port)]
+    environ = ENVIRON | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: is_healthy(port) or server.poll() is not None, "it is ready", START_TIMEOUT_S)
+        assert server.poll() is None, (folder / "log").read_text()
+        yield {"8080": str(port), "8081": str(gateway_port)}
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@dataclass
+class Reader:
+    """Somebody who follows a page in an empty folder, with other ports than the page's."""
+
+    folder: Path
+    ports: dict[str, str]
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def follow(self, page: str) -> int:
+        """Run all that can be run, and compare what the page shows. Return how many commands and programs ran."""
+        num_run, printed = 0, None
+        for block in blocks(page):
+            if block.language == "text" and printed is not None:
+                expect_shown(block.text, printed)
+            outputs = [self.do(step) for step in steps_of(block)]
+            done = [output for output in outputs if output is not None]
+            printed = "".join(done) if done and len(done) == len(outputs) else None
+            num_run += len(done)
+        return num_run
+
+    def do(self, step: str) -> str | None:
+        """What a command or a program prints, or None if it is not for this machine."""
+        if step == SERVER:
+            return ""
+        if missing(step) or not is_for_this_machine(step):
+            return None
+        if step.startswith("export "):
+            self.environ |= dict(pair.split("=", 1) for pair in shlex.split(self.here(step))[1:])
+            return ""
+        return self.run(step)
+
+    def run(self, step: str) -> str:
+        text = self.here(step)
+        for tool, ours in TOOLS.items():
+            text = re.sub(rf"^{tool}\b", ours, text)
+        command = [sys.executable, "-c", text] if "\n" in step else ["bash", "-euc", text]
+        kept = {name: value for name, value in ENVIRON.items() if not name.startswith("AWS_")}
+        environ = kept | {"PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"} | self.environ
+        done = subprocess.run(
+            command, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+        )
+        assert done.returncode == 0, f"{step}: {done.stdout}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    def here(self, text: str) -> str:
+        return re.sub("|".join(self.ports), lambda match: self.ports[match[0]], text)
+
+
+TOOLS = {
+    "scripts/sagemaker": f"{sys.executable} -P -m scripts.sagemaker_kit",
+    "curl": "curl --silent --show-error --fail-with-body",
+}
+
+
+def steps_of(block: Block) -> list[str]:
+    return block.commands if block.language == "sh" else [block.text] if block.language == "python" else []
+
+
+def is_for_this_machine(step: str) -> bool:
+    """Programs, files, exports and requests to this machine are."""
+    if re.search(NEEDS_LORA, step):
+        return False
+    if step.startswith("scripts/sagemaker"):
+        return "--endpoint-url" in step
+    return "\n" in step or step.startswith(("curl ", "echo ", "printf ", "export "))
+
+
+def is_healthy(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/ping")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def expect_shown(shown: str, printed: str) -> None:
+    """What the page shows is what came; … stands for anything."""
+    pattern = ".*".join(re.escape(piece) for piece in shown.strip().split("…"))
+    assert re.fullmatch(pattern, printed.strip(), re.DOTALL), f"the page shows {shown!r}, printed was {printed!r}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_reader_who_follows_a_page_sees_what_it_shows(page: str, ports: dict[str, str], tmp_path: Path) -> None:
+    assert Reader(tmp_path, ports).follow(page) > 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
+    text = PAGES[page].read_text()
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = (PAGES[page].parent / path).resolve() if path else PAGES[page]
+        assert target.is_file(), link
+        heads = {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads_of(target)}
+        assert not anchor or anchor in heads, link
+
+
+def heads_of(path: Path) -> list[str]:
+    return re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
