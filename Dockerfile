@@ -41,11 +41,11 @@ CMD ["serve"]
 FROM runtime AS build-cpu
 ENV PYTHONDONTWRITEBYTECODE=
 RUN python3 -m venv /opt/lmi
-COPY scripts/locks/base.txt scripts/locks/torch.txt /src/locks/
+COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/torch.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
     /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
-        -r /src/locks/base.txt -r /src/locks/torch.txt
+        -r /src/locks/base.txt -r /src/locks/aws.txt -r /src/locks/torch.txt
 # torch is outside the lock, because its CPU and CUDA builds share a name and a version. Its dependencies are in the lock.
 ARG TORCH_VERSION=2.13.0
 ARG TORCH_INDEX_URL
@@ -79,7 +79,7 @@ COPY lmi /src/lmi
 FROM build-gpu AS build-vllm
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/lmi/bin/pip install "/src[vllm]"
+    /opt/lmi/bin/pip install "/src[aws,vllm]"
 
 FROM gpu AS vllm
 COPY --from=build-vllm /opt/lmi /opt/lmi
@@ -91,7 +91,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/lmi/bin/pip install "/src[trtllm]"
+    /opt/lmi/bin/pip install "/src[aws,trtllm]"
 
 FROM gpu AS trtllm
 # hadolint ignore=DL3008

@@ -6,6 +6,7 @@ thread. boto3 is imported when the first object is read or written, because fold
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import uuid
 from contextlib import suppress
@@ -76,12 +77,20 @@ class S3:
             raise _unreadable(url, error) from error
 
     def write(self, url: str, data: bytes, media_type: str) -> None:
-        """Write an object. Raises StoreError."""
+        """Write an object. Raises StoreError if it is not there afterwards, for S3's answer may be lost."""
         bucket, key = parse_s3(url)
         try:
             self._connected().put_object(Bucket=bucket, Key=key, Body=data, ContentType=media_type)
         except Exception as error:
-            raise StoreError(f"{url} cannot be written: {cause_line(error)}") from error
+            if not self._holds(bucket, key, data):
+                raise StoreError(f"{url} cannot be written: {cause_line(error)}") from error
+
+    def _holds(self, bucket: str, key: str, data: bytes) -> bool:
+        """Whether an object with these bytes is there, as far as S3 says so: the ETag of most is their MD5."""
+        with suppress(Exception):
+            found = self._connected().head_object(Bucket=bucket, Key=key)
+            return bool(found["ETag"].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
+        return False
 
     def _connected(self) -> Any:
         with self._lock:  # a client may be used by many threads, but not be made by two

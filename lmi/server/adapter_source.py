@@ -10,6 +10,7 @@ from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten
 from lmi.settings.adapters import check_files
 from lmi.settings.config import Config
 from lmi.settings.model_urls import local_path
+from lmi.settings.secure_mode import check_adapter
 
 PLATFORM = "/opt/ml"  # where SageMaker lays the files of models and adapters
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://.*|[\w.-]+/[\w.-]+")
@@ -34,6 +35,7 @@ def _find(src: str, config: Config) -> Path:
         raise InvalidParameter("src", "a folder, because adapters are not fetched from elsewhere yet", src)
     _check_place(folder, src, config)
     try:
+        check_adapter(config.server, folder, Path(config.model.path))
         check_files(folder, allow_pickle=config.engine.allow_pickle)
     except StartError as error:
         raise InvalidRequest(f"src {error}") from None
@@ -42,9 +44,9 @@ def _find(src: str, config: Config) -> Path:
 
 def _check_place(folder: Path, src: str, config: Config) -> None:
     """Raise InvalidParameter for a folder outside the allowed ones, whether it exists or not."""
-    roots = (config.model.path, PLATFORM, *config.server.adapter_roots)
-    if not any(folder.is_relative_to(Path(root).resolve()) for root in roots):
-        rule = f"below the model's folder, {PLATFORM} or one of adapter_roots"
+    roots = (config.model.path, PLATFORM, config.server.download_dir, *config.server.adapter_roots)
+    if not any(folder.is_relative_to(Path(root).resolve()) for root in filter(None, roots)):
+        rule = f"below the model's folder, {PLATFORM}, download_dir or one of adapter_roots"
         raise InvalidParameter("src", f"a folder {rule}", src)
     if not folder.is_dir():
         raise InvalidRequest(f"src {shorten(src, 300)} is no folder")

@@ -258,6 +258,7 @@ def _with_adapters(config: Config, engine: ChosenEngine, folder: Path | None, pr
         problems.warnings.append(f"{said}: {OPTION}=true loads them, on an engine that has adapters")
         return config
     for path in found:
+        secure_mode.check_adapter(config.server, path, path.parent.parent)
         check_files(path, allow_pickle=config.engine.allow_pickle)
     return replace(config, model=replace(model, adapters=by_name(found, (model.name, "model", *model.aliases))))
 

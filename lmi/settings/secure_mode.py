@@ -127,7 +127,8 @@ def check_adapter(server: ServerConfig, folder: Path, model: Path) -> None:
     if not server.secure_mode:
         return
     names = server.security_controls
-    if not _is_below(folder, [PLATFORM_FOLDER, Path(server.download_dir), model]):
+    roots = [PLATFORM_FOLDER, model, *map(Path, filter(None, [server.download_dir]))]
+    if not _is_below(folder, roots):
         _raise([_leaves(folder, str(folder))])
     _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
 

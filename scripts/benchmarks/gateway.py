@@ -22,8 +22,8 @@ from scripts.benchmarks import servers
 from scripts.benchmarks.load import Answer, Connection, Meter, realtime, request
 
 NUM_STREAMS = 64
-NUM_REQUESTS = 4  # of each user, one after another
-NUM_TOKENS = (30, 60)
+NUM_REQUESTS = 12  # of each user, one after another
+NUM_TOKENS = (10, 30)
 STEP_S = 0.02
 ROUNDS = 3
 TIMEOUT_S = 60.0

@@ -6,6 +6,7 @@ Each client runs at three gateways: one keeps the parts of a stream as the serve
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -121,6 +122,15 @@ def test_boto3_target_model(tmp_path: Path, venv: str) -> None:
     assert nobody["error"] == "ValidationError" and "nobody" in nobody["message"]
 
 
+@pytest.mark.parametrize("venv", ["current", "older"])
+def test_boto3_sessions(front: Front, said: str, venv: str) -> None:
+    found = run(venv, "gateway/boto3_session.py", front.urls[0])
+    opened = re.fullmatch(r"([0-9a-f-]{36}); Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["opened"])
+    assert opened is not None and found["closed"] == opened[1]
+    assert found["text"] == found["streamed"] == said and found["fields"] == []
+    assert "X-Amzn-SageMaker-Session-Id" in found["refused"]
+
+
 def test_the_aws_cli(front: Front, said: str) -> None:
     for found in front.run("older", "aws_cli.py", str(front.folder)):
         plain, refused, waited = found["plain"], found["refused"], found["waited"]
@@ -133,9 +143,10 @@ def test_the_aws_cli(front: Front, said: str) -> None:
         assert waited == {"code": 0, "output": "", "errors": ""}
 
 
-def test_langchain_aws(front: Front, said: str) -> None:
+def test_langchain_aws(front: Front, said: str, chatted: str) -> None:
     for found in front.run("current", "langchain_aws_client.py"):
         assert found["plain"] == found["streamed"] == said
+        assert found["chat"] == found["chat_streamed"] == chatted
         assert "ModelError" in found["refused"] and "max_new_tokens" in found["refused"]
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lmi.gateway.endpoints import Endpoint, Health
 from lmi.gateway.errors import TIMED_OUT, AwsError
 from lmi.gateway.stores import S3, FolderOutput, Inputs
 from tests.gateway.gateways import Gateway, ScriptedContainer, Talk, chunked, gateway, scripted, then_silent, whole
+from tests.sources.faulty_server import Answer
 from tests.sources.s3_server import S3Server, moto
 from tests.system.container import wait_until
 
@@ -284,8 +285,14 @@ def test_a_thousand_invocations_may_wait_and_each_has_its_file_when_the_gateway_
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with moto(tmp_path_factory.mktemp("moto")) as port, S3Server(port) as server:
+def moto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with moto(tmp_path_factory.mktemp("moto")) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def s3(moto_port: int) -> Iterator[S3Server]:
+    with S3Server(moto_port) as server:
         server.client.create_bucket(Bucket="bucket")
         yield server
 
@@ -327,6 +334,25 @@ def test_an_output_that_s3_does_not_take_becomes_a_failure_or_a_line_of_the_log(
             assert aws.says("NoSuchBucket")
 
 
+class ForgetfulS3(S3Server):
+    """Takes each object, and says that it failed."""
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        done = super().answer(method, path, headers, body)
+        return Answer(500) if method == "PUT" else done
+
+
+def test_an_output_that_s3_took_is_not_followed_by_a_failure(s3: S3Server, moto_port: int) -> None:
+    with ForgetfulS3(moto_port) as forgetful, scripted(ANSWER) as container:
+        flags = ("--async-output", "s3://bucket/forgotten", "--s3-endpoint", forgetful.url)
+        with gateway("--endpoint", container.url, *flags, environ=forgetful.environ) as aws:
+            accepted = aws.runtime.invoke_endpoint_async(EndpointName="any", Body=b"{}")
+            key = accepted["OutputLocation"].removeprefix("s3://bucket/")
+            wait_until(lambda: forgetful.num_requests("HEAD"), "the gateway looks whether it is there")
+        listed = s3.client.list_objects_v2(Bucket="bucket", Prefix="forgotten/")["Contents"]
+    assert [each["Key"] for each in listed] == [key]
+
+
 def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(s3: S3Server, tmp_path: Path) -> None:
     s3.put("bucket", {"in/slow": b"x" * 100})
     held = s3.hold("GET /bucket/in/slow", after=10)
@@ -339,3 +365,21 @@ def test_a_gateway_that_is_stopped_does_not_wait_for_an_input_that_hangs(s3: S3S
             assert aws.process.wait(5) == 0
             held.released.set()
     assert json.loads(path_of(accepted["FailureLocation"]).read_bytes())["OriginalMessage"] == STOPPED
+
+
+@pytest.mark.parametrize("stop_after_s", [0.0, 0.005, 0.02, 0.05])
+def test_every_invocation_has_one_file_whenever_the_gateway_stops(tmp_path: Path, stop_after_s: float) -> None:
+    async def scenario() -> None:
+        queue = Queue(container.url, tmp_path)
+        await queue.invocations.start()
+        for number in range(40):
+            queue.add(f"{number}")
+        await asyncio.sleep(stop_after_s)
+        await queue.invocations.close()
+        with pytest.raises(AwsError, match="stops"):
+            queue.add("later")
+
+    with scripted(ANSWER) as container:
+        asyncio.run(scenario())
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(name.removesuffix("-error") for name in names) == sorted(map(str, range(40)))

@@ -292,7 +292,12 @@ def faulty(**changes: object) -> dict[str, object]:
         ("", faulty(name="other"), 409, "name other belongs to the model"),
         ("", faulty(name="model"), 409, "name model belongs to the model"),
         ("", faulty(name="in-body"), 409, "Adapter in-body is registered already"),
-        ("", faulty(src="/etc"), 400, "src must be a folder below the model's folder, /opt/ml or one of adapter_roots"),
+        (
+            "",
+            faulty(src="/etc"),
+            400,
+            "src must be a folder below the model's folder, /opt/ml, download_dir or one of adapter_roots",
+        ),
         ("", faulty(src="/nowhere"), 400, "src must be a folder below the model's folder"),
         ("", faulty(src="../.."), 400, "src must be a folder below the model's folder"),
         ("", faulty(src="file:///etc"), 400, "src must be a folder below the model's folder"),

@@ -29,7 +29,10 @@ STATUSES = (400, *OF_HTTP)
 CHANGING = (*STATUSES, 409, 424, 504, 507)
 TEXT, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]
 SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
-SRC = {**TEXT, "description": "a folder below the model's, /opt/ml or adapter_roots, with the files of a LoRA adapter"}
+SRC = {
+    **TEXT,
+    "description": "a LoRA adapter's folder, below the model's, /opt/ml, download_dir or adapter_roots",
+}
 NEW: dict[str, Schema] = {"name": TEXT, "src": SRC, **SETTINGS}
 ADAPTER_NAME: Schema = {"name": "adapter", "in": "path", "required": True, "schema": STRING}
 SAID: Schema = {
