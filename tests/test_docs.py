@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from lmi.cli import lmi
+from lmi.gateway.command import gateway
 from scripts.sagemaker_kit.__main__ import main as sagemaker
 from tests.system.container import ENVIRON, free_port, wait_until
 
@@ -32,10 +33,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:lmi|docker|kubectl|curl) [^`]+)`")
 START_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
 
-# Features that a page shows and the code does not have yet, by what belongs to them. A row goes when its feature comes.
-NOT_YET = {
-    "the gateway": r"with-gateway|:8081|AWS_ENDPOINT_URL|boto3",
-}
 # What a laptop cannot run although it only talks to the laptop: these need an engine with LoRA.
 NEEDS_LORA = r"/adapters"
 
@@ -80,11 +77,6 @@ EXPORTED = {
 }
 
 
-def missing(text: str) -> str | None:
-    """The feature that the code does not have yet, if the text is about one."""
-    return next((feature for feature, pattern in NOT_YET.items() if re.search(pattern, text)), None)
-
-
 # Each command is one that its tool takes.
 
 
@@ -92,8 +84,6 @@ def missing(text: str) -> str | None:
 def test_a_command_is_one_that_its_tool_takes(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if feature := missing(command):
-        pytest.skip(f"not here yet: {feature}")
     monkeypatch.chdir(tmp_path)
     for name in ("request.json", "stream.json"):
         (tmp_path / name).write_text("{}")
@@ -111,8 +101,9 @@ def check_lmi(words: list[str]) -> None:
     """A word of lmi with flags that it has. Raises click's own error otherwise."""
     command: click.Command = lmi.commands[words[0]]
     if words[0] == "gateway":
-        from lmi.gateway.command import gateway as command
-    command.make_context(words[0], words[1:])
+        command = gateway
+    given = ["--with-gateway=true" if word == "--with-gateway" else word for word in words[1:]]  # as lmi.cli.run does
+    command.make_context(words[0], given)
 
 
 def check_curl(words: list[str]) -> None:
@@ -268,13 +259,16 @@ SERVER = "lmi serve demo --with-gateway"  # the command with which a page begins
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The ports of a server that runs SERVER, in place of those of the pages."""
     port, gateway_port, folder = free_port(), free_port(), tmp_path_factory.mktemp("server")
-    words = SERVER.removesuffix(" --with-gateway") if missing(SERVER) else f"{SERVER}={gateway_port}"
-    command = [sys.executable, "-P", "-m", *words.split(), "--host", "127.0.0.1", "--port", str(port)]
+    words = f"{SERVER}={gateway_port} --host 127.0.0.1 --port {port}".split()
     environ = ENVIRON | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
+        server = subprocess.Popen([sys.executable, "-P", "-m", *words], cwd=folder, env=environ, stdout=log, stderr=log)
     try:
-        wait_until(lambda: is_healthy(port) or server.poll() is not None, "it is ready", START_TIMEOUT_S)
+        wait_until(
+            lambda: all(map(is_healthy, (port, gateway_port))) or server.poll() is not None,
+            "it is ready",
+            START_TIMEOUT_S,
+        )
         assert server.poll() is None, (folder / "log").read_text()
         yield {"8080": str(port), "8081": str(gateway_port)}
     finally:
@@ -306,7 +300,7 @@ class Reader:
         """What a command or a program prints, or None if it is not for this machine."""
         if step == SERVER:
             return ""
-        if missing(step) or not is_for_this_machine(step):
+        if not is_for_this_machine(step):
             return None
         if step.startswith("export "):
             self.environ |= dict(pair.split("=", 1) for pair in shlex.split(self.here(step))[1:])
