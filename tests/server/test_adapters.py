@@ -147,7 +147,7 @@ def test_an_empty_name_and_the_model_s_own_mean_the_model_alone(server: Host, do
 
 
 def test_a_name_that_loses_is_one_line_in_the_log(server: Host, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "lmi.server.service"):
+    with caplog.at_level(logging.DEBUG, "lmi.server.front_end"):
         ask(server, "/invocations", lmi("in-body"), "in-header", None)
         ask(server, "/invocations", lmi("in-header"), "in-header", None)
         ask(server, "/v1/completions", completion("scripted"), "in-header", None)

@@ -20,8 +20,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from lmi.runtime import ServerRuntime
-from lmi.shared.state import Block
+from lmi.runtime import Runtime, ServerRuntime
+from lmi.shared.state import Block, EngineRecord
 from tests.scripted import write_byte_tokenizer
 
 ENGINES = Path(__file__).parent / "engines"
@@ -147,6 +147,11 @@ class Container:
         """The shared memory with the records of its supervisor and front ends."""
         [folder] = Path(self.environ["TMPDIR"]).glob("lmi-*")
         return ServerRuntime.at(folder).attach()
+
+    def engines(self) -> list[EngineRecord]:
+        """The records of the engines of its first model."""
+        [folder] = Path(self.environ["TMPDIR"]).glob("lmi-*/1")
+        return Runtime.at(folder).attach().engines
 
     def pids(self, name: str = "") -> list[int]:
         """Live processes of this container whose name begins with `name`."""

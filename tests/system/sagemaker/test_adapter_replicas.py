@@ -51,7 +51,7 @@ def serving(folder: Path, num_engines: int = NUM_ENGINES, **options: object) -> 
 
 
 def num_ready(server: Server) -> int:
-    return sum(engine.is_alive for engine in server.block().engines)
+    return sum(engine.is_alive for engine in server.engines())
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_ids_that_are_no_ids_make_no_file(server: Server) -> None:
 
 
 def test_one_engine_serves_a_session_and_when_it_dies_the_other_does(server: Server) -> None:
-    session, engines = opened(server), server.block().engines
+    session, engines = opened(server), server.engines()
 
     def that_served() -> list[int]:
         """The engines that made a step for six requests of the session."""
@@ -143,7 +143,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_the_files_of_user_code_are_there_for_each_of_its_processes(stateful: Server) -> None:
     created = stateful.post({"action": "create"})
     session = created.headers[SESSION]
-    assert Path(json.loads(created.body)["path"]).parent.parent.parent == Path(stateful.environ["TMPDIR"])
+    assert Path(json.loads(created.body)["path"]).parents[3] == Path(stateful.environ["TMPDIR"])
     answers = [json.loads(ask(stateful, session, {"action": "regular"}).body) for _ in range(4)]
     assert [answer["state"] for answer in answers] == [[[n, n]] * 3 for n in (2, 3, 4, 5)]
     assert len({answer["owner"]["pid"] for answer in answers}) == 1
