@@ -29,6 +29,11 @@ class ServerConfig:
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     allow_multi_status: bool = False
+    multi_model: bool = False  # models come and go through /models
+    max_models: int = 64
+    model_store: str = "/opt/ml/models"  # the folder below which every model of multi_model lies
+    reserved_memory_mb: int = 500  # that a model leaves free when it is loaded
+    model_flags: dict[str, str] = field(default_factory=dict)  # of the command line, by key, for each of several models
     log_level: str = "INFO"
     log_format: str = "auto"  # auto (text on a terminal, else json), text, json
 
@@ -78,6 +83,7 @@ class EngineConfig:
     model_loading_timeout_s: float = 1200.0
     retry_threshold: int = 3
     retry_window_s: float = 600.0
+    required_memory_mb: int | None = None  # of all replicas together; None: an estimate from the model's files
     strict: bool = False  # an unknown option stops the start
     environ: dict[str, str] = field(default_factory=dict)  # option.env, of engines and of the model's own code
     options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more

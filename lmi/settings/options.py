@@ -135,6 +135,27 @@ OPTIONS = (
     ),
     Option("log_format", "server.log_format", choice("auto", "text", "json"), "auto: text on a terminal, else json"),
     Option(
+        "multi_model",
+        "server.multi_model",
+        BOOLEAN,
+        "start without a model; several come and go through /models",
+        platform=("SAGEMAKER_MULTI_MODEL",),
+    ),
+    Option("max_models", "server.max_models", integer(1, 65536), "models at once; more are answered 507"),
+    Option("model_store", "server.model_store", TEXT, "the folder below which the url of each of several models lies"),
+    Option(
+        "reserved_memory_mb",
+        "server.reserved_memory_mb",
+        integer(0),
+        "MB of memory that stay free when one of several models is loaded, else 507",
+    ),
+    Option(
+        "required_memory_mb",
+        "engine.required_memory_mb",
+        integer(0),
+        "MB of memory that one of several models needs; nothing: estimated from its files",
+    ),
+    Option(
         "option.model_id",
         "",
         TEXT,
@@ -327,6 +348,14 @@ _BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for ke
 def find(key: str) -> Option | None:
     """Return the row of a key or alias of serving.properties, or None if it has no row."""
     return _BY_KEY.get(key)
+
+
+def is_of_server(key: str) -> bool:
+    """Return whether an option belongs to the whole server, and not to a model of it."""
+    option = find(key)
+    return option is not None and (
+        option.field.startswith("server.") or option.key in ("inference_address", "safe_port_range")
+    )
 
 
 def key_of_env(name: str) -> str:

@@ -28,11 +28,12 @@ from lmi.settings.machine import Machine
 from lmi.settings.model_choice import choose_model
 from lmi.settings.model_folder import find_folder
 from lmi.settings.model_urls import NamedModel, local_path
+from lmi.settings.options import is_of_server
 from lmi.settings.other_options import other_options, warn_of_some_engines
 from lmi.settings.properties import Properties, read
 from lmi.settings.reference import GENERATION_TASKS
 from lmi.settings.report import Resolved, settings, shadows
-from lmi.settings.sources import Given, Problems, collect, pick
+from lmi.settings.sources import FILE, Given, Problems, collect, pick
 from lmi.settings.values import Values
 
 
@@ -63,6 +64,8 @@ def resolve(
     machine, handlers = machine or Machine.here(environ), announced()
     problems = Problems(warnings=list(properties.warnings))
     values = Values(pick(_expand(collect(properties, environ, flags), machine), problems))
+    if values.final("multi_model"):
+        return _without_model(values, machine, flags, problems)
     code = choose_code(values, folder, cwd, problems)
     engine = choose_engine(values, code, machine, handlers, problems)
     values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
@@ -76,12 +79,30 @@ def resolve(
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
     values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, problems)
-    values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
+    values = _choose_front_ends(values, machine)
     config = _config(values, engine, replicas, options, path)
     if code is not None:
         config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
     rows = settings(values)
     return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)))
+
+
+def _without_model(values: Values, machine: Machine, flags: Mapping[str, str], problems: Problems) -> Resolved:
+    """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
+    values = _choose_front_ends(_fit_body_memory(values, problems), machine)
+    for picked in values.picked.values():
+        if picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
+            problems.notes.append(f"{picked.given.place}: no effect with multi_model, each model has its own file")
+    problems.stop_at_faults()
+    of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
+    server = ServerConfig(**values.fields("server"), model_flags=of_models)
+    rows = settings(values)
+    config = Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
+    return Resolved(config, rows, tuple(problems.warnings), (*problems.notes, *shadows(rows)))
+
+
+def _choose_front_ends(values: Values, machine: Machine) -> Values:
+    return values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
