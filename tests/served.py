@@ -85,11 +85,12 @@ class Server(Container):
         return connection
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name, with a label as in `lmi_requests_total{code="200"}`."""
+        """Samples by name, with labels as in `lmi_requests_total{code="200"}`, but without that of the only model."""
         text = self.request("GET", "/metrics").body.decode()
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {
-            sample.name + "".join(f'{{{name}="{value}"}}' for name, value in sample.labels.items()): sample.value
+            sample.name
+            + "".join(f'{{{name}="{value}"}}' for name, value in sample.labels.items() if name != "model"): sample.value
             for sample in samples
         }
 

@@ -23,6 +23,7 @@ class FrontEnd:
         self.config = config
         self.block = block  # with the records of supervisor and front ends
         self.record = record  # of this front end
+        self.slot = block.frontends.index(record)
         self.model_blocks: dict[str, Block] = {}  # by the model's name
         self.body_memory = BodyMemory(record, config.max_body_memory)
         self._has_reported_key = False

@@ -106,7 +106,7 @@ async def stream_answer(
 ) -> None:
     """Generate and send the answer. Raises LmiError only before the first byte."""
     assert service.pipeline is not None
-    meter = Meter(service.front_end.record, exchange.started_s, is_streaming=formatter.is_streaming)
+    meter = Meter(service.record, exchange.started_s, is_streaming=formatter.is_streaming)
     try:
         with meter:
             async with (

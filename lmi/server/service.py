@@ -13,7 +13,7 @@ from lmi.pipeline import Pipeline
 from lmi.runtime import Runtime
 from lmi.server.front_end import FrontEnd
 from lmi.settings.config import Config, ModelConfig
-from lmi.shared.state import Block
+from lmi.shared.state import Block, FrontEndRecord
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
@@ -28,6 +28,7 @@ class Service:
     engines: Engines | None = None  # engines and pipeline are None if user code answers the requests
     pipeline: Pipeline | None = None
     user_code: UserCodeWorkers | None = None  # if the model has any
+    folder: str = ""  # the name of the folder of its processes
 
     @classmethod
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Service:
@@ -35,11 +36,12 @@ class Service:
         config, block = runtime.config, runtime.attach()
         user_code = user_code_workers(runtime, block) if config.user_code is not None else None
         if config.is_user_code:
-            return cls(config, block, front_end, user_code=user_code)
+            return cls(config, block, front_end, user_code=user_code, folder=runtime.path.name)
         engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
         tokenizer = Tokenizer.load(config.model.path)
         template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-        return cls(config, block, front_end, engines, Pipeline(tokenizer, engines, template), user_code)
+        pipeline = Pipeline(tokenizer, engines, template)
+        return cls(config, block, front_end, engines, pipeline, user_code, runtime.path.name)
 
     async def start(self) -> None:
         """Connect to the model's processes, now and whenever one starts again."""
@@ -53,6 +55,11 @@ class Service:
     @property
     def _connections(self) -> list[Connections[Any]]:
         return [connections for connections in (self.engines, self.user_code) if connections is not None]
+
+    @property
+    def record(self) -> FrontEndRecord:
+        """What this front end counts of this model."""
+        return self.block.frontends[self.front_end.slot]
 
     @property
     def model(self) -> ModelConfig:
