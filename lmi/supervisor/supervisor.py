@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from lmi.errors import StartError
 from lmi.runtime import ServerRuntime
@@ -28,11 +28,12 @@ from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import kinds
-from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready
+from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
 from lmi.supervisor.model import ModelProcesses
+from lmi.supervisor.models import SeveralModels
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 
 APP = "lmi.server.app:create_app()"
@@ -58,7 +59,7 @@ class Supervisor:
         listener: socket.socket,
         signals: processes.Signals,
         front_end: Child,
-        model: ModelProcesses,
+        models: Sequence[ModelProcesses] = (),
     ) -> None:
         self._runtime = runtime
         self._config = runtime.config
@@ -66,7 +67,10 @@ class Supervisor:
         self._listener = listener
         self._signals = signals
         self._front_end = front_end
-        self._models = [model]
+        self._models: Iterable[ModelProcesses] = models
+        self._several = SeveralModels(runtime) if runtime.config.multi_model else None
+        if self._several is not None:
+            self._models = self._several
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
@@ -121,6 +125,8 @@ class Supervisor:
         elif self._phase == Phase.DRAINING:
             self._drain(now)
         else:
+            if self._several is not None:
+                self._several.look(now)
             for child in self._children:
                 child.look(now, self._pauses)
             self._announce()
@@ -147,11 +153,22 @@ class Supervisor:
         child = next((child for child in self._children if child.pid == pid), None)
         if child is None:
             self._release(pid)
-        elif failure := child.exited(code, now, is_ending=self._is_ending):
-            self._failure = failure
-            self._enter(Phase.FAILED, failure.message)
-        elif child.record is not None and not self._is_ending:
-            self._block.supervisor.num_engine_restarts += 1
+            return
+        is_ending = self._is_ending or child.is_retired
+        failure = child.exited(code, now, is_ending=is_ending)
+        model = next((model for model in self._models if child in model.children), None)
+        if failure is not None:
+            self._fail(failure, model)
+        elif model is not None and not is_ending:
+            model.block.supervisor.num_engine_restarts += 1
+
+    def _fail(self, failure: Failure, model: ModelProcesses | None) -> None:
+        """End the server, or only the model if it is one of several."""
+        if self._several is not None and model is not None:
+            self._several.fail(model, failure.message)
+            return
+        self._failure = failure
+        self._enter(Phase.FAILED, failure.message)
 
     def _release(self, pid: int) -> None:
         """Clear the record of a front-end worker that outlived its master."""
@@ -162,6 +179,10 @@ class Supervisor:
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
         if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
+            return
+        if self._several is not None:
+            self._enter(Phase.READY)
+            say_ready_for_models(self._config, self._listener.getsockname()[1], time.monotonic() - self._started_s)
             return
         for model in self._models:
             if model.is_ready:
@@ -179,7 +200,7 @@ class Supervisor:
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
         timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
-        is_serving = any(model.has_ready_process for model in self._models)
+        is_serving = self._several is not None or any(model.has_ready_process for model in self._models)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._listener.close()
             self._front_end.send(signal.SIGTERM)
@@ -265,10 +286,11 @@ def serve(config: Config, app: str = APP) -> int:
     signals = processes.Signals()
     runtime = ServerRuntime.create(config.server)
     try:
-        with claimed(divided_cores(config, os.environ)) as cores:
-            block, model = runtime.attach(), ModelProcesses(runtime.add_model(config), cores)
+        with claimed(None if config.server.multi_model else divided_cores(config, os.environ)) as cores:
+            block = runtime.attach()
+            models = [] if config.server.multi_model else [ModelProcesses(runtime.add_model(config), cores)]
             front_end = Child(kinds.front_end(runtime, block, listener, app, cores))
-            return Supervisor(runtime, block, listener, signals, front_end, model).run()
+            return Supervisor(runtime, block, listener, signals, front_end, models).run()
     finally:
         runtime.remove()
 
