@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from lmi.apis import OPENAI_CHAT, OPENAI_COMPLETIONS
-from lmi.errors import UnknownModel
+from lmi.errors import UnknownModel, shorten
 from lmi.http.exchange import Exchange
+from lmi.server.models import Models
 from lmi.server.respond import serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
@@ -23,23 +24,30 @@ async def completions(exchange: Exchange, service: Service) -> None:
     await serve_request(exchange, service, OPENAI_COMPLETIONS)
 
 
-async def models(exchange: Exchange, service: Service) -> None:
-    model = service.config.model
-    cards = [card(model, name) for name in (model.name, *model.aliases)]
+async def models(exchange: Exchange, models: Models) -> None:
+    cards = [
+        card(service.config.model, name) for service in await models.listed_for_engines() for name in names_of(service)
+    ]
     await exchange.send_whole(200, "application/json", orjson.dumps({"object": "list", "data": cards}))
 
 
-async def model(exchange: Exchange, service: Service) -> None:
-    name = exchange.scope["path_params"]["model"]
+async def model(exchange: Exchange, models: Models) -> None:
+    name, services = exchange.scope["path_params"]["model"], await models.listed_for_engines()
+    service = next((service for service in services if name in names_of(service)), None) or models.only
     try:
+        if service is None:
+            raise UnknownModel(f"no model {shorten(name)} is served here")
         service.check_model(name)
     except UnknownModel as error:
         exchange.error_label = error.label
-        usual = OPENAI_CHAT.default_format(service.config.model)
-        rendered = OPENAI_CHAT.render_error(error, usual, accepted=False)
+        rendered = OPENAI_CHAT.render_error(error, OPENAI_CHAT.default_format(models.usual), accepted=False)
         await exchange.send_whole(rendered.status, rendered.media_type, rendered.body)
         return
     await exchange.send_whole(200, "application/json", orjson.dumps(card(service.config.model, name)))
+
+
+def names_of(service: Service) -> tuple[str, ...]:
+    return (service.config.model.name, *service.config.model.aliases)
 
 
 def card(model: ModelConfig, name: str) -> dict[str, Any]:
@@ -50,6 +58,5 @@ def card(model: ModelConfig, name: str) -> dict[str, Any]:
 ROUTES = [
     ("/v1/chat/completions", ["POST"], chat),
     ("/v1/completions", ["POST"], completions),
-    ("/v1/models", ["GET"], models),
-    ("/v1/models/{model:path}", ["GET"], model),
 ]
+SERVER_ROUTES = [("/v1/models", ["GET"], models), ("/v1/models/{model:path}", ["GET"], model)]
