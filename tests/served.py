@@ -77,11 +77,12 @@ class Server(Container):
         connection.connect(("127.0.0.1", self.port))
         return connection
 
-    def connect(self, body: object, receive_bytes: int | None = None) -> socket.socket:
+    def connect(self, body: object, receive_bytes: int | None = None, path: str = "/invocations") -> socket.socket:
         """A connection on which a request is sent and nothing is read."""
         connection = self.connect_raw(receive_bytes)
         data = json.dumps(body).encode()
-        connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
         return connection
 
     def metrics(self) -> dict[str, float]:

@@ -35,6 +35,7 @@ ServerRow = tuple[str, list[str], ServerHandler]
 access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
+TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
 PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither counted nor logged
 SERVER_ROUTES: list[ServerRow] = [
     *docs.ROUTES,
@@ -160,6 +161,7 @@ class ErrorMiddleware:
                 "status": exchange.status,
                 "duration_ms": round(duration_s * 1000, 1),
                 **({"error_label": exchange.error_label} if exchange.error_label else {}),
+                **({"target_model": target} if (target := exchange.headers.get(TARGET_MODEL)) else {}),
             },
         )
 

@@ -67,6 +67,7 @@ class ModelRegistry:
         Raises InvalidRequest, Conflict, OutOfMemory, DeadlineExceeded or Unavailable with the cause.
         """
         check_model_name(name)
+        self._check_is_serving()
         try:
             entry = await asyncio.to_thread(self._write_entry, name, url)
         except AlreadyLoading as loading:
@@ -83,11 +84,12 @@ class ModelRegistry:
 
         Raises UnknownModel, or DeadlineExceeded if the processes do not end.
         """
+        self._check_is_serving()
         entry = await asyncio.to_thread(self._folder.take, name)
         if entry is None:
             raise UnknownModel(f"no model {shorten(name)} is loaded here")
         await self._models.refresh()
-        if not await until(lambda: not self._runtime.has_folder(entry), UNLOAD_S):
+        if not await self._until_gone(entry, UNLOAD_S):
             raise DeadlineExceeded(f"the processes of the model {name!r} did not end within {UNLOAD_S:g} s")
 
     def _write_entry(self, name: str, url: str) -> Model:
@@ -121,15 +123,15 @@ class ModelRegistry:
 
     def _check_room(self, need: int, others: list[Model]) -> None:
         """Raise OutOfMemory unless there is room for one more model."""
-        server = self._runtime.config
-        if len(others) >= server.max_models:
-            raise OutOfMemory(f"{len(others)} models are loaded, and max_models is {server.max_models}")
+        max_models, reserved_mb = self._runtime.config.max_models, self._runtime.config.reserved_memory_mb
+        if len(others) >= max_models:
+            raise OutOfMemory(f"{len(others)} models are loaded, and max_models is {max_models}")
         promised = sum(entry.need_bytes for entry in others if entry.state is State.PENDING)
         free = free_bytes() - promised
-        if free - need < server.reserved_memory_mb * MB:
+        if free - need < reserved_mb * MB:
             raise OutOfMemory(
-                f"the model needs {need // MB} MB of memory (required_memory_mb, or an estimate): {free // MB} MB are "
-                f"free, of which {server.reserved_memory_mb} MB (reserved_memory_mb) stay free"
+                f"the model needs {need // MB} MB of memory (required_memory_mb, or an estimate): "
+                f"{max(0, free) // MB} MB are free, of which {reserved_mb} MB (reserved_memory_mb) stay free"
             )
 
     async def _load(self, entry: Model) -> None:
@@ -155,8 +157,7 @@ class ModelRegistry:
                 raise kind(record.reason)
             if not self._folder.holds(entry):
                 raise unloaded(entry)
-            if self._models.front_end.is_draining:
-                raise Unavailable("the server is shutting down and loads no model")
+            self._check_is_serving()
             if not self._runtime.has_folder(entry):
                 raise Unavailable("the model's processes cannot be started, see the log")
             await asyncio.sleep(LOOK_S)
@@ -167,10 +168,19 @@ class ModelRegistry:
         is_fault = isinstance(error, InvalidRequest) and self._models.status(entry)[0] is State.FAILED
         await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), error.label)
         await self._models.refresh()
-        await until(lambda: not self._runtime.has_folder(entry), GONE_S)
+        await self._until_gone(entry, GONE_S)
         if not is_fault:
             await asyncio.sleep(NOTICE_S)
             await asyncio.to_thread(self._folder.withdraw, entry)
+
+    async def _until_gone(self, entry: Model, timeout_s: float) -> bool:
+        """Wait until the supervisor has ended the processes of a model, which it always does when the server stops."""
+        front_end = self._models.front_end
+        return await until(lambda: not self._runtime.has_folder(entry) or front_end.is_draining, timeout_s)
+
+    def _check_is_serving(self) -> None:
+        if self._models.front_end.is_draining:
+            raise Unavailable("the server is shutting down, it loads and unloads no model")
 
     async def _wait_for(self, entry: Model) -> None:
         """Wait for a load that another request began, and answer what it answers."""

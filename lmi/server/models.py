@@ -18,7 +18,7 @@ from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Service
-from lmi.settings.config import Config, EngineConfig, ModelConfig
+from lmi.settings.config import Config, ModelConfig
 from lmi.shared.desired_state import Model
 
 WATCH_S = 0.1
@@ -54,10 +54,8 @@ class Models:
 
     @property
     def config(self) -> Config:
-        """The settings of the model, or those that any model may have."""
-        if self.only is not None:
-            return self.only.config
-        return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
+        """The settings of the model. Raises Unavailable while it is not here."""
+        return self.the_only().config
 
     async def pick(self, exchange: Exchange) -> Service:
         """Return the model that a request is for. Raises Unavailable while it is not here."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from lmi.errors import LmiError, StartError, Unavailable, UnknownModel, shorten
+from lmi.errors import LmiError, Overloaded, StartError, Unavailable, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
@@ -45,17 +45,33 @@ class SeveralModels(Models):
 
     @property
     def config(self) -> Config:
+        """The settings that any model may have."""
         return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
 
     async def pick(self, exchange: Exchange) -> Service:
-        """Return the model that a request is for. Raises UnknownModel, InvalidRequest or Unavailable."""
-        name = name_outside_of_body(exchange) or await self._name_inside(exchange)
-        if name is None:
-            loaded = [entry.name for entry in self.folder.entries() if self.status(entry)[0] is State.READY]
-            if len(loaded) != 1:
-                raise must_name(loaded)
-            name = loaded[0]
-        return await self._usable(name)
+        """Return the model that a request is for.
+
+        Raises UnknownModel, InvalidRequest if it names none, Unavailable, or Overloaded if the model's queue is full.
+        """
+        service = await self._usable(await self._name(exchange))
+        if exchange.method == "POST":
+            self._check_room(service)
+        return service
+
+    async def _name(self, exchange: Exchange) -> str:
+        name = name_outside_of_body(exchange)
+        if name is not None:
+            return name
+        entries = self.folder.entries()
+        if len(entries) == 1:
+            return entries[0].name  # its schema knows the names that a body may have for it
+        name = await self._name_inside(exchange)
+        if name is not None:
+            return name
+        loaded = [entry.name for entry in entries if self.status(entry)[0] is State.READY]
+        if len(loaded) != 1:
+            raise must_name(loaded)
+        return loaded[0]
 
     async def _name_inside(self, exchange: Exchange) -> str | None:
         """Return the model that a body names, by its own name or that of an adapter."""
@@ -85,6 +101,15 @@ class SeveralModels(Models):
             raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
         return entry
 
+    def _check_room(self, service: Service) -> None:
+        """Raise Overloaded if a model has all the requests that it may have, so that no model fills another's queue."""
+        limit = self.front_end.config.job_queue_size + sum(e.max_num_sequences for e in service.block.engines)
+        records = zip(service.block.frontends, self.front_end.block.frontends, strict=True)
+        num_taken = sum(record.num_in_flight for record, front_end in records if record.pid == front_end.pid)
+        if num_taken >= limit:
+            what = f"{num_taken} of {limit} requests for the model {service.config.model.name!r} are in flight already"
+            raise Overloaded(f"{what} (job_queue_size and the running batch)")
+
     @contextmanager
     def using(self, service: Service) -> Iterator[None]:
         """Count a request, for which the supervisor waits when its model is unloaded."""
@@ -112,7 +137,8 @@ class SeveralModels(Models):
 
     async def listed(self) -> list[Service]:
         await self.refresh()
-        return [self.services[name] for name in sorted(self.services)]
+        ready = [entry.name for entry in self.folder.entries() if entry.state is State.READY]
+        return [self.services[name] for name in ready if name in self.services]
 
     async def listed_for_engines(self) -> list[Service]:
         return await self.listed()

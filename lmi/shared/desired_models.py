@@ -16,15 +16,25 @@ import msgspec
 
 from lmi.shared.desired_state import Folder, Model, State, check_name, is_abandoned
 
+MAX_FAILED = 64
+
 
 class ModelFolder(Folder[Model]):
     def register(self, make: Callable[[list[Model]], Model]) -> Model:
         """Write the entry that `make` returns for those that there are, unless it raises."""
         with self._lock():
-            entry = make(self.entries())
+            others = self.entries()
+            entry = make(others)
             check_name(entry.name)
             self._write(entry)
+            self._forget_oldest([other for other in others if other.state is State.FAILED and other.name != entry.name])
         return entry
+
+    def _forget_oldest(self, failed: list[Model]) -> None:
+        """Bound the entries that only say why a load failed."""
+        files = sorted((self._file(entry.name) for entry in failed), key=lambda file: file.stat().st_mtime_ns)
+        for file in files[: max(0, len(files) - MAX_FAILED)]:
+            file.unlink(missing_ok=True)
 
     def settle(self, entry: Model, state: State, reason: str = "", cause: str = "") -> bool:
         """Change the state of an entry. Returns False if it is no longer there."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import Conflict, InvalidParameter
-from lmi.shared.desired_models import ModelFolder
+from lmi.shared.desired_models import MAX_FAILED, ModelFolder
 from lmi.shared.desired_state import Model, State
 
 
@@ -63,6 +63,16 @@ def test_an_entry_is_settled_or_withdrawn_only_by_its_own_load(tmp_path: Path) -
     assert [(entry.state, entry.reason) for entry in folder.entries()] == [(State.FAILED, "it broke")]
     folder.withdraw(second)
     assert folder.entries() == []
+
+
+def test_failures_of_old_loads_are_forgotten(tmp_path: Path) -> None:
+    folder = models(tmp_path)
+    for number in range(MAX_FAILED + 5):
+        entry = folder.register(lambda others: pending(f"m{number}"))  # noqa: B023
+        folder.settle(entry, State.FAILED, "it broke")
+    folder.register(lambda others: pending("last"))
+    names = {entry.name for entry in folder.entries()}
+    assert len(names) == MAX_FAILED + 1 and {"last", "m5"} <= names and "m4" not in names
 
 
 def test_an_entry_is_taken_once(tmp_path: Path) -> None:

@@ -293,6 +293,27 @@ def counted(server: SeveralServer) -> dict[str, int]:
     return {model["name"]: model["inference_count"] for model in stats}
 
 
+def test_a_model_may_be_user_code(server: SeveralServer) -> None:
+    url = server.model("code", engine="auto")
+    (Path(url) / "model.py").write_text(
+        "from djl_python import Output\n"
+        "def handle(inputs):\n"
+        "    return None if inputs.is_empty() else Output().add(inputs.get_as_string().upper())\n"
+    )
+    assert server.load("code", url).status == 200
+    assert server.load("echo", server.model("echo")).status == 200
+    assert server.post(b"hello", "/models/code/invoke").body == b"HELLO"
+    assert server.invoke("echo").status == 200
+    assert server.unload("code").status == 200 and server.pids("lmi-code") == []
+
+
+def test_the_name_that_the_platform_has_for_a_model_is_logged(server: SeveralServer) -> None:
+    assert server.load("hashed", server.model("hashed")).status == 200
+    headers = {"x-amzn-sagemaker-target-model": "mine.tar.gz"}
+    assert server.post({"inputs": "a"}, "/models/hashed/invoke", headers).status == 200
+    wait_until(lambda: '"target_model":"mine.tar.gz"' in server.log.read_text(), "the line is written")
+
+
 def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
     for name in ("red", "blue"):
         assert server.load(name, server.model(name)).status == 200
@@ -336,6 +357,20 @@ def test_the_memory_of_a_model_returns_when_it_is_unloaded(server: SeveralServer
     assert server.resident_bytes() > before + (100 << 20)
     assert server.unload("demo").status == 200
     assert server.resident_bytes() < before + (40 << 20)
+
+
+def test_a_model_whose_queue_is_full_leaves_the_others_their_own() -> None:
+    with several_models("frontend_workers=2", "job_queue_size=1") as server:
+        for name in ("full", "free"):
+            url = server.model(name, "option.echo_step_ms=50", "option.echo_max_num_sequences=1")
+            assert server.load(name, url).status == 200
+        body = {"inputs": "abc", "parameters": {"max_new_tokens": 100}, "stream": True}
+        with server.connect(body, path="/models/full/invoke"), server.connect(body, path="/models/full/invoke"):
+            wait_until(lambda: server.invoke("full").status == 503, "one runs and one waits")
+            refused = server.invoke("full")
+            assert refused.status == 503 and "2 of 2 requests for the model 'full'" in error_of(refused)
+            assert server.invoke("free").status == 200
+        wait_until(lambda: server.invoke("full").status == 200, "they left")
 
 
 def test_a_server_with_several_models_stops_in_order() -> None:
