@@ -366,7 +366,7 @@ def test_a_model_whose_queue_is_full_leaves_the_others_their_own() -> None:
             assert server.load(name, url).status == 200
         body = {"inputs": "abc", "parameters": {"max_new_tokens": 100}, "stream": True}
         with server.connect(body, path="/models/full/invoke"), server.connect(body, path="/models/full/invoke"):
-            wait_until(lambda: server.invoke("full").status == 503, "one runs and one waits")
+            wait_until(lambda: server.metric("lmi_requests_in_flight") == 2, "one runs and one waits")
             refused = server.invoke("full")
             assert refused.status == 503 and "2 of 2 requests for the model 'full'" in error_of(refused)
             assert server.invoke("free").status == 200
