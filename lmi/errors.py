@@ -8,6 +8,7 @@
      │   ├─ UnknownAdapter        no adapter of this name is registered
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ UnknownModel              the model or version that the request names is not served here
+     ├─ Conflict                  the name is taken, or what it names was removed meanwhile
      ├─ Overloaded                the queue is full; the client may try again later
      ├─ Unavailable               no engine can take the request: loading, draining, restarting
      │   └─ EngineLost            the engine that worked on the request died
@@ -120,6 +121,13 @@ class UnknownModel(LmiError):
 
     status = 404
     label = "unknown_model"
+
+
+class Conflict(LmiError):
+    """The name of what a client wants to load is taken, or it was removed while it loaded."""
+
+    status = 409
+    label = "conflict"
 
 
 class Overloaded(LmiError):

@@ -12,7 +12,9 @@ and engines the second through one environment variable. The server's folder, a 
 The folder of a model, a `Runtime`, holds:
 
     config.json         the resolved settings, without option.env
-    state               the shared block with the records of engines and user code, and the model's phase
+    environ.json        option.env of one of several models, for its processes
+    state               the shared block with the records of engines and user code, those of the front ends that serve
+                        this model, and the model's phase
     engine-N.sock       the socket of an engine
     code-N.sock         the socket of a process of user code
     engine-N.json       the report of a loaded engine, for the banner
@@ -25,6 +27,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -33,6 +36,7 @@ import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig, dump, load
+from lmi.shared.desired_models import ModelFolder
 from lmi.shared.desired_state import Adapter, Folder, Model, State, key
 from lmi.shared.sessions import Sessions
 from lmi.shared.state import Block, EngineRecord
@@ -73,15 +77,14 @@ class ServerRuntime:
 
     @property
     def num_front_end_slots(self) -> int:
-        """Twice the workers, because those of a master that died finish their streams while the next ones start."""
-        return 2 * self.config.frontend_workers
+        return _num_front_end_slots(self.config)
 
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"
 
-    def models(self) -> Folder[Model]:
+    def models(self) -> ModelFolder:
         """Return the folder of the models that should be loaded."""
-        return Folder(self.path / "models", Model)
+        return ModelFolder(self.path / "models", Model)
 
     def add_model(self, config: Config) -> Runtime:
         """Make the folder of a model. Raises StartError if it cannot be written."""
@@ -99,6 +102,23 @@ class ServerRuntime:
     def model(self, entry: Model) -> Runtime:
         """Return the folder of a model that should be loaded. Raises OSError if it has just been removed."""
         return Runtime.at(self.path / entry.folder)
+
+    def model_folders(self) -> dict[str, float]:
+        """Return the folders of models that there are, with the time of their last change, as `time.time()`."""
+        found = {}
+        with suppress(OSError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.name.isdecimal():
+                    with suppress(FileNotFoundError):  # removed a moment ago
+                        found[entry.name] = entry.stat().st_mtime
+        return found
+
+    def discard(self, folder: str) -> None:
+        """Remove the folder of a model."""
+        shutil.rmtree(self.path / folder, ignore_errors=True)
+
+    def has_folder(self, entry: Model) -> bool:
+        return (self.path / entry.folder).is_dir()
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -137,7 +157,17 @@ class Runtime:
         return _attach(self.path / "state", *self._num_records())
 
     def _num_records(self) -> tuple[int, int, int]:
-        return self.config.engine.num_engines, 0, self.config.num_formatters
+        num_front_ends = _num_front_end_slots(self.config.server)
+        return self.config.engine.num_engines, num_front_ends, self.config.num_formatters
+
+    def keep_environ(self) -> None:
+        """Write option.env for the supervisor, if it is not this process that reads it from the settings."""
+        (self.path / "environ.json").write_bytes(msgspec.json.encode(self.config.engine.environ))
+
+    def with_environ(self) -> Runtime:
+        """Return this folder with the option.env that `keep_environ` wrote."""
+        environ = msgspec.json.decode((self.path / "environ.json").read_bytes(), type=dict[str, str])
+        return replace(self, config=replace(self.config, engine=replace(self.config.engine, environ=environ)))
 
     def user_code_records(self, block: Block) -> list[EngineRecord]:
         """Return the records of the processes that run user code, which are the engines' if it is the model."""
@@ -173,6 +203,11 @@ class Runtime:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _num_front_end_slots(config: ServerConfig) -> int:
+    """Twice the workers, because those of a master that died finish their streams while the next ones start."""
+    return 2 * config.frontend_workers
 
 
 def _attach(state: Path, *num_records: int) -> Block:

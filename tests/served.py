@@ -77,19 +77,21 @@ class Server(Container):
         connection.connect(("127.0.0.1", self.port))
         return connection
 
-    def connect(self, body: object, receive_bytes: int | None = None) -> socket.socket:
+    def connect(self, body: object, receive_bytes: int | None = None, path: str = "/invocations") -> socket.socket:
         """A connection on which a request is sent and nothing is read."""
         connection = self.connect_raw(receive_bytes)
         data = json.dumps(body).encode()
-        connection.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
         return connection
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name, with a label as in `lmi_requests_total{code="200"}`."""
+        """Samples by name, with labels as in `lmi_requests_total{code="200"}`, but without that of the only model."""
         text = self.request("GET", "/metrics").body.decode()
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         return {
-            sample.name + "".join(f'{{{name}="{value}"}}' for name, value in sample.labels.items()): sample.value
+            sample.name
+            + "".join(f'{{{name}="{value}"}}' for name, value in sample.labels.items() if name != "model"): sample.value
             for sample in samples
         }
 

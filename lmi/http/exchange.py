@@ -78,6 +78,7 @@ class Exchange:
         self.error_label = ""
         self.num_body_bytes = 0  # that were read
         self._written = b""  # last
+        self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
         self._receive, self._send = receive, send
 
     @property
@@ -112,12 +113,19 @@ class Exchange:
         if given.strip().lower().startswith("multipart/"):
             raise UnsupportedMediaType(given)
 
+    async def peek(self, max_bytes: int, memory: BodyMemory) -> bytes:
+        """Read the body, and keep it for the next call of `body`. Raises what that raises."""
+        self._kept_body = await self.body(max_bytes, memory)
+        return self._kept_body
+
     async def body(self, max_bytes: int, memory: BodyMemory) -> bytes:
         """Read the whole body. A body whose announced length is too long is refused before a byte is read.
 
         Its bytes count in `memory` until the caller subtracts `num_body_bytes`. Raises Overloaded if `memory` is full,
         BodyTooLarge, UnsupportedEncoding or ClientGone.
         """
+        if self._kept_body is not None:
+            return self._kept_body
         encodings = ", ".join(self.headers.getlist("content-encoding"))  # each field may be a list too
         if any(encoding.strip().lower() not in ("identity", "") for encoding in encodings.split(",")):
             raise UnsupportedEncoding(encodings)

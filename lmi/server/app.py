@@ -17,13 +17,15 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.apis import api_at
-from lmi.errors import ClientGone, LmiError, shorten
+from lmi.errors import ClientGone, LmiError, UnknownModel, shorten
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import ModelLoader, Models
 from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, triton, user_code
+from lmi.server.routes import models as model_routes
 from lmi.server.service import Service
+from lmi.server.several import SeveralLoader, SeveralModels
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 ServerHandler = Callable[[Exchange, Models], Awaitable[None]]
@@ -33,10 +35,17 @@ ServerRow = tuple[str, list[str], ServerHandler]
 access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
+TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
 PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither counted nor logged
-SERVER_ROUTES: list[ServerRow] = [*health.ROUTES, *kserve.SERVER_ROUTES, *tgi.SERVER_ROUTES]
-ROUTES: list[Row] = [
+SERVER_ROUTES: list[ServerRow] = [
     *docs.ROUTES,
+    *health.ROUTES,
+    *model_routes.SERVER_ROUTES,
+    *kserve.SERVER_ROUTES,
+    *openai.SERVER_ROUTES,
+    *tgi.SERVER_ROUTES,
+]
+ROUTES: list[Row] = [
     *batch.ROUTES,
     *invocations.ROUTES,
     *triton.ROUTES,
@@ -45,15 +54,16 @@ ROUTES: list[Row] = [
     *openai.ROUTES,
     *adapters.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*docs.ROUTES, *batch.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*batch.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
 
 
 def create_app() -> ASGIApp:
     """Make the application of this front end. Its slot and settings come from the environment."""
     runtime = ServerRuntime.from_environ()
     block = runtime.attach()
-    models = Models(FrontEnd(runtime.config, block, block.frontends[int(os.environ["LMI_SLOT"])]))
-    loader = ModelLoader(runtime, models)
+    front_end = FrontEnd(runtime.config, block, block.frontends[int(os.environ["LMI_SLOT"])])
+    models = SeveralModels(front_end, runtime) if runtime.config.multi_model else Models(front_end)
+    loader = SeveralLoader(runtime, models) if isinstance(models, SeveralModels) else ModelLoader(runtime, models)
     loader.load()
     return build_app(models, loader.running())
 
@@ -92,11 +102,12 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, models = scope["lmi.exchange"], scope["lmi.models"]
-        service = models.pick(exchange)
+        service = await models.pick(exchange)
         handler = self._of_user_code if service.config.is_user_code else self._of_engines
         if handler is None:
             raise HTTPException(404)
-        await handler(exchange, service)
+        with models.using(service):
+            await handler(exchange, service)
 
 
 class ErrorMiddleware:
@@ -120,6 +131,9 @@ class ErrorMiddleware:
             await refuse(exchange, self._models, error.status_code, message, (error.headers or {}).get("Allow"))
         except ClientGone:
             exchange.status = ClientGone.status
+        except UnknownModel as error:
+            exchange.error_label = error.label
+            await refuse_model(exchange, self._models, error)
         except LmiError as error:
             exchange.error_label = error.label
             await refuse(exchange, self._models, error.status, str(error))
@@ -150,6 +164,7 @@ class ErrorMiddleware:
                 "status": exchange.status,
                 "duration_ms": round(duration_s * 1000, 1),
                 **({"error_label": exchange.error_label} if exchange.error_label else {}),
+                **({"target_model": target} if (target := exchange.headers.get(TARGET_MODEL)) else {}),
             },
         )
 
@@ -161,3 +176,10 @@ async def refuse(exchange: Exchange, models: Models, status: int, message: str, 
     body = api.whole(rendered.media_type, rendered.body)
     headers = [("allow", allow)] if allow else []
     await exchange.send_whole(rendered.status, rendered.media_type, body, headers)
+
+
+async def refuse_model(exchange: Exchange, models: Models, error: UnknownModel) -> None:
+    """Answer a request for a model that is not here, in the API's own words for that."""
+    api = api_at(exchange.path, models.usual)
+    rendered = api.render_error(error, api.default_format(models.usual), accepted=False)
+    await exchange.send_whole(rendered.status, rendered.media_type, api.whole(rendered.media_type, rendered.body))

@@ -23,6 +23,7 @@ class FrontEnd:
         self.config = config
         self.block = block  # with the records of supervisor and front ends
         self.record = record  # of this front end
+        self.slot = block.frontends.index(record)
         self.model_blocks: dict[str, Block] = {}  # by the model's name
         self.body_memory = BodyMemory(record, config.max_body_memory)
         self._has_reported_key = False
@@ -34,9 +35,10 @@ class FrontEnd:
 
     @property
     def max_in_flight(self) -> int:
-        """The most sequences that wait or run, of all front ends together."""
+        """The most sequences that wait or run, of all front ends and models together. Each model has a queue."""
         engines = (engine for block in self.model_blocks.values() for engine in block.engines)
-        return self.config.job_queue_size + sum(engine.max_num_sequences for engine in engines)
+        num_queues = max(1, len(self.model_blocks))
+        return num_queues * self.config.job_queue_size + sum(engine.max_num_sequences for engine in engines)
 
     def check_room(self, num_sequences: int = 1) -> None:
         """Raise Unavailable while draining, and Overloaded if the queue has no room for `num_sequences` more."""

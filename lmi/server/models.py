@@ -1,7 +1,7 @@
 """The models of one front end: which there are, which one a request is for, and their loading.
 
 The folder of desired state says which models there should be. A front end loads those that are there when it starts
-before it takes a connection, and then every model that comes.
+before it takes a connection, and then every model that comes. `several.py` has what is different with several models.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+
+from starlette.exceptions import HTTPException
 
 from lmi.errors import Unavailable
 from lmi.http.exchange import Exchange
@@ -17,7 +19,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Service
 from lmi.server.sessions import kept_clean
-from lmi.settings.config import ModelConfig
+from lmi.settings.config import Config, ModelConfig
 from lmi.shared.desired_state import Model
 
 WATCH_S = 0.1
@@ -25,6 +27,10 @@ UNKNOWN = ModelConfig(path="", name="model")
 
 
 class Models:
+    """The one model of a server, once it is here."""
+
+    is_several = False  # whether models come and go
+
     def __init__(self, front_end: FrontEnd) -> None:
         self.front_end = front_end
         self.services: dict[str, Service] = {}  # by the model's name
@@ -47,11 +53,36 @@ class Models:
         """The settings that decide the form of an error before its model is known."""
         return UNKNOWN if self.only is None else self.only.config.model
 
-    def pick(self, exchange: Exchange) -> Service:
+    @property
+    def config(self) -> Config:
+        """The settings of the model. Raises Unavailable while it is not here."""
+        return self.the_only().config
+
+    async def pick(self, exchange: Exchange) -> Service:
         """Return the model that a request is for. Raises Unavailable while it is not here."""
+        return self.the_only()
+
+    def the_only(self) -> Service:
         if self.only is None:
             raise Unavailable(f"the model is loading: {self.front_end.block.supervisor.stage or 'start'}")
         return self.only
+
+    def using(self, service: Service) -> AbstractContextManager[None]:
+        """Count a request for a model while it runs, where models can be unloaded."""
+        return nullcontext()
+
+    async def refresh(self) -> None:
+        """Load the models that can be used and are not here yet."""
+
+    async def listed(self) -> list[Service]:
+        """Return every model, by name. Raises Unavailable while the only one is not here."""
+        return [self.the_only()]
+
+    async def listed_for_engines(self) -> list[Service]:
+        """Return every model for a route that a model of user code does not have. Raises HTTPException for that one."""
+        if (service := self.the_only()).config.is_user_code:
+            raise HTTPException(404)
+        return [service]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -61,7 +92,7 @@ class Models:
         gc.freeze()  # loaded objects stay; without this each full collection would walk through them
         async with kept_clean(self.services):
             yield
-        for service in self.services.values():
+        for service in list(self.services.values()):
             await service.close()
 
 
@@ -75,13 +106,7 @@ class ModelLoader:
     def load(self) -> None:
         """Load every model that is there. Raises StartError for one that a front end cannot use."""
         for entry in self._missing():
-            self._models.add(self._load(entry))
-
-    def _missing(self) -> list[Model]:
-        return [entry for entry in self._folder.entries() if entry.name not in self._models.services]
-
-    def _load(self, entry: Model) -> Service:
-        return Service.load(self._runtime.model(entry), self._models.front_end)
+            self._models.add(load_service(self._runtime, entry, self._models.front_end))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -101,7 +126,17 @@ class ModelLoader:
 
     async def _follow(self) -> None:
         for entry in self._missing():
-            service = await asyncio.to_thread(self._load, entry)
+            service = await asyncio.to_thread(load_service, self._runtime, entry, self._models.front_end)
             await service.start()
             self._models.add(service)
         gc.freeze()
+
+    def _missing(self) -> list[Model]:
+        return [entry for entry in self._folder.entries() if entry.name not in self._models.services]
+
+
+def load_service(runtime: ServerRuntime, entry: Model, front_end: FrontEnd) -> Service:
+    """Load a model into this front end. Raises StartError, or OSError if it has just been removed."""
+    service = Service.load(runtime.model(entry), front_end)
+    service.record.claim()
+    return service

@@ -178,7 +178,7 @@ async def generated(
     """Generate the answer inside the block, as the records that the formatter writes."""
     service = inference.service
     assert service.pipeline is not None
-    with Meter(service.front_end.record, inference.started_s, is_streaming=formatter.is_streaming) as meter:
+    with Meter(service.record, inference.started_s, is_streaming=formatter.is_streaming) as meter:
         async with (
             inference.deadline(),
             aclosing(service.pipeline.generate(parsed.requests)) as deltas,

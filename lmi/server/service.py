@@ -15,7 +15,7 @@ from lmi.runtime import Runtime
 from lmi.server.front_end import FrontEnd
 from lmi.settings.config import Config, ModelConfig
 from lmi.shared.sessions import Sessions
-from lmi.shared.state import Block
+from lmi.shared.state import Block, FrontEndRecord
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
@@ -32,6 +32,7 @@ class Service:
     user_code: UserCodeWorkers | None = None  # if the model has any
     sessions: Sessions | None = None  # None: switched off
     adapters: AdapterRegistry | None = None  # None if the model has no engines
+    folder: str = ""  # the name of the folder of its processes
 
     @classmethod
     def load(cls, runtime: Runtime, front_end: FrontEnd) -> Service:
@@ -39,14 +40,16 @@ class Service:
         config, block = runtime.config, runtime.attach()
         user_code = user_code_workers(runtime, block) if config.user_code is not None else None
         if config.is_user_code:
-            return cls(config, block, front_end, user_code=user_code, sessions=runtime.sessions())
+            sessions, folder = runtime.sessions(), runtime.path.name
+            return cls(config, block, front_end, user_code=user_code, sessions=sessions, folder=folder)
         engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
         tokenizer = Tokenizer.load(config.model.path)
         template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
         pipeline = Pipeline(tokenizer, engines, template)
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s
         registry = AdapterRegistry(engines, runtime.adapters(), *limits)
-        return cls(config, block, front_end, engines, pipeline, user_code, runtime.sessions(), registry)
+        sessions, folder = runtime.sessions(), runtime.path.name
+        return cls(config, block, front_end, engines, pipeline, user_code, sessions, registry, folder)
 
     async def start(self) -> None:
         """Connect to the model's processes, now and whenever one starts again."""
@@ -60,6 +63,11 @@ class Service:
     @property
     def _connections(self) -> list[Connections[Any]]:
         return [connections for connections in (self.engines, self.user_code) if connections is not None]
+
+    @property
+    def record(self) -> FrontEndRecord:
+        """What this front end counts of this model."""
+        return self.block.frontends[self.front_end.slot]
 
     @property
     def model(self) -> ModelConfig:

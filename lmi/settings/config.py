@@ -40,6 +40,7 @@ class ServerConfig:
     management: bool = True  # the routes that change models and adapters
     max_adapters: int = 128  # registered ones of a model
     adapter_roots: tuple[str, ...] = ()  # folders below which registered adapters may lie
+    model_flags: dict[str, str] = field(default_factory=dict)  # of the command line, by key, for each of several models
     log_level: str = "INFO"
     log_format: str = "auto"  # auto (text on a terminal, else json), text, json
     gateway_port: int | None = None  # AWS's SageMaker API on loopback; None: no gateway
@@ -101,6 +102,7 @@ class EngineConfig:
     model_loading_timeout_s: float = 1200.0
     retry_threshold: int = 3
     retry_window_s: float = 600.0
+    required_memory_mb: int | None = None  # of all replicas together; None: an estimate from the model's files
     strict: bool = False  # an unknown option stops the start
     environ: dict[str, str] = field(default_factory=dict)  # option.env, of engines and of the model's own code
     options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more

@@ -271,6 +271,12 @@ OPTIONS = (
         "folder for models from S3 and for what requirements.txt installs; nothing: lmi/models in the user's cache",
     ),
     Option(
+        "required_memory_mb",
+        "engine.required_memory_mb",
+        integer(0),
+        "MB of memory that one of several models needs; nothing: estimated from its files",
+    ),
+    Option(
         "option.model_id",
         "",
         TEXT,
@@ -478,6 +484,14 @@ _BY_ENV_NAME = {key.removeprefix("option.").replace("_", "").lower(): key for ke
 def find(key: str) -> Option | None:
     """Return the row of a key or alias of serving.properties, or None if it has no row."""
     return _BY_KEY.get(key)
+
+
+def is_of_server(key: str) -> bool:
+    """Return whether an option belongs to the whole server, and not to a model of it."""
+    option = find(key)
+    return option is not None and (
+        option.field.startswith("server.") or option.key in ("inference_address", "safe_port_range")
+    )
 
 
 def key_of_env(name: str) -> str:

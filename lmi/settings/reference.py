@@ -33,7 +33,7 @@ AS_WRITTEN = frozenset(("max_payload_in_mb",))  # options that read the variable
 # Keys of the reference that have no effect here, because processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(
     "max_idle_time max_input_length log_request_metric metrics_aggregation "
-    "required_memory_mb translatorFactory features fail_fast "
+    "translatorFactory features fail_fast "
     "option.fail_fast option.enable_auto_tool_choice option.enable_reasoning option.paged_attention option.n_positions "
     "option.batch_size option.device_map option.low_cpu_mem_usage "
     "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "

@@ -32,6 +32,7 @@ from lmi.settings.model_choice import choose_model
 from lmi.settings.model_folder import find_folder, user_code_folders
 from lmi.settings.model_sources import MODEL, Fetched, is_remote_folder, left_to_code, place
 from lmi.settings.model_urls import NamedModel, local_path
+from lmi.settings.options import is_of_server
 from lmi.settings.other_options import other_options, warn_of_some_engines
 from lmi.settings.ports import choose_gateway_port, choose_ports
 from lmi.settings.properties import Properties, read
@@ -39,7 +40,7 @@ from lmi.settings.reference import GENERATION_TASKS
 from lmi.settings.remote_code import unrun_code
 from lmi.settings.report import Resolved, settings, shadows
 from lmi.settings.requirements import choose_requirements
-from lmi.settings.sources import Given, Problems, collect, pick, unused_of_platform
+from lmi.settings.sources import FILE, Given, Problems, collect, pick, unused_of_platform
 from lmi.settings.values import Values
 from lmi.sources.place import default_download_dir
 from lmi.sources.request import FetchRequest, WantedSource
@@ -92,6 +93,8 @@ def resolve(
     problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
     placed = place(_expand(collect(properties, environ, flags), machine), folder, cwd, fetched or {}, problems)
     values = Values(pick(placed.givens, problems))
+    if values.final("multi_model"):
+        return _without_model(values, machine, flags, environ, cwd, problems)
     code = choose_code(values, folder, cwd, problems)
     engine = choose_engine(values, code, machine, handlers, problems)
     values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
@@ -139,6 +142,28 @@ def _request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
             for source in missing
         )
     )
+
+
+def _without_model(
+    values: Values,
+    machine: Machine,
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    cwd: Path,
+    problems: Problems,
+) -> Resolved:
+    """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
+    values = _choose_for_server(values, environ, cwd, machine, problems)
+    for picked in values.picked.values():
+        if picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
+            problems.notes.append(f"{picked.given.place}: no effect with multi_model, each model has its own file")
+    problems.stop_at_faults()
+    of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
+    server = ServerConfig(**values.fields("server"), model_flags=of_models)
+    rows = settings(values)
+    config = choose_gateway_port(Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig()))
+    notes = (*problems.notes, *shadows(rows))
+    return Resolved(config, rows, tuple(problems.warnings), notes, tuple(problems.details))
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:

@@ -61,6 +61,8 @@ class Model(Entry, frozen=True, kw_only=True):
     folder: str  # the folder of its processes, below the server's
     url: str = ""  # where a client says that it is; "" for the model that the server was started for
     reason: str = ""  # why it is FAILED
+    cause: str = ""  # the label of that error
+    need_bytes: int = 0  # of memory, while it loads
 
 
 T = TypeVar("T", bound=Entry)
@@ -166,6 +168,6 @@ def check_name(name: str) -> None:
 
 def is_abandoned(entry: Entry) -> bool:
     """Return whether the entry's writer died before it was done."""
-    if entry.state is State.READY:
+    if entry.state is not State.PENDING:
         return False
     return not Path(f"/proc/{entry.writer}").exists()

@@ -185,6 +185,17 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def is_group_alive(group: int) -> bool:
+    """Return whether a process of this group is left, even one that has ended and is not reaped."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def children() -> list[int]:
     """Return the pids of this process's children, also of adopted ones."""
     me, pids = str(os.getpid()), []

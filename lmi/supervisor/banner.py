@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
-from lmi.settings.config import Config
+from lmi.settings.config import Config, ServerConfig
 from lmi.shared.log import escape, is_text
 from lmi.shared.report import LoadReport
 from lmi.supervisor.extras import extra_with
@@ -90,6 +90,16 @@ def say_ready(config: Config, port: int, report: LoadReport, after_s: float) -> 
         else orjson.dumps(_event(config, port, report, after_s)).decode()
     )
     print(text, flush=True)
+
+
+def say_ready_for_models(server: ServerConfig, port: int, after_s: float) -> None:
+    """Say that a server without a model takes models."""
+    if is_text(server.log_format):
+        url = f"http://127.0.0.1:{port}/models"
+        print(f"\nlmi is ready for models below {escape(server.model_store)}: POST {url}\n", flush=True)
+        return
+    event = {"event": "ready", "model_store": server.model_store, "port": port, "ready_after_s": round(after_s, 2)}
+    print(orjson.dumps(event).decode(), flush=True)
 
 
 def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from lmi.supervisor.banner import Failure
 from lmi.supervisor.output import ChildOutput
 from lmi.supervisor.restarts import RestartTable
 
+FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
 STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Child:
         self.pid: int | None = None
         self.is_done = False
         self.output: ChildOutput | None = None  # of the running process, or of the last one
+        self.is_retired = False  # its process may end and does not start again
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
@@ -70,14 +72,26 @@ class Child:
 
     def look(self, now: float, pauses: Pauses) -> None:
         """Start the process when its time has come, notice that it is ready or hangs, and kill a hung one."""
+        if self.is_retired:
+            return
         if self.pid is None:
             if now >= self._start_s and not self.is_done:
-                self.start(now)
+                self._try_to_start(now)
         elif self._kill_s is not None:
             if now >= self._kill_s:
                 self.send(signal.SIGKILL)
         elif self.record is not None:
             self._judge(self.record, now, pauses)
+
+    def _try_to_start(self, now: float) -> None:
+        """Start the process, or try again soon if the machine has no memory or no descriptor for it now."""
+        try:
+            self.start(now)
+        except OSError as error:
+            self._start_s = now + FORK_AGAIN_S
+            log.error("%s cannot be started now: %s; next try in %g s", self.name, error.strerror, FORK_AGAIN_S)
+            if self.output is not None:
+                self.output.close()
 
     def start(self, now: float) -> None:
         self._spawned_s, self._kill_s, self._hung = now, None, ""
@@ -114,6 +128,11 @@ class Child:
         """Log the last output of the process."""
         if self.output is not None:
             self.output.read_last()
+
+    def close(self) -> None:
+        """Let go of a place that is no longer needed. Its process has ended."""
+        if self.output is not None:
+            self.output.close()
 
     def exited(self, code: int, now: float, *, is_ending: bool) -> Failure | None:
         """Note the end of the process and plan its next start, unless the server ends.

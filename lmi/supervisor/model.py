@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lmi.runtime import Runtime
+from lmi.shared import processes
 from lmi.shared.cores import Cores
 from lmi.shared.desired_state import Model, State
 from lmi.shared.report import LoadReport, read_report
@@ -28,6 +29,16 @@ class ModelProcesses:
     @property
     def has_ready_process(self) -> bool:
         return any(child.record is not None and child.record.phase == Phase.READY for child in self.children)
+
+    def num_requests(self) -> int:
+        """Return how many requests of living front ends use this model, where several are served."""
+        records = [record for record in self.block.frontends if record.pid and processes.is_alive(record.pid)]
+        return sum(record.num_in_flight for record in records)
+
+    def name_children(self) -> None:
+        """Add the model's name to the names of its processes, for logs of a server with several models."""
+        for child in self.children:
+            child.name = f"{child.name} of {self.config.model.name}"
 
     def report(self) -> LoadReport:
         """Return the report of an engine that is ready."""

@@ -48,7 +48,7 @@ class ChildOutput:
     def belongs_to(self, pid: int) -> None:
         """Note the process, which has started and holds the other end."""
         self._pid = pid
-        os.close(self.writer)
+        self._close_writer()
 
     def may_wake(self, now: float) -> bool:
         """Return whether new output may wake the supervisor.
@@ -77,6 +77,13 @@ class ChildOutput:
         if self.is_open:
             self.is_open = False
             os.close(self.reader)
+        self._close_writer()
+
+    def _close_writer(self) -> None:
+        """Close the end of the process, which has it too if it was started."""
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
 
     def _receive_lines(self) -> list[bytes]:
         """Return the lines that have come, without empty ones, and then the beginning of the next line."""

@@ -32,11 +32,12 @@ from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import kinds, start_budget
-from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready
+from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
 from lmi.supervisor.model import ModelProcesses
+from lmi.supervisor.models import SeveralModels
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 
@@ -72,7 +73,8 @@ class Supervisor:
         self._signals = signals
         self._steps = steps
         self._stage: Stage | None = None
-        self._models: list[ModelProcesses] = []
+        self._several = SeveralModels(runtime) if runtime.config.multi_model else None
+        self._single: list[ModelProcesses] = []  # the model, once its settings are known, unless there are several
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
@@ -90,7 +92,8 @@ class Supervisor:
         count_dropped_in(self._block.supervisor)
         self._enter(Phase.LOADING)
         try:
-            self._advance()
+            if self._several is None:
+                self._advance()
             while self._exit_code is None:
                 self._tick()
         finally:
@@ -100,6 +103,10 @@ class Supervisor:
         if self._failure is not None:
             say_failed(self._failure, self._config.log_format)
         return self._exit_code
+
+    @property
+    def _models(self) -> Iterable[ModelProcesses]:
+        return self._single if self._several is None else self._several
 
     @property
     def _children(self) -> list[Child]:
@@ -128,12 +135,8 @@ class Supervisor:
         for pid in self._front_end_pids() if cores else ():
             processes.bind_threads(self._cores, pid)
         model = ModelProcesses(self._runtime.add_model(config), cores)
-        self._models.append(model)
+        self._single.append(model)
         self._runtime.models().add(model.entry(State.PENDING))
-
-    def _fail(self, failure: Failure) -> None:
-        self._failure = failure
-        self._enter(Phase.FAILED, failure.message)
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -157,6 +160,8 @@ class Supervisor:
         elif self._phase == Phase.DRAINING:
             self._drain(now)
         else:
+            if self._several is not None:
+                self._several.look(now)
             for child in self._children:
                 child.look(now, self._pauses)
             self._look_at_stage()
@@ -191,10 +196,22 @@ class Supervisor:
         child = next((child for child in self._children if child.pid == pid), None)
         if child is None:
             self._release(pid)
-        elif failure := child.exited(code, now, is_ending=self._is_ending):
-            self._fail(failure)
-        elif child.record is not None and not self._is_ending:
-            self._block.supervisor.num_engine_restarts += 1
+            return
+        is_ending = self._is_ending or child.is_retired
+        failure = child.exited(code, now, is_ending=is_ending)
+        model = next((model for model in self._models if child in model.children), None)
+        if failure is not None:
+            self._fail(failure, model)
+        elif model is not None and not is_ending:
+            model.block.supervisor.num_engine_restarts += 1
+
+    def _fail(self, failure: Failure, model: ModelProcesses | None = None) -> None:
+        """End the server, or only the model if it is one of several."""
+        if self._several is not None and model is not None:
+            self._several.fail(model, failure.message)
+            return
+        self._failure = failure
+        self._enter(Phase.FAILED, failure.message)
 
     def _release(self, pid: int) -> None:
         """Clear the record of a front-end worker that outlived its master."""
@@ -205,6 +222,10 @@ class Supervisor:
     def _announce(self) -> None:
         """Print the banner once, when the server can give its first answer."""
         if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
+            return
+        if self._several is not None:
+            self._enter(Phase.READY)
+            say_ready_for_models(self._config, self._listener.getsockname()[1], time.monotonic() - self._started_s)
             return
         for model in self._models:
             if model.is_ready:
@@ -217,7 +238,7 @@ class Supervisor:
         """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
         if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
             self._warn_after_s = math.inf
-            folder = self._models[0].config.model.path if self._models else ""
+            folder = self._single[0].config.model.path if self._single else ""
             if start_budget.is_on_sagemaker(os.environ, folder):
                 log.warning("%s", start_budget.slow_start(now - self._started_s, *self._progress()))
 
@@ -236,7 +257,7 @@ class Supervisor:
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
         timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
-        is_serving = any(model.has_ready_process for model in self._models)
+        is_serving = self._several is not None or any(model.has_ready_process for model in self._models)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._listener.close()
             self._front_end.send(signal.SIGTERM)

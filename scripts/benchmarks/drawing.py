@@ -62,7 +62,7 @@ class Pen:
         self._canvas.text((x * SCALE, y * SCALE), text, fill=colour, font=font, anchor=anchor)
 
     def width(self, text: str, size: float = 13) -> float:
-        return self._canvas.textlength(text, font=ImageFont.load_default(size * SCALE)) / SCALE
+        return float(self._canvas.textlength(text, font=ImageFont.load_default(size * SCALE))) / SCALE
 
 
 def draw_panel(pen: Pen, panel: Panel, left: float, width: float, x_title: str) -> None:

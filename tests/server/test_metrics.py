@@ -27,36 +27,37 @@ def scrape(server: Block, model: Block) -> dict[str, float]:
 
 
 def test_workers_are_summed(tmp_path: Path) -> None:
-    block, model = Block.create(tmp_path / "server", 0, num_frontends=2), Block.create(tmp_path / "model", 2, 0)
+    block, model = Block.create(tmp_path / "server", 0, num_frontends=2), Block.create(tmp_path / "model", 2, 2)
     for number, frontend in enumerate(block.frontends, start=1):
         frontend.num_requests.add("200", 10 * number)
-        frontend.num_generated_tokens = 100 * number
         frontend.num_open_connections = number
-        frontend.time_to_first_token_s.observe(0.002)
+    for number, of_model in enumerate(model.frontends, start=1):
+        of_model.num_generated_tokens = 100 * number
+        of_model.time_to_first_token_s.observe(0.002)
     model.engines[0].num_running, model.engines[1].num_running = 3, 4
     model.engines[0].num_used_blocks, model.engines[0].max_num_blocks = 5, 10
     model.engines[1].max_num_blocks = 10
     model.engines[1].phase, model.engines[1].beat_s = Phase.READY, time.monotonic()
     samples = scrape(block, model)
     assert samples["lmi_requests_total{code=200}"] == 30
-    assert samples["lmi_generated_tokens_total"] == 300
+    assert samples["lmi_generated_tokens_total{model=demo}"] == 300
     assert samples["lmi_connections_open"] == 3
-    assert samples["lmi_requests_running"] == 7
-    assert samples["lmi_kv_cache_usage_ratio"] == 0.25
-    assert samples["lmi_engines_ready"] == 1
-    assert samples["lmi_time_to_first_token_seconds_count"] == 2
-    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.0025}"] == 2
-    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.001}"] == 0
+    assert samples["lmi_requests_running{model=demo}"] == 7
+    assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0.25
+    assert samples["lmi_engines_ready{model=demo}"] == 1
+    assert samples["lmi_time_to_first_token_seconds_count{model=demo}"] == 2
+    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.0025}{model=demo}"] == 2
+    assert samples["lmi_time_to_first_token_seconds_bucket{le=0.001}{model=demo}"] == 0
 
 
 def test_an_empty_block_scrapes(tmp_path: Path) -> None:
-    samples = scrape(Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 0))
-    assert samples["lmi_kv_cache_usage_ratio"] == 0
+    samples = scrape(Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1))
+    assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0
     assert samples["lmi_requests_total{code=503}"] == 0
 
 
 def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> None:
-    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 0, num_formatters=1)
+    block, model = Block.create(tmp_path / "server", 0, 1), Block.create(tmp_path / "model", 1, 1, num_formatters=1)
     records = (block.supervisor, model.engines[0], block.frontends[0], model.formatters[0])
     for number, record in enumerate(records):
         record.num_log_lines_dropped = 10**number

@@ -10,14 +10,14 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from lmi.server.openapi import adapters, lmi, openai, plain, tgi, triton
+from lmi.server.openapi import adapters, lmi, models, openai, plain, tgi, triton
 from lmi.server.openapi.parts import Operation
 from lmi.settings.config import Config
 
 
 def document(config: Config) -> dict[str, Any]:
     """Return the whole document, as JSON's objects."""
-    apis = [lmi.describe(config), adapters.describe(config), plain.describe(config)]
+    apis = [lmi.describe(config), adapters.describe(config), models.describe(config), plain.describe(config)]
     if not config.is_user_code:
         apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]
     paths = {path: methods for api in apis for path, methods in api.paths.items()}

@@ -26,7 +26,7 @@ REASONS = {
     404: "no such path, or the path names a model or version that is not served here",
     405: "not with this method",
     408: "the request did not come in time",
-    409: "the name is taken, or another call changes it now",
+    409: "the name is taken, or another call changes or removes it now",
     413: "the body is over max_request_size",
     415: "the body is compressed, or a form in parts",
     422: "the request is wrong, and the error says where",
@@ -35,8 +35,8 @@ REASONS = {
     431: "the head of the request is too large",
     500: "a fault of the server, or of the engine on this request",
     503: "too many requests (Retry-After), loading, draining, or the engine was lost",
-    504: "longer than predict_timeout",
-    507: "out of the accelerator's memory",
+    504: "longer than predict_timeout, or than a model may take to load or to end",
+    507: "out of the accelerator's memory, or no room for one more model",
 }
 OF_HTTP = (404, 405, 408, 413, 415, 431, 500, 503)
 OF_INFERENCE = (*OF_HTTP, 504, 507)
@@ -126,14 +126,15 @@ def operation(
 
 
 def names(model: ModelConfig, path: str) -> list[Schema]:
-    """Return the parameters of a path, with all values that are served here."""
+    """Return the parameters of a path, with all values that are served here if the server has only one model."""
     values = {
         "model": list(dict.fromkeys((model.name, "model", *model.aliases))),
         "name": list(dict.fromkeys((model.name, "model", *model.aliases))),
         "version": [model.version],
     }
+    is_known = bool(model.path)
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "enum": allowed}}
+        {"name": name, "in": "path", "required": True, "schema": {**STRING, "enum": allowed} if is_known else STRING}
         for name, allowed in values.items()
         if f"{{{name}}}" in path
     ]

@@ -10,8 +10,8 @@ from pathlib import Path
 import orjson
 
 from lmi.http.exchange import Exchange
+from lmi.server.models import Models
 from lmi.server.openapi import document
-from lmi.server.service import Service
 
 PAGE = Path(__file__).with_name("docs.html").read_bytes()
 
@@ -29,11 +29,11 @@ def _policy(page: bytes) -> str:
 POLICY = _policy(PAGE)
 
 
-async def openapi(exchange: Exchange, service: Service) -> None:
-    await exchange.send_whole(200, "application/json", orjson.dumps(document(service.config)))
+async def openapi(exchange: Exchange, models: Models) -> None:
+    await exchange.send_whole(200, "application/json", orjson.dumps(document(models.config)))
 
 
-async def docs(exchange: Exchange, service: Service) -> None:
+async def docs(exchange: Exchange, models: Models) -> None:
     await exchange.send_whole(200, "text/html; charset=utf-8", PAGE, [("content-security-policy", POLICY)])
 
 

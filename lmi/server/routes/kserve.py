@@ -17,6 +17,7 @@ from lmi.server.models import Models
 from lmi.server.routes.health import health, service_health
 from lmi.server.routes.triton import named_model
 from lmi.server.service import Service
+from lmi.settings.config import ModelConfig
 
 EXTENSIONS = ["generate", "statistics"]
 SUCCESSES = ("length", "eos_token", "stop_sequence")
@@ -70,14 +71,22 @@ def _tensor(name: str, entry: Input) -> dict[str, object]:
 
 
 async def stats(exchange: Exchange, service: Service) -> None:
-    """Answer counts of the model's generations through every API since the start."""
-    named = named_model(exchange, service) if exchange.scope["path_params"] else service.config.model
+    await _tell(exchange, {"model_stats": [counts(named_model(exchange, service), service)]})
+
+
+async def all_stats(exchange: Exchange, models: Models) -> None:
+    found = [counts(service.config.model, service) for service in await models.listed_for_engines()]
+    await _tell(exchange, {"model_stats": found})
+
+
+def counts(named: ModelConfig, service: Service) -> dict[str, object]:
+    """Return counts of the model's generations through every API since the start."""
     ends = dict[str, int]()
-    for frontend in service.front_end.block.frontends:
+    for frontend in service.block.frontends:
         for reason, count in frontend.num_finished.items():
             ends[reason] = ends.get(reason, 0) + count
     num_successes = sum(ends[reason] for reason in SUCCESSES)
-    counts = {
+    return {
         "name": named.name,
         "version": named.version,
         "inference_count": num_successes,
@@ -88,15 +97,17 @@ async def stats(exchange: Exchange, service: Service) -> None:
             "cancel": {"count": ends["cancelled"]},
         },
     }
-    await _tell(exchange, {"model_stats": [counts]})
 
 
-async def index(exchange: Exchange, service: Service) -> None:
-    """List the only model. The body, which may ask for only ready models, is ignored."""
+async def index(exchange: Exchange, models: Models) -> None:
+    """List the models. The body, which may ask for only ready models, is ignored."""
+    await _tell(exchange, [_entry(service) for service in await models.listed_for_engines()])
+
+
+def _entry(service: Service) -> dict[str, object]:
     status, state = service_health(service)
-    entry = {"name": service.config.model.name, "version": service.config.model.version}
-    entry |= {"state": "READY"} if status < 400 else {"state": "UNAVAILABLE", "reason": str(state["status"])}
-    await _tell(exchange, [entry])
+    entry: dict[str, object] = {"name": service.config.model.name, "version": service.config.model.version}
+    return entry | ({"state": "READY"} if status < 400 else {"state": "UNAVAILABLE", "reason": str(state["status"])})
 
 
 async def not_served(exchange: Exchange, service: Service) -> None:
@@ -114,10 +125,10 @@ SERVER_ROUTES = [
     ("/v2/", ["GET"], server),
     ("/v2/health/live", ["GET"], live),
     ("/v2/health/ready", ["GET"], ready),
+    ("/v2/repository/index", ["POST"], index),
+    ("/v2/models/stats", ["GET"], all_stats),
 ]
 ROUTES = [
-    ("/v2/repository/index", ["POST"], index),
-    ("/v2/models/stats", ["GET"], stats),
     *(
         (f"/v2/models/{{model}}{version}{name}", methods, handler)
         for version in ("", "/versions/{version}")

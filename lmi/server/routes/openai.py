@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from lmi.apis import OPENAI_CHAT, OPENAI_COMPLETIONS
-from lmi.errors import UnknownModel
+from lmi.errors import UnknownModel, shorten
 from lmi.http.exchange import Exchange
+from lmi.server.models import Models
 from lmi.server.respond import serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
@@ -23,31 +24,43 @@ async def completions(exchange: Exchange, service: Service) -> None:
     await serve_request(exchange, service, OPENAI_COMPLETIONS)
 
 
-async def models(exchange: Exchange, service: Service) -> None:
-    model = service.config.model
-    cards = [card(model, name) for name in (model.name, *model.aliases)]
-    cards += [card(model, name) | {"parent": model.name} for name in registered(service)]
+async def models(exchange: Exchange, models: Models) -> None:
+    cards = [entry for service in await models.listed_for_engines() for entry in cards_of(service)]
     await exchange.send_whole(200, "application/json", orjson.dumps({"object": "list", "data": cards}))
 
 
-async def model(exchange: Exchange, service: Service) -> None:
-    name = exchange.scope["path_params"]["model"]
-    parent = {"parent": service.config.model.name} if name in registered(service) else {}
+async def model(exchange: Exchange, models: Models) -> None:
+    name, services = exchange.scope["path_params"]["model"], await models.listed_for_engines()
+    found = next((entry for service in services for entry in cards_of(service) if entry["id"] == name), None)
     try:
-        if not parent:
-            service.check_model(name)
+        if found is None:
+            found = card(_checked(name, models.only), name)
     except UnknownModel as error:
         exchange.error_label = error.label
-        usual = OPENAI_CHAT.default_format(service.config.model)
-        rendered = OPENAI_CHAT.render_error(error, usual, accepted=False)
+        rendered = OPENAI_CHAT.render_error(error, OPENAI_CHAT.default_format(models.usual), accepted=False)
         await exchange.send_whole(rendered.status, rendered.media_type, rendered.body)
         return
-    await exchange.send_whole(200, "application/json", orjson.dumps(card(service.config.model, name) | parent))
+    await exchange.send_whole(200, "application/json", orjson.dumps(found))
 
 
 def registered(service: Service) -> list[str]:
     """Return the names of the adapters that requests may give as their model."""
     return [] if service.adapters is None else [entry.name for entry in service.adapters.entries()]
+
+
+def cards_of(service: Service) -> list[dict[str, Any]]:
+    """Return the entries of a model, under each of its names, and of its adapters."""
+    model = service.config.model
+    adapters = [card(model, name) | {"parent": model.name} for name in registered(service)]
+    return [*(card(model, name) for name in (model.name, *model.aliases)), *adapters]
+
+
+def _checked(name: str, only: Service | None) -> ModelConfig:
+    """Return the only model, for a further name of it. Raises UnknownModel."""
+    if only is None:
+        raise UnknownModel(f"no model {shorten(name)} is served here")
+    only.check_model(name)
+    return only.config.model
 
 
 def card(model: ModelConfig, name: str) -> dict[str, Any]:
@@ -58,6 +71,5 @@ def card(model: ModelConfig, name: str) -> dict[str, Any]:
 ROUTES = [
     ("/v1/chat/completions", ["POST"], chat),
     ("/v1/completions", ["POST"], completions),
-    ("/v1/models", ["GET"], models),
-    ("/v1/models/{model:path}", ["GET"], model),
 ]
+SERVER_ROUTES = [("/v1/models", ["GET"], models), ("/v1/models/{model:path}", ["GET"], model)]

@@ -72,3 +72,8 @@ class Asked(echo.EchoExecutor):
 
 def asked(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
     return Asked(config, model_path)
+
+
+def exhausted(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    progress("weights", 0.5)
+    raise MemoryError("the device has no room for 16 GiB")

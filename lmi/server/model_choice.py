@@ -1,0 +1,78 @@
+"""Which of several models a request means.
+
+A path may name it. Else the query's `model_name` does, else `model_name=` in Custom-Attributes, else the `model` of a
+body in OpenAI's form, which may be the name of an adapter. A request without any of them means the only loaded model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from lmi.apis import BY_FIELD
+from lmi.errors import InvalidRequest
+from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
+from lmi.schemas.openai import UNNAMED
+from lmi.server.front_end import FrontEnd
+from lmi.server.service import Service
+
+NAME = "model_name"
+OPENAI_PATHS = "/v1/"
+
+
+class _Body(msgspec.Struct):
+    """The fields that decide whether a body names its model."""
+
+    model: object = None
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    inputs: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def is_openai(self) -> bool:
+        return not self.inputs and any(getattr(self, field) for field in BY_FIELD)
+
+
+def name_outside_of_body(exchange: Exchange) -> str | None:
+    """Return the name that path, query or attributes have for the model, or None."""
+    if "model" in exchange.scope["path_params"]:
+        return str(exchange.scope["path_params"]["model"])
+    asked = dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1")))
+    return asked.get(NAME) or attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), NAME) or None
+
+
+def attribute(attributes: str, name: str) -> str | None:
+    """Return a value of attributes such as `a=1; model_name=b`, None if it is missing."""
+    pairs = (pair.partition("=") for pair in attributes.split(";"))
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+
+
+async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
+    """Return the `model` of a body in OpenAI's form, or None. The route reads the body again."""
+    if exchange.method != "POST":
+        return None
+    front_end.check_room()  # before the body: a full server reads nothing
+    body = await exchange.peek(front_end.config.max_request_size, front_end.body_memory)
+    try:
+        fields = msgspec.json.decode(body, type=_Body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # the schema of the route reports the fault
+    is_openai = exchange.path.startswith(OPENAI_PATHS) or fields.is_openai
+    name = fields.model if is_openai and isinstance(fields.model, str) else ""
+    return None if name in ("", "model", *UNNAMED) else name
+
+
+def with_adapter(services: Iterable[Service], name: str) -> Service | None:
+    """Return the model that has an adapter of this name."""
+    return next((service for service in services if name in service.model.adapters), None)
+
+
+def must_name(loaded: Iterable[str]) -> InvalidRequest:
+    """Return the error of a request that names no model where none or several are loaded."""
+    names = ", ".join(map(repr, sorted(loaded)))
+    return InvalidRequest(
+        f"the request must name its model ({NAME} in the query or in Custom-Attributes, or /models/NAME/invoke): "
+        f"{f'loaded are {names}' if names else 'none is loaded'}"
+    )

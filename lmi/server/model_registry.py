@@ -1,0 +1,206 @@
+"""Loads and unloads one of several models on the whole server, as a front end is asked to.
+
+A load is an entry in the folder of desired state, which is PENDING until the supervisor has the model's processes ready
+and this front end has its tokenizer. A load that fails leaves nothing, but where the processes failed and not for want
+of memory, the entry stays FAILED with the reason until it is removed or loaded afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+
+from lmi.errors import (
+    Conflict,
+    DeadlineExceeded,
+    ErrorInfo,
+    InvalidParameter,
+    InvalidRequest,
+    LmiError,
+    OutOfMemory,
+    StartError,
+    Unavailable,
+    UnknownModel,
+    from_info,
+    shorten,
+)
+from lmi.server.several import LOOK_S, SeveralModels, until
+from lmi.settings.config import Config
+from lmi.settings.memory_need import MB, need_bytes
+from lmi.settings.model_settings import resolve_model
+from lmi.shared.desired_state import NAME_RULE, Model, State, check_name, is_abandoned
+from lmi.shared.memory import free_bytes
+from lmi.shared.state import Phase
+
+UNLOAD_S = 350.0  # SageMaker waits 360 s
+GONE_S = 40.0  # for the processes of a load that failed
+NOTICE_S = 10 * LOOK_S  # for others that wait for the same load and read why it failed
+NO_MEMORY = re.compile(
+    "out of memory|OutOfMemory|MemoryError|(cannot|can't) allocate memory|free memory on device|"
+    "no available memory|memory runs out",
+    re.IGNORECASE,
+)
+
+log = logging.getLogger(__name__)
+
+
+class AlreadyLoading(Exception):
+    """The same model is loading from the same place."""
+
+    def __init__(self, entry: Model) -> None:
+        super().__init__(entry.name)
+        self.entry = entry
+
+
+class ModelRegistry:
+    """The models of the server, as one front end changes them. The front ends agree through the folder."""
+
+    def __init__(self, models: SeveralModels) -> None:
+        self._models = models
+        self._runtime, self._folder = models.runtime, models.folder
+
+    async def register(self, name: str, url: str) -> None:
+        """Load a model, so that the next request for it is served by every front end.
+
+        Raises InvalidRequest, Conflict, OutOfMemory, DeadlineExceeded or Unavailable with the cause.
+        """
+        check_model_name(name)
+        self._check_is_serving()
+        try:
+            entry = await asyncio.to_thread(self._write_entry, name, url)
+        except AlreadyLoading as loading:
+            await self._wait_for(loading.entry)
+            return
+        try:
+            await self._load(entry)
+        except LmiError as error:
+            await self._give_up(entry, error)
+            raise
+
+    async def unregister(self, name: str) -> None:
+        """Unload a model, and return when its processes have ended.
+
+        Raises UnknownModel, or DeadlineExceeded if the processes do not end.
+        """
+        self._check_is_serving()
+        entry = await asyncio.to_thread(self._folder.take, name)
+        if entry is None:
+            raise UnknownModel(f"no model {shorten(name)} is loaded here")
+        await self._models.refresh()
+        if not await self._until_gone(entry, UNLOAD_S):
+            raise DeadlineExceeded(f"the processes of the model {name!r} did not end within {UNLOAD_S:g} s")
+
+    def _write_entry(self, name: str, url: str) -> Model:
+        """Write the entry of a model that has room. It reads files, so it runs on another thread."""
+        try:
+            resolved = resolve_model(name, url, self._runtime.config, os.environ)
+            need = need_bytes(resolved.config)
+        except (StartError, OSError) as error:
+            raise InvalidRequest(str(error)) from None
+        entry = self._folder.register(lambda others: self._new_entry(resolved.config, url, need, others))
+        for line in (*resolved.notes, *resolved.warnings):
+            log.info("model %s: %s", name, line)
+        return entry
+
+    def _new_entry(self, config: Config, url: str, need: int, others: list[Model]) -> Model:
+        """Return the entry of a new model, whose folder it makes. Raises LmiError if the entry may not be written."""
+        name = config.model.name
+        states = {entry.name: self._models.status(entry)[0] for entry in others}
+        for entry in others:
+            if entry.name == name and states[name] is not State.FAILED:
+                if states[name] is State.PENDING and entry.url == url:
+                    raise AlreadyLoading(entry)
+                raise Conflict(f"the model {name!r} is {states[name].upper()} from {entry.url}")
+        self._check_room(need, [entry for entry in others if states[entry.name] is not State.FAILED])
+        try:
+            runtime = self._runtime.add_model(config)
+            runtime.keep_environ()
+        except (OSError, StartError) as error:
+            raise OutOfMemory(f"no room for the files of the model's processes: {error}") from None
+        return Model(name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need)
+
+    def _check_room(self, need: int, others: list[Model]) -> None:
+        """Raise OutOfMemory unless there is room for one more model."""
+        max_models, reserved_mb = self._runtime.config.max_models, self._runtime.config.reserved_memory_mb
+        if len(others) >= max_models:
+            raise OutOfMemory(f"{len(others)} models are loaded, and max_models is {max_models}")
+        promised = sum(entry.need_bytes for entry in others if entry.state is State.PENDING)
+        free = free_bytes() - promised
+        if free - need < reserved_mb * MB:
+            raise OutOfMemory(
+                f"the model needs {need // MB} MB of memory (required_memory_mb, or an estimate): "
+                f"{max(0, free) // MB} MB are free, of which {reserved_mb} MB (reserved_memory_mb) stay free"
+            )
+
+    async def _load(self, entry: Model) -> None:
+        """Wait until the model can be used. Its tokenizer is loaded while its engines load."""
+        timeout_s = self._runtime.model(entry).config.engine.model_loading_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._models.here(entry)
+                await self._until_ready(entry)
+        except StartError as error:
+            raise InvalidRequest(str(error)) from None
+        except TimeoutError:
+            raise DeadlineExceeded(f"not loaded within model_loading_timeout ({timeout_s:g} s)") from None
+        if not await asyncio.to_thread(self._folder.settle, entry, State.READY):
+            raise unloaded(entry)
+
+    async def _until_ready(self, entry: Model) -> None:
+        """Wait for the model's processes. Raises the LmiError that says why they will not be ready."""
+        record = self._models.block(entry).supervisor
+        while record.phase != Phase.READY:
+            if record.phase == Phase.FAILED:
+                kind = OutOfMemory if NO_MEMORY.search(record.reason) else InvalidRequest
+                raise kind(record.reason)
+            if not self._folder.holds(entry):
+                raise unloaded(entry)
+            self._check_is_serving()
+            if not self._runtime.has_folder(entry):
+                raise Unavailable("the model's processes cannot be started, see the log")
+            await asyncio.sleep(LOOK_S)
+
+    async def _give_up(self, entry: Model, error: LmiError) -> None:
+        """End the processes of a load that failed, and leave nothing of it but a fault of the model's processes."""
+        log.error("model %s was not loaded: %s", entry.name, error)
+        is_fault = isinstance(error, InvalidRequest) and self._models.status(entry)[0] is State.FAILED
+        await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), error.label)
+        await self._models.refresh()
+        await self._until_gone(entry, GONE_S)
+        if not is_fault:
+            await asyncio.sleep(NOTICE_S)
+            await asyncio.to_thread(self._folder.withdraw, entry)
+
+    async def _until_gone(self, entry: Model, timeout_s: float) -> bool:
+        """Wait until the supervisor has ended the processes of a model, which it always does when the server stops."""
+        front_end = self._models.front_end
+        return await until(lambda: not self._runtime.has_folder(entry) or front_end.is_draining, timeout_s)
+
+    def _check_is_serving(self) -> None:
+        if self._models.front_end.is_draining:
+            raise Unavailable("the server is shutting down, it loads and unloads no model")
+
+    async def _wait_for(self, entry: Model) -> None:
+        """Wait for a load that another request began, and answer what it answers."""
+        while (found := self._folder.read(entry.name)) is not None and found.folder == entry.folder:
+            if found.state is State.READY:
+                return
+            if found.state is State.FAILED:
+                raise from_info(ErrorInfo(found.cause, found.reason))
+            if is_abandoned(found):
+                raise Unavailable("the front end that loaded the model died, ask again")
+            await asyncio.sleep(LOOK_S)
+        raise unloaded(entry)
+
+
+def check_model_name(name: str) -> None:
+    try:
+        check_name(name)
+    except InvalidParameter:
+        raise InvalidParameter("model_name", NAME_RULE, name) from None
+
+
+def unloaded(entry: Model) -> Conflict:
+    return Conflict(f"the model {entry.name!r} was unloaded while it loaded")

@@ -1,0 +1,86 @@
+"""`/models`: the models of the server."""
+
+from __future__ import annotations
+
+from lmi.server.openapi.parts import (
+    INTEGER,
+    JSON,
+    OF_HTTP,
+    STRING,
+    ApiDescription,
+    Operation,
+    Schema,
+    answers,
+    array,
+    asked,
+    content,
+    names,
+    operation,
+    or_null,
+    ref,
+    struct,
+)
+from lmi.settings.config import Config
+
+NAME = "models"
+ABOUT = "The models of the server. With multi_model=true they are loaded and unloaded here, as SageMaker does it."
+STATUS: Schema = {"enum": ["READY", "PENDING", "FAILED"]}
+WORKER = struct({"id": INTEGER, "startTime": or_null(STRING), "status": STRING})
+GROUP = struct(
+    {
+        "device": struct({"deviceType": STRING, "deviceId": INTEGER}),
+        "minWorkers": INTEGER,
+        "maxWorkers": INTEGER,
+        "workers": array(WORKER),
+    }
+)
+SCHEMAS: dict[str, Schema] = {
+    "Model": struct({"modelName": STRING, "modelUrl": STRING, "status": STATUS, "reason": STRING}, "reason"),
+    "ModelPage": struct({"models": array(ref("Model")), "nextPageToken": STRING}, "nextPageToken"),
+    "Workflow": struct(
+        {
+            "workflowName": STRING,
+            "version": STRING,
+            "models": array(
+                struct({"modelName": STRING, "modelUrl": STRING, "status": STATUS, "workerGroups": array(GROUP)})
+            ),
+        }
+    ),
+    "NewModel": asked({"model_name": {**STRING, "minLength": 1, "maxLength": 256}, "url": STRING}, "model_name", "url"),
+    "ModelStatus": struct({"status": STRING}),
+    "ModelError": asked({"error": STRING, "code": INTEGER}, "error", "code"),
+}
+LIMIT: Schema = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}}
+TOKEN: Schema = {"name": "next_page_token", "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}
+
+
+def describe(config: Config) -> ApiDescription:
+    is_several = config.server.multi_model
+    name = names(config.model, "/models/{model}")
+    pages = _operation("The models, by name, in pages", ref("ModelPage"), (400,), names=[LIMIT, TOKEN])
+    one = _operation("One model", ref("Model") if is_several else array(ref("Workflow")), names=name)
+    load = _operation("Load a model", ref("ModelStatus"), (400, 409, 504, 507), content(ref("NewModel"), JSON))
+    unload = _operation("Unload a model", ref("ModelStatus"), (504,), names=name)
+    if not is_several:
+        load, unload = _switched_off("Load a model"), _switched_off("Unload a model", name)
+    paths = {"/models": {"get": pages, "post": load}, "/models/{model}": {"get": one, "delete": unload}}
+    unused = ("Workflow",) if is_several else ("NewModel", "ModelStatus")
+    schemas = {name: schema for name, schema in SCHEMAS.items() if name not in unused}
+    return ApiDescription(NAME, ABOUT, paths, schemas)
+
+
+def _operation(
+    summary: str,
+    answer: Schema,
+    statuses: tuple[int, ...] = (),
+    body: dict[str, Schema] | None = None,
+    names: list[Schema] | None = None,
+) -> Operation:
+    described = answers(content(answer), content(ref("ModelError")), {*OF_HTTP, *statuses})
+    return operation(NAME, summary, described, body, names or [])
+
+
+def _switched_off(summary: str, names: list[Schema] | None = None) -> Operation:
+    described = answers({}, content(ref("ModelError")), OF_HTTP)
+    del described["200"]
+    return operation(NAME, f"{summary}, which this server does not: multi_model is off", described, names=names or [])

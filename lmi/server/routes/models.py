@@ -1,0 +1,168 @@
+"""`/models`: the models of the server, and with several of them their loading and unloading, as SageMaker asks for it.
+
+A server with one model describes that one as the reference does, and loads and unloads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import msgspec
+import orjson
+from starlette.exceptions import HTTPException
+
+from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
+from lmi.http.exchange import Exchange
+from lmi.server.model_registry import ModelRegistry
+from lmi.server.models import Models
+from lmi.server.routes.health import service_health
+from lmi.server.service import Service
+from lmi.server.several import SeveralModels
+from lmi.shared.desired_state import Model, State
+from lmi.shared.state import EngineRecord, Phase
+
+MAX_PAGE = 100
+HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
+FIELDS = ("model_name", "url")
+
+
+async def collection(exchange: Exchange, models: Models) -> None:
+    """Answer `/models`: GET lists the models, POST loads one."""
+    if exchange.method != "POST":
+        await _tell(exchange, page(await _described(models), _query(exchange)))
+        return
+    given = await _given(exchange, models)
+    name, url = (_text(given, field) for field in FIELDS)
+    await _registry(models).register(name, url)
+    await _tell(exchange, {"status": f'Model "{name}" registered.'})
+
+
+async def member(exchange: Exchange, models: Models) -> None:
+    """Answer `/models/{model}`: GET describes it, DELETE unloads it."""
+    name = exchange.scope["path_params"]["model"]
+    if exchange.method == "DELETE":
+        await _registry(models).unregister(name)
+        await _tell(exchange, {"status": f'Model "{name}" unregistered'})
+    elif isinstance(models, SeveralModels):
+        await _tell(exchange, await _describe_one(models, name))
+    else:
+        service = models.the_only()
+        service.check_model(name)
+        await _tell(exchange, [as_in_reference(service)])
+
+
+def page(described: list[dict[str, str]], query: Mapping[str, str]) -> dict[str, object]:
+    """Return one page of the list. The token of a page is the number of models before it. Raises InvalidParameter."""
+    limit = int(query["limit"]) if query.get("limit", "").isdecimal() else MAX_PAGE
+    limit = limit if 1 <= limit <= MAX_PAGE else MAX_PAGE
+    token = query.get("next_page_token", "") or "0"
+    if not (token.isascii() and token.isdecimal() and len(token) <= 9):
+        raise InvalidParameter("next_page_token", "a number that an earlier page gave", token)
+    start, end = int(token), int(token) + limit
+    rows = [{key: row[key] for key in ("modelName", "modelUrl", "status")} for row in described[start:end]]
+    return {"models": rows} | ({"nextPageToken": str(end)} if end < len(described) else {})
+
+
+async def _described(models: Models) -> list[dict[str, str]]:
+    """Describe every model, by name."""
+    if isinstance(models, SeveralModels):
+        return [_describe(models, entry) for entry in models.folder.entries()]
+    service = models.the_only()
+    model = service.config.model
+    return [{"modelName": model.name, "modelUrl": model.path, "status": state_of(service).upper()}]
+
+
+async def _describe_one(models: SeveralModels, name: str) -> dict[str, str]:
+    entry = next((entry for entry in models.folder.entries() if entry.name == name), None)
+    if entry is None:
+        raise UnknownModel(f"no model {shorten(name)} is loaded here")
+    return _describe(models, entry)
+
+
+def _describe(models: SeveralModels, entry: Model) -> dict[str, str]:
+    state, reason = models.status(entry)
+    described = {"modelName": entry.name, "modelUrl": entry.url, "status": state.upper()}
+    return described | ({"reason": reason} if reason else {})
+
+
+def state_of(service: Service) -> State:
+    status, _ = service_health(service)
+    return State.READY if status < 400 else State.FAILED if status == 500 else State.PENDING
+
+
+def as_in_reference(service: Service) -> dict[str, object]:
+    """Describe the only model in the form of the reference's management API."""
+    config, records = service.config, service.block.engines
+    device_type, device_id = ("gpu", 0) if config.engine.device_ids else ("cpu", -1)
+    group = {
+        "device": {"deviceType": device_type, "deviceId": device_id},
+        "minWorkers": len(records),
+        "maxWorkers": len(records),
+        "workers": [_worker(number, record) for number, record in enumerate(records, start=1)],
+    }
+    model = {
+        "modelName": config.model.name,
+        "modelUrl": config.model.path,
+        "status": state_of(service).upper(),
+        "workerGroups": [group],
+    }
+    return {"workflowName": config.model.name, "version": config.model.version, "models": [model]}
+
+
+def _worker(number: int, record: EngineRecord) -> dict[str, object]:
+    return {"id": number, "startTime": _started(record.pid), "status": Phase(record.phase).name}
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process started, as the reference writes a time. Returns None if it does not run."""
+    try:
+        seconds = Path(f"/proc/{pid or 'none'}").stat().st_mtime
+    except OSError:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _registry(models: Models) -> ModelRegistry:
+    if not isinstance(models, SeveralModels):
+        raise HTTPException(404, HOW)
+    return ModelRegistry(models)
+
+
+async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
+    """Return the fields of the body with the parameters of the query. Raises an error for two different values."""
+    _registry(models)
+    front_end = models.front_end
+    body, query = await exchange.body(front_end.config.max_request_size, front_end.body_memory), _query(exchange)
+    try:
+        fields = msgspec.json.decode(body) if body.strip() else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"the body must be a JSON object: {error}") from None
+    if not isinstance(fields, dict):
+        raise MalformedRequest(f"the body must be a JSON object, given {shorten(fields)}")
+    for name in FIELDS:
+        if name in fields and name in query and fields[name] != query[name]:
+            raise InvalidRequest(
+                f"{name} is {shorten(fields[name])} in the body and {shorten(query[name])} in the query"
+            )
+    return {**query, **fields}
+
+
+def _text(given: Mapping[str, object], name: str) -> str:
+    value = given.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidParameter(name, "a text that is not empty", value)
+    return value
+
+
+def _query(exchange: Exchange) -> dict[str, str]:
+    return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+
+
+async def _tell(exchange: Exchange, body: object) -> None:
+    await exchange.send_whole(200, "application/json", orjson.dumps(body))
+
+
+SERVER_ROUTES = [("/models", ["GET", "POST"], collection), ("/models/{model}", ["GET", "DELETE"], member)]

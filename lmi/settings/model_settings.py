@@ -1,0 +1,79 @@
+"""The settings of one of several models: its serving.properties, and what environment and command line say of models.
+
+Options of the server and names of the model have no effect in its file: the server has settings of its own, and
+whoever loads the model names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lmi.errors import ModelUnusable
+from lmi.settings.config import ServerConfig
+from lmi.settings.model_folder import find_folder
+from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
+from lmi.settings.properties import Properties, read
+from lmi.settings.report import Resolved
+from lmi.settings.resolve import resolve
+
+NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
+MODEL = "option.model_id"
+
+
+def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[str, str]) -> Resolved:
+    """Return the settings of the model in the folder `url`, with a note about options that do not count there.
+
+    Raises BadConfiguration or ModelUnusable with the cause, also for a folder outside of model_store.
+    """
+    folder = find_folder(str(checked_folder(url, server.model_store)), Path(url))
+    assert folder is not None
+    file = folder / "serving.properties"
+    given = read(file) if file.exists() else Properties()
+    counted = {key: entry for key, entry in given.entries.items() if _is_of_model(key)}
+    properties = replace(given, entries=counted)
+    flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
+    resolved = resolve(properties, _of_models(environ), flags, folder=folder, cwd=folder)
+    model = resolved.config.model
+    checked_folder(model.path, server.model_store)
+    config = replace(resolved.config, server=server, model=replace(model, name=name, aliases=()))
+    return replace(resolved, config=config, notes=(*resolved.notes, *_notes(given)))
+
+
+def checked_folder(url: str, store: str) -> Path:
+    """Return the folder that `url` names. Raises ModelUnusable unless it is absolute and lies below `store`."""
+    path, top = Path(url), Path(store).resolve()
+    if "\0" in url or not path.is_absolute():
+        raise ModelUnusable(f"url must be an absolute folder below {store} (model_store), given {url!r}")
+    resolved = path.resolve()
+    if top not in resolved.parents:
+        raise ModelUnusable(f"url must be a folder below {store} (model_store), {url} leads elsewhere")
+    if not resolved.is_dir():
+        raise ModelUnusable(f"url {url}: {'is not a folder' if resolved.exists() else 'does not exist'}")
+    return resolved
+
+
+def _is_of_model(key: str) -> bool:
+    option = find(key)
+    return not is_of_server(key) and (option.key if option else key) not in NAMING
+
+
+def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without variables that name a model or belong to the server."""
+    return {
+        name: text for name, text in environ.items() if all(_is_of_model(key) and key != MODEL for key in _keys(name))
+    }
+
+
+def _keys(name: str) -> Iterator[str]:
+    if name.startswith(("OPTION_", "SERVING_")):
+        option = find(key_of_env(name))
+        yield option.key if option else name
+    yield from (option.key for option in OPTIONS if name in (*option.env, *option.platform))
+
+
+def _notes(given: Properties) -> list[str]:
+    ignored = [key for key in given.entries if not _is_of_model(key)]
+    reason = "no effect in the file of one of several models"
+    return [f"{given.name}: {', '.join(ignored)}: {reason}"] if ignored else []

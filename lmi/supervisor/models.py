@@ -1,0 +1,155 @@
+"""The models of a server that serves several, from their load to their end.
+
+The folder of desired state says which models there should be. At each turn of the supervisor's loop `SeveralModels`
+compares it with the models that run, starts the missing ones and ends those that should be gone. It only reads the
+folder, so it waits for nobody. What becomes of a model stands in the record of the model's own block, where front ends
+read it. When the processes of a model have ended, its folder is removed, which shows front ends that it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+
+from lmi.runtime import ServerRuntime
+from lmi.shared import processes
+from lmi.shared.desired_state import Model, State
+from lmi.shared.state import Phase
+from lmi.supervisor.model import ModelProcesses
+
+UNLOAD_S = 30.0  # for requests that run when their model is unloaded
+NOTICE_S = 0.2  # for a request that a front end took just before it saw that the model is gone
+KILL_S = 3.0  # for a process that was told to end
+ORPHAN_S = 2.0  # that a new folder may be without an entry
+
+log = logging.getLogger(__name__)
+
+
+class SeveralModels:
+    """Every model of the server, by its folder. Iterating yields their processes."""
+
+    def __init__(self, runtime: ServerRuntime) -> None:
+        self._runtime = runtime
+        self._folder = runtime.models()
+        self._lives: dict[str, ModelLife] = {}
+
+    def __iter__(self) -> Iterator[ModelProcesses]:
+        return iter([life.processes for life in self._lives.values()])
+
+    def look(self, now: float) -> None:
+        """Start the models that should be there, end those that should not, and note which are ready."""
+        entries = self._folder.entries()
+        wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
+        for folder in wanted.keys() - self._lives.keys():
+            self._start(wanted[folder])
+        for folder, life in list(self._lives.items()):
+            life.look(now, is_wanted=folder in wanted)
+            if life.is_over:
+                life.close()
+                del self._lives[folder]
+        self._tidy(entries)
+
+    def _tidy(self, entries: list[Model]) -> None:
+        """Remove what is left of loads that were given up before they began here, or whose front end died."""
+        if len(entries) < len(self._folder.version()):
+            for entry in self._folder.sweep():
+                log.info("model %s is not loaded: the front end that loaded it died", entry.name)
+        states = {entry.folder: entry.state for entry in entries}
+        for folder, changed_s in self._runtime.model_folders().items():
+            is_given_up = folder not in states and time.time() - changed_s > ORPHAN_S
+            if folder not in self._lives and (is_given_up or states.get(folder) is State.FAILED):
+                self._runtime.discard(folder)
+
+    def fail(self, model: ModelProcesses, reason: str) -> None:
+        """Give up a model. The others and the server go on."""
+        self._lives[model.runtime.path.name].fail(reason, time.monotonic())
+
+    def _start(self, entry: Model) -> None:
+        if not self._runtime.has_folder(entry):  # it was given up before
+            return
+        try:
+            self._lives[entry.folder] = ModelLife(ModelProcesses(self._runtime.model(entry).with_environ()))
+        except Exception:  # its folder cannot be read or mapped; without it front ends see that the load failed
+            log.exception("model %s cannot be started", entry.name)
+            self._runtime.discard(entry.folder)
+            return
+        log.info("model %s loads from %s", entry.name, entry.url)
+
+
+class ModelLife:
+    """One model, from its load to the end of its processes."""
+
+    def __init__(self, model: ModelProcesses) -> None:
+        self.processes = model
+        self._name = model.config.model.name
+        self._started_s = time.monotonic()
+        self._unwanted_s: float | None = None  # when its entry was gone
+        self._ended_s: float | None = None  # when its processes were told to end
+        self._groups: set[int] = set()  # of those processes
+        model.name_children()
+        self._enter(Phase.LOADING)
+
+    def look(self, now: float, *, is_wanted: bool) -> None:
+        if not is_wanted and self._unwanted_s is None:
+            self._unwanted_s = now
+            self._retire()
+        if self._ended_s is not None:
+            self._kill_late(now)
+        elif self._unwanted_s is not None:
+            self._end_when_idle(self._unwanted_s, now)
+        elif self._phase == Phase.LOADING and self.processes.is_ready:
+            log.info("model %s is ready after %.1f s", self._name, now - self._started_s)
+            self._enter(Phase.READY)
+
+    def fail(self, reason: str, now: float) -> None:
+        log.error("model %s failed: %s", self._name, reason)
+        self._enter(Phase.FAILED, reason)
+        self._end(now)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
+        is_ended = self._ended_s is not None and not any(child.pid for child in self.processes.children)
+        return is_ended and self._unwanted_s is not None and not any(map(processes.is_group_alive, self._groups))
+
+    def close(self) -> None:
+        """Remove its folder. Front ends see by this that the model is gone."""
+        for child in self.processes.children:
+            child.close()
+        self.processes.runtime.remove()
+        log.info("model %s is unloaded", self._name)
+
+    @property
+    def _phase(self) -> int:
+        return self.processes.block.supervisor.phase
+
+    def _enter(self, phase: Phase, reason: str = "") -> None:
+        self.processes.block.supervisor.reason = reason
+        self.processes.block.supervisor.phase = phase
+
+    def _retire(self) -> None:
+        for child in self.processes.children:
+            child.is_retired = True
+
+    def _end_when_idle(self, since_s: float, now: float) -> None:
+        """End the processes when no front end has a request for them, or after UNLOAD_S."""
+        is_idle = now - since_s >= NOTICE_S and not self.processes.num_requests()
+        if is_idle or self._phase != Phase.READY or now - since_s >= UNLOAD_S:
+            self._end(now)
+
+    def _end(self, now: float) -> None:
+        self._retire()
+        self._ended_s = now
+        self._groups = {child.pid for child in self.processes.children if child.pid is not None}
+        for child in self.processes.children:
+            child.send(signal.SIGTERM)
+
+    def _kill_late(self, now: float) -> None:
+        assert self._ended_s is not None
+        if now - self._ended_s >= KILL_S:
+            for child in self.processes.children:
+                child.send(signal.SIGKILL)
+            for group in self._groups:
+                processes.send(group, signal.SIGKILL, to_group=True)

@@ -1,0 +1,102 @@
+"""Changes of the folder of models, which are exact however many processes ask at once."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import Conflict, InvalidParameter
+from lmi.shared.desired_models import MAX_FAILED, ModelFolder
+from lmi.shared.desired_state import Model, State
+
+
+def models(tmp_path: Path) -> ModelFolder:
+    return ModelFolder(tmp_path / "models", Model)
+
+
+def pending(name: str, folder: str = "1") -> Model:
+    return Model(name=name, state=State.PENDING, folder=folder)
+
+
+def of_a_dead_writer(name: str) -> Model:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return Model(name=name, state=State.PENDING, folder="9", writer=process.pid)
+
+
+def test_a_limit_is_exact_however_many_ask(tmp_path: Path) -> None:
+    def make(name: str, others: list[Model]) -> Model:
+        if len(others) >= 3:
+            raise Conflict("full")
+        return pending(name)
+
+    def ask(number: int) -> bool:
+        try:
+            models(tmp_path).register(lambda others: make(f"m{number}", others))
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(ask, range(16))) == 3
+    assert len(models(tmp_path).entries()) == 3
+
+
+def test_a_name_that_is_none_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter):
+        models(tmp_path).register(lambda others: pending("../x"))
+    assert models(tmp_path).entries() == []
+
+
+def test_an_entry_is_settled_or_withdrawn_only_by_its_own_load(tmp_path: Path) -> None:
+    folder, first, second = models(tmp_path), pending("m", "1"), pending("m", "2")
+    folder.register(lambda others: first)
+    folder.register(lambda others: second)
+    assert not folder.settle(first, State.READY) and not folder.holds(first)
+    folder.withdraw(first)
+    assert folder.settle(second, State.FAILED, "it broke", "invalid_request")
+    assert [(entry.state, entry.reason) for entry in folder.entries()] == [(State.FAILED, "it broke")]
+    folder.withdraw(second)
+    assert folder.entries() == []
+
+
+def test_failures_of_old_loads_are_forgotten(tmp_path: Path) -> None:
+    folder = models(tmp_path)
+    for number in range(MAX_FAILED + 5):
+        entry = folder.register(lambda others: pending(f"m{number}"))  # noqa: B023
+        folder.settle(entry, State.FAILED, "it broke")
+    folder.register(lambda others: pending("last"))
+    names = {entry.name for entry in folder.entries()}
+    assert len(names) == MAX_FAILED + 1 and {"last", "m5"} <= names and "m4" not in names
+
+
+def test_an_entry_is_taken_once(tmp_path: Path) -> None:
+    models(tmp_path).register(lambda others: pending("m"))
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: models(tmp_path).take("m"), range(8)))
+    assert [entry.folder for entry in taken if entry is not None] == ["1"]
+
+
+def test_what_a_dead_writer_left_is_swept_and_counts_for_nothing(tmp_path: Path) -> None:
+    folder = models(tmp_path)
+    folder.register(lambda others: pending("kept"))
+    folder.register(lambda others: of_a_dead_writer("left"))
+    assert [entry.name for entry in folder.entries()] == ["kept"]
+    assert folder.take("left") is None
+    folder.register(lambda others: of_a_dead_writer("left"))
+    assert [entry.name for entry in folder.sweep()] == ["left"]
+    assert len(folder.version()) == 1 and folder.sweep() == []
+
+
+def test_sweeping_waits_for_nobody(tmp_path: Path) -> None:
+    folder = models(tmp_path)
+    folder.register(lambda others: of_a_dead_writer("left"))
+    with open(tmp_path / "models" / "lock", "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert folder.sweep() == [] and len(folder.version()) == 1
+    assert len(folder.sweep()) == 1

@@ -1,0 +1,401 @@
+"""Several models on one server, as SageMaker's multi-model endpoints ask for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.served import serve
+from tests.system.container import ROOT, wait_until, write_model
+from tests.system.sagemaker.several import SeveralServer, error_of, several_models
+
+NUM_FRONT_ENDS = 4
+DIE = "option.echo_die_token=33"  # "!"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[SeveralServer]:
+    with several_models(f"frontend_workers={NUM_FRONT_ENDS}", "max_models=8") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_model_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "server" in request.fixturenames:
+        running: SeveralServer = request.getfixturevalue("server")
+        for model in running.listed()["models"]:
+            running.unload(model["modelName"])
+        wait_until(lambda: running.folders() == [], "no folder of a model is left")
+
+
+def test_a_model_is_loaded_described_asked_and_unloaded(server: SeveralServer) -> None:
+    url = server.model("first")
+    loaded = server.load("first", url)
+    assert (loaded.status, json.loads(loaded.body)) == (200, {"status": 'Model "first" registered.'})
+    assert server.described("first") == {"modelName": "first", "modelUrl": url, "status": "READY", "code": 200}
+    assert json.loads(server.invoke("first").body) == {"generated_text": "abca"}
+    unloaded = server.unload("first")
+    assert (unloaded.status, json.loads(unloaded.body)) == (200, {"status": 'Model "first" unregistered'})
+    assert server.pids("lmi-engine") == [], "its processes ended before the answer"
+    assert [server.described("first")["code"], server.invoke("first").status, server.unload("first").status] == [
+        404
+    ] * 3
+
+
+def test_every_front_end_serves_a_model_straight_after_its_load(server: SeveralServer) -> None:
+    for number in range(3):
+        name = f"new-{number}"
+        assert server.load(name, server.model(name)).status == 200
+        with ThreadPoolExecutor(16) as clients:
+            answers = list(clients.map(lambda _: server.invoke(name).status, range(32)))  # noqa: B023
+        assert answers == [200] * 32
+        assert server.unload(name).status == 200
+        with ThreadPoolExecutor(16) as clients:
+            answers = list(clients.map(lambda _: server.invoke(name).status, range(32)))  # noqa: B023
+        assert answers == [404] * 32
+    served_by = {line["pid"] for line in server.log_lines() if line.get("logger") == "lmi.access"}
+    assert len(served_by) == NUM_FRONT_ENDS, "every front end was asked"
+
+
+def test_two_requests_for_one_name_are_one_load(server: SeveralServer) -> None:
+    url = server.model("twice", "option.load_s=1", engine="slow")
+    with ThreadPoolExecutor(6) as clients:
+        answers = list(clients.map(lambda _: server.load("twice", url), range(6)))
+    assert [answer.status for answer in answers] == [200] * 6
+    assert len({answer.body for answer in answers}) == 1
+    assert len(server.pids("lmi-engine")) == 1
+    assert server.log.read_text().count("engine 0 of twice starts") == 1
+
+
+def test_a_name_is_taken_while_its_model_loads_and_afterwards(server: SeveralServer) -> None:
+    url, other = server.model("taken", "option.load_s=1", engine="slow"), server.model("other")
+    with ThreadPoolExecutor(1) as clients:
+        loading = clients.submit(server.load, "taken", url)
+        wait_until(lambda: server.described("taken").get("status") == "PENDING", "it loads")
+        assert server.load("taken", other).status == 409
+        asked = server.invoke("taken")
+        assert asked.status == 503 and "PENDING" in error_of(asked)
+        assert loading.result().status == 200
+    again = server.load("taken", url)
+    assert again.status == 409 and "the model 'taken' is READY from" in error_of(again)
+
+
+def test_loads_of_different_models_run_side_by_side(server: SeveralServer) -> None:
+    urls = {name: server.model(name, "option.load_s=2", engine="slow") for name in ("left", "right")}
+    with ThreadPoolExecutor(2) as clients:
+        loads = [clients.submit(server.load, *each) for each in urls.items()]
+        wait_until(lambda: len(server.pids("lmi-engine")) == 2, "both load at once")
+        assert not any(load.done() for load in loads)
+        assert [load.result().status for load in loads] == [200, 200]
+
+
+def test_a_model_may_be_unloaded_while_it_loads(server: SeveralServer) -> None:
+    url = server.model("brief", "option.load_s=20", engine="slow")
+    with ThreadPoolExecutor(1) as clients:
+        loading = clients.submit(server.load, "brief", url)
+        wait_until(lambda: server.described("brief").get("status") == "PENDING", "it loads")
+        assert server.unload("brief").status == 200
+        refused = loading.result()
+    assert refused.status == 409 and "was unloaded while it loaded" in error_of(refused)
+    assert server.folders() == [] and server.pids("lmi-engine") == []
+
+
+def test_a_client_that_leaves_does_not_end_its_load(server: SeveralServer) -> None:
+    url = server.model("left-alone", "option.load_s=1", engine="slow")
+    body = json.dumps({"model_name": "left-alone", "url": url}).encode()
+    with server.connect_raw() as connection:
+        connection.sendall(b"POST /models HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: server.described("left-alone").get("status") == "PENDING", "it loads")
+    wait_until(lambda: server.described("left-alone").get("status") == "READY", "it is loaded all the same")
+    assert server.invoke("left-alone").status == 200
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "%2e%2e", "a b", "a?b", "a#b", "é", "a" * 257, 7, None])
+def test_a_name_that_is_none_is_refused(server: SeveralServer, name: object) -> None:
+    answer = server.request("POST", "/models", {"model_name": name, "url": server.model("fine")})
+    assert answer.status == 400 and error_of(answer).startswith("model_name must be ")
+
+
+@pytest.mark.parametrize("name", ["..", "a" * 256, "~", "index.json", "a\\b"])
+def test_a_strange_name_is_only_a_name(server: SeveralServer, name: str) -> None:
+    assert server.load(name, server.model("strange")).status == 200
+    assert [model["modelName"] for model in server.listed()["models"]] == [name]
+    asked = server.post({"inputs": "abc"}, headers={"x-amzn-sagemaker-custom-attributes": f"model_name={name}"})
+    assert asked.status == 200
+    assert server.request("DELETE", "/models/" + "".join(f"%{byte:02x}" for byte in name.encode())).status == 200
+
+
+def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (server.store / "link").symlink_to(tmp_path / "model")
+    (server.store / "file").write_text("")
+    server.model("inside")
+    given = {
+        str(tmp_path / "model"): "leads elsewhere",
+        str(server.store / "link"): "leads elsewhere",
+        str(server.store / "inside/../../empty"): "leads elsewhere",
+        str(server.store): "leads elsewhere",
+        "models/inside": "must be an absolute folder",
+        "s3://bucket/model": "must be an absolute folder",
+        str(server.store / "missing"): "does not exist",
+        str(server.store / "file"): "is not a folder",
+    }
+    for url, why in given.items():
+        answer = server.load("outside", url)
+        assert answer.status == 400 and why in error_of(answer), url
+    assert server.listed() == {"models": []}
+
+
+def test_a_model_that_cannot_be_used_is_refused_with_the_cause(server: SeveralServer) -> None:
+    given = {
+        server.model("no-engine", engine="nonsense"): "option.rolling_batch='nonsense'",
+        server.model("broken", engine="broken"): "model.safetensors is cut short",
+        server.model("crashing", "retry_threshold=2", engine="crashing"): "the weights are cursed",
+        server.model("elsewhere", "option.model_id=/etc"): "/etc",
+    }
+    (server.store / "hollow").mkdir()
+    given[str(server.store / "hollow")] = "a model's folder has a config.json"
+    unreadable = server.model("unreadable")
+    (Path(unreadable) / "tokenizer.json").write_text("{")
+    given[unreadable] = "tokenizer.json"
+    for number, (url, why) in enumerate(given.items()):
+        answer = server.load(f"bad-{number}", url)
+        assert answer.status == 400 and why in error_of(answer), url
+    assert server.ping() == 200
+    wait_until(lambda: server.pids("lmi-engine") == [], "no process of them is left")
+
+
+def test_a_model_whose_processes_failed_says_why_until_it_is_loaded_afresh(server: SeveralServer) -> None:
+    url = server.model("cursed", "retry_threshold=1", engine="crashing")
+    assert server.load("cursed", url).status == 400
+    found = server.described("cursed")
+    assert found["status"] == "FAILED" and "the weights are cursed" in found["reason"]
+    assert server.ping() == 200
+    server.model("cursed")
+    assert server.load("cursed", url).status == 200
+    assert server.described("cursed")["status"] == "READY" and server.invoke("cursed").status == 200
+
+
+def test_without_room_for_a_model_the_answer_is_507_and_nothing_is_left(server: SeveralServer) -> None:
+    too_large = server.load("large", server.model("large", "required_memory_mb=100000000"))
+    assert too_large.status == 507 and "needs 100000000 MB" in error_of(too_large)
+    exhausted = server.load("exhausted", server.model("exhausted", "retry_threshold=1", engine="exhausted"))
+    assert exhausted.status == 507 and "no room for 16 GiB" in error_of(exhausted)
+    assert server.listed() == {"models": []} and server.folders() == [] and server.pids("lmi-engine") == []
+
+
+def test_memory_that_a_loading_model_will_take_is_not_given_twice(server: SeveralServer) -> None:
+    free_mb = next(
+        int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvail" in line
+    )
+    need = f"required_memory_mb={free_mb // 1024 * 6 // 10}"
+    urls = [server.model(f"half-{n}", need, "option.load_s=2", engine="slow") for n in range(2)]
+    with ThreadPoolExecutor(2) as clients:
+        answers = list(clients.map(lambda n: server.load(f"half-{n}", urls[n]).status, range(2)))
+    assert sorted(answers) == [200, 507]
+
+
+def test_more_models_than_max_models_are_refused_exactly(server: SeveralServer) -> None:
+    urls = [server.model(f"many-{n}") for n in range(12)]
+    with ThreadPoolExecutor(12) as clients:
+        answers = list(clients.map(lambda n: server.load(f"many-{n}", urls[n]), range(12)))
+    assert sorted(answer.status for answer in answers) == [200] * 8 + [507] * 4
+    assert "max_models is 8" in error_of(next(answer for answer in answers if answer.status == 507))
+    names = [model["modelName"] for model in server.listed()["models"]]
+    pages, query = [], "?limit=3"
+    while query:
+        page = server.listed(query)
+        pages.append([model["modelName"] for model in page["models"]])
+        query = f"?limit=3&next_page_token={page['nextPageToken']}" if "nextPageToken" in page else ""
+    assert [len(page) for page in pages] == [3, 3, 2] and sum(pages, []) == names == sorted(names)
+    assert len(server.listed("?limit=0")["models"]) == len(server.listed("?limit=x")["models"]) == 8
+    assert server.request("GET", "/models?next_page_token=abc").status == 400
+    for name in names:
+        assert server.unload(name).status == 200
+
+
+def test_a_load_that_takes_too_long_is_504_and_leaves_nothing(server: SeveralServer) -> None:
+    url = server.model("late", "model_loading_timeout=1", engine="freezing")
+    with ThreadPoolExecutor(2) as clients:
+        answers = list(clients.map(lambda _: server.load("late", url), range(2)))
+    assert [answer.status for answer in answers] == [504, 504]
+    assert "model_loading_timeout (1 s)" in error_of(answers[0])
+    assert server.listed() == {"models": []} and server.folders() == [] and server.pids("lmi-engine") == []
+
+
+def test_a_killed_engine_harms_only_its_model(server: SeveralServer) -> None:
+    for name in ("hurt", "well"):
+        assert server.load(name, server.model(name, DIE, "retry_threshold=2", "option.echo_step_ms=20")).status == 200
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(server.invoke, "well", "abc", 100, True)
+        assert server.invoke("hurt", "!").status == 503
+        wait_until(lambda: server.invoke("hurt").status == 200, "its engine is back")
+        assert server.described("hurt")["status"] == "READY"
+        assert server.invoke("hurt", "!").status == 503
+        wait_until(lambda: server.described("hurt")["status"] == "FAILED", "its engine died too often")
+        assert "died 2 times" in server.described("hurt")["reason"]
+        assert len(answer.result().lines) == 100, "the other model's answer is whole"
+    asked = server.invoke("hurt")
+    assert asked.status == 503 and "FAILED" in error_of(asked)
+    assert server.ping() == 200 and server.invoke("well").status == 200
+    restarts = server.request("GET", "/metrics").body.decode()
+    assert 'lmi_engine_restarts_total{model="hurt"} 1.0' in restarts
+    assert 'lmi_engine_restarts_total{model="well"} 0.0' in restarts
+    assert server.load("hurt", server.model("hurt")).status == 200 and server.invoke("hurt").status == 200
+
+
+def test_a_stream_ends_before_its_model_is_unloaded(server: SeveralServer) -> None:
+    assert server.load("streamed", server.model("streamed", "option.echo_step_ms=20")).status == 200
+    body = {"inputs": "abc", "parameters": {"max_new_tokens": 100}, "stream": True}
+    with ThreadPoolExecutor(1) as clients, server.open(body, "/models/streamed/invoke") as response:
+        first = response.readline()
+        unloaded = clients.submit(server.unload, "streamed")
+        wait_until(lambda: server.invoke("streamed").status == 404, "new requests are refused")
+        rest = response.read().splitlines()
+        assert first and len(rest) == 99 and "error" not in json.loads(rest[-1])
+        assert unloaded.result().status == 200
+    assert server.pids("lmi-engine") == []
+
+
+def test_a_request_is_for_the_model_that_it_names(server: SeveralServer) -> None:
+    alone = server.post({"inputs": "abc"})
+    assert alone.status == 400 and "none is loaded" in error_of(alone)
+    assert server.load("red", server.model("red")).status == 200
+    assert server.post({"inputs": "abc"}).status == 200, "the only model is meant"
+    assert server.load("blue", server.model("blue")).status == 200
+    unclear = server.post({"inputs": "abc"})
+    assert unclear.status == 400 and "loaded are 'blue', 'red'" in error_of(unclear)
+    attributes = {"x-amzn-sagemaker-custom-attributes": "a=b; model_name=blue"}
+    before = counted(server)
+    assert server.post({"inputs": "a"}, "/invocations?model_name=red", attributes).status == 200
+    assert server.post({"prompt": "a", "model": "red"}, headers=attributes).status == 404, "blue does not know red"
+    assert server.post({"inputs": "a", "model": "x"}, headers=attributes).status == 200
+    assert server.post({"prompt": "a", "model": "blue"}).status == 200
+    assert json.loads(server.post({"prompt": "a", "model": "red"}, "/v1/completions").body)["model"] == "red"
+    assert server.post({"text_input": "a"}, "/v2/models/red/generate").status == 200
+    unknown = server.post({"prompt": "a", "model": "green"}, "/v1/completions")
+    assert unknown.status == 404 and json.loads(unknown.body)["error"]["code"] == "model_not_found"
+    after = counted(server)
+    assert {name: after[name] - before[name] for name in after} == {"red": 3, "blue": 2}
+
+
+def counted(server: SeveralServer) -> dict[str, int]:
+    """The generations of each model, which KServe's statistics count."""
+    stats = json.loads(server.request("GET", "/v2/models/stats").body)["model_stats"]
+    return {model["name"]: model["inference_count"] for model in stats}
+
+
+def test_a_model_may_be_user_code(server: SeveralServer) -> None:
+    url = server.model("code", engine="auto")
+    (Path(url) / "model.py").write_text(
+        "from djl_python import Output\n"
+        "def handle(inputs):\n"
+        "    return None if inputs.is_empty() else Output().add(inputs.get_as_string().upper())\n"
+    )
+    assert server.load("code", url).status == 200
+    assert server.load("echo", server.model("echo")).status == 200
+    assert server.post(b"hello", "/models/code/invoke").body == b"HELLO"
+    assert server.invoke("echo").status == 200
+    assert server.unload("code").status == 200 and server.pids("lmi-code") == []
+
+
+def test_the_name_that_the_platform_has_for_a_model_is_logged(server: SeveralServer) -> None:
+    assert server.load("hashed", server.model("hashed")).status == 200
+    headers = {"x-amzn-sagemaker-target-model": "mine.tar.gz"}
+    assert server.post({"inputs": "a"}, "/models/hashed/invoke", headers).status == 200
+    wait_until(lambda: '"target_model":"mine.tar.gz"' in server.log.read_text(), "the line is written")
+
+
+def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
+    for name in ("red", "blue"):
+        assert server.load(name, server.model(name)).status == 200
+    cards = json.loads(server.request("GET", "/v1/models").body)["data"]
+    assert [card["id"] for card in cards] == ["blue", "red"]
+    assert json.loads(server.request("GET", "/v1/models/red").body)["id"] == "red"
+    assert server.request("GET", "/v1/models/green").status == 404
+    index = json.loads(server.request("POST", "/v2/repository/index").body)
+    assert [(model["name"], model["state"]) for model in index] == [("blue", "READY"), ("red", "READY")]
+    metrics = server.request("GET", "/metrics").body.decode()
+    assert 'lmi_engines_ready{model="blue"} 1.0' in metrics and 'lmi_engines_ready{model="red"} 1.0' in metrics
+
+
+def test_a_front_end_that_dies_takes_no_model_with_it_and_its_half_done_load_is_removed(server: SeveralServer) -> None:
+    assert server.load("stays", server.model("stays")).status == 200
+    url = server.model("half", "option.load_s=20", engine="slow")
+    with ThreadPoolExecutor(1) as clients:
+        loading = clients.submit(lambda: server.load("half", url))
+        wait_until(lambda: server.described("half").get("status") == "PENDING", "it loads")
+        [entry] = [entry for entry in entries(server) if entry["name"] == "half"]
+        os.kill(entry["writer"], signal.SIGKILL)
+        assert loading.exception() is not None, "its client lost the connection"
+    wait_until(lambda: len(entries(server)) == len(server.folders()) == 1, "nothing of it is left")
+    wait_until(lambda: len(server.pids("lmi-front")) == NUM_FRONT_ENDS, "the front end is back")
+    with ThreadPoolExecutor(16) as clients:
+        assert set(clients.map(lambda _: server.invoke("stays").status, range(32))) == {200}
+    assert server.load("half", server.model("half")).status == 200
+
+
+def entries(server: SeveralServer) -> list[dict[str, object]]:
+    [runtime] = Path(server.environ["TMPDIR"]).glob("lmi-*")
+    return [json.loads(path.read_bytes()) for path in (runtime / "models").glob("*.json")]
+
+
+def test_the_memory_of_a_model_returns_when_it_is_unloaded(server: SeveralServer) -> None:
+    folder = server.store / "demo"
+    shutil.copytree(ROOT / "handlers/lmi_dist/demo", folder)
+    before = server.resident_bytes()
+    assert server.load("demo", str(folder)).status == 200
+    assert json.loads(server.invoke("demo", "The fox").body)["generated_text"]
+    assert server.resident_bytes() > before + (100 << 20)
+    assert server.unload("demo").status == 200
+    assert server.resident_bytes() < before + (40 << 20)
+
+
+def test_a_model_whose_queue_is_full_leaves_the_others_their_own() -> None:
+    with several_models("frontend_workers=2", "job_queue_size=1") as server:
+        for name in ("full", "free"):
+            url = server.model(name, "option.echo_step_ms=50", "option.echo_max_num_sequences=1")
+            assert server.load(name, url).status == 200
+        body = {"inputs": "abc", "parameters": {"max_new_tokens": 100}, "stream": True}
+        with server.connect(body, path="/models/full/invoke"), server.connect(body, path="/models/full/invoke"):
+            wait_until(lambda: server.metric("lmi_requests_in_flight") == 2, "one runs and one waits")
+            refused = server.invoke("full")
+            assert refused.status == 503 and "2 of 2 requests for the model 'full'" in error_of(refused)
+            assert server.invoke("free").status == 200
+        wait_until(lambda: server.invoke("full").status == 200, "they left")
+
+
+def test_a_server_with_several_models_stops_in_order() -> None:
+    with several_models("frontend_workers=1") as server:
+        assert server.load("last", server.model("last", "option.echo_step_ms=20")).status == 200
+        with server.open({"inputs": "abc", "parameters": {"max_new_tokens": 60}, "stream": True}) as response:
+            response.readline()
+            server.signal(signal.SIGTERM)
+            wait_until(lambda: server.ping() == 503, "it says that it stops")
+            assert len(response.read().splitlines()) == 59
+        assert server.wait() == 0
+        assert server.pids() == []
+
+
+def test_a_server_with_one_model_describes_it_and_loads_no_other(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    with serve(write_model(tmp_path / "one"), "option.rolling_batch=echo") as server:
+        page = json.loads(server.request("GET", "/models").body)
+        url = str(tmp_path / "one")
+        assert page == {"models": [{"modelName": "one", "modelUrl": url, "status": "READY"}]}
+        [workflow] = json.loads(server.request("GET", "/models/one").body)
+        [group] = workflow["models"][0]["workerGroups"]
+        assert (workflow["workflowName"], group["maxWorkers"]) == ("one", 1)
+        assert group["workers"][0]["status"] == "READY" and group["workers"][0]["startTime"].endswith("Z")
+        for method, path in (("POST", "/models"), ("DELETE", "/models/one")):
+            answer = server.request(method, path)
+            assert answer.status == 404 and "SAGEMAKER_MULTI_MODEL=true" in error_of(answer)
+        assert server.request("GET", "/models/other").status == 404
