@@ -66,7 +66,8 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
 
 def with_adapter(services: Iterable[Service], name: str) -> Service | None:
     """Return the model that has an adapter of this name."""
-    return next((service for service in services if name in service.model.adapters), None)
+    with_adapters = [(service, service.adapters.entries()) for service in services if service.adapters is not None]
+    return next((service for service, entries in with_adapters if name in [entry.name for entry in entries]), None)
 
 
 def must_name(loaded: Iterable[str]) -> InvalidRequest:

@@ -16,6 +16,7 @@ from lmi.settings.model_folder import find_folder
 from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
 from lmi.settings.properties import Properties, read
 from lmi.settings.report import Resolved
+from lmi.settings.requirements import is_complete
 from lmi.settings.resolve import resolve
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
@@ -34,8 +35,12 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
     counted = {key: entry for key, entry in given.entries.items() if _is_of_model(key)}
     properties = replace(given, entries=counted)
     flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
-    resolved = resolve(properties, _of_models(environ), flags, folder=folder, cwd=folder)
-    model = resolved.config.model
+    resolved = resolve(properties, _of_models(environ), flags | _of_server(server, folder), folder=folder, cwd=folder)
+    model, needs = resolved.config.model, resolved.config.requirements
+    if resolved.request is not None:
+        raise ModelUnusable(f"{file}: {MODEL} names no folder, and nothing is downloaded for one of several models")
+    if needs is not None and not is_complete(needs):
+        raise ModelUnusable(f"{needs.file}: nothing is installed for one of several models")
     checked_folder(model.path, server.model_store)
     config = replace(resolved.config, server=server, model=replace(model, name=name, aliases=()))
     return replace(resolved, config=config, notes=(*resolved.notes, *_notes(given)))
@@ -64,6 +69,20 @@ def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text for name, text in environ.items() if all(_is_of_model(key) and key != MODEL for key in _keys(name))
     }
+
+
+def _of_server(server: ServerConfig, folder: Path) -> dict[str, str]:
+    """Return the server's settings that decide what a model may bring along, as the command line gives them.
+
+    In secure mode the model's own folder is an untrusted channel.
+    """
+    secure = {
+        "secure_mode": "true",
+        "security_controls": ",".join(server.security_controls),
+        "untrusted_channels": ",".join((*server.untrusted_channels, str(folder))),
+    }
+    given = {"download_dir": server.download_dir} | (secure if server.secure_mode else {})
+    return {key: text for key, text in given.items() if text}
 
 
 def _keys(name: str) -> Iterator[str]:

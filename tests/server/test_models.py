@@ -1,4 +1,4 @@
-"""`/models` of a server with one model, and the pages of the list."""
+"""`/models` of a server with one model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmi.errors import InvalidParameter
 from lmi.server.model_registry import NO_MEMORY
-from lmi.server.routes.models import page
 from tests.scripted import Host, host
 
 
@@ -45,33 +43,6 @@ def test_another_model_and_another_method_are_refused(server: Host) -> None:
     response, _ = server.send("PATCH", "/models/scripted")
     assert response.status == 405
     assert set(str(response.getheader("allow")).split(", ")) == {"DELETE", "GET", "HEAD"}
-
-
-ROWS = [{"modelName": f"m{n}", "modelUrl": "/m", "status": "READY", "reason": "x"} for n in range(250)]
-
-
-def test_pages_hold_every_model_once() -> None:
-    names, token = [], "0"
-    while token:
-        answer = page(ROWS, {"limit": "90", "next_page_token": token})
-        rows = answer["models"]
-        assert isinstance(rows, list)
-        names += [row["modelName"] for row in rows]
-        token = str(answer.get("nextPageToken", ""))
-    assert names == [row["modelName"] for row in ROWS]
-    assert page(ROWS, {"next_page_token": "999"}) == {"models": []}
-
-
-@pytest.mark.parametrize(("limit", "number"), [("", 100), ("0", 100), ("101", 100), ("-1", 100), ("x", 100), ("7", 7)])
-def test_a_page_has_up_to_a_hundred_models(limit: str, number: int) -> None:
-    rows = page(ROWS, {"limit": limit})["models"]
-    assert isinstance(rows, list) and len(rows) == number
-
-
-@pytest.mark.parametrize("token", ["abc", "-1", "1.5", "²", "1" * 10])
-def test_a_token_that_no_page_gave_is_refused(token: str) -> None:
-    with pytest.raises(InvalidParameter, match="next_page_token"):
-        page(ROWS, {"next_page_token": token})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused
 from lmi.settings.config import ServerConfig
 from lmi.settings.model_settings import resolve_model
 from lmi.settings.report import Resolved
@@ -64,6 +64,27 @@ def test_its_file_leads_nowhere_else(store: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelUnusable, match="model_store"):
         settle(store, f"option.model_id={tmp_path}")
+
+
+def test_secure_mode_holds_for_each_model(store: Path) -> None:
+    secure = ServerConfig(
+        model_store=str(store), secure_mode=True, security_controls=("DISALLOW_PICKLE_FILES",), download_dir="/cache"
+    )
+    model = store / "h" / "model"
+    (model / "serving.properties").write_text("option.rolling_batch=echo\nsecure_mode=false\n")
+    resolve_model("chat", str(model), secure, {})
+    (model / "model.bin").write_text("")
+    with pytest.raises(SecurityRefused, match=r"model\.bin"):
+        resolve_model("chat", str(model), secure, {})
+
+
+def test_nothing_is_downloaded_or_installed_for_it(store: Path) -> None:
+    with pytest.raises(ModelUnusable, match="nothing is downloaded"):
+        settle(store, "option.model_id=s3://bucket/model")
+    (store / "h" / "model" / "model.py").write_text("def handle(inputs): ...")
+    (store / "h" / "model" / "requirements.txt").write_text("tomli")
+    with pytest.raises(ModelUnusable, match=r"requirements\.txt: nothing is installed"):
+        settle(store)
 
 
 def test_a_bad_option_is_named_with_its_place(store: Path) -> None:

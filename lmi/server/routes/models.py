@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import parse_qsl
 
 import msgspec
 import orjson
@@ -18,13 +17,14 @@ from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unkno
 from lmi.http.exchange import Exchange
 from lmi.server.model_registry import ModelRegistry
 from lmi.server.models import Models
+from lmi.server.pages import page
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
 from lmi.server.several import SeveralModels
+from lmi.server.user_code import query
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import EngineRecord, Phase
 
-MAX_PAGE = 100
 HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
 FIELDS = ("model_name", "url")
 
@@ -32,7 +32,9 @@ FIELDS = ("model_name", "url")
 async def collection(exchange: Exchange, models: Models) -> None:
     """Answer `/models`: GET lists the models, POST loads one."""
     if exchange.method != "POST":
-        await _tell(exchange, page(await _described(models), _query(exchange)))
+        described, more = page(await _described(models), query(exchange))
+        rows = [{key: row[key] for key in ("modelName", "modelUrl", "status")} for row in described]
+        await _tell(exchange, {"models": rows, **more})
         return
     given = await _given(exchange, models)
     name, url = (_text(given, field) for field in FIELDS)
@@ -52,18 +54,6 @@ async def member(exchange: Exchange, models: Models) -> None:
         service = models.the_only()
         service.check_model(name)
         await _tell(exchange, [as_in_reference(service)])
-
-
-def page(described: list[dict[str, str]], query: Mapping[str, str]) -> dict[str, object]:
-    """Return one page of the list. The token of a page is the number of models before it. Raises InvalidParameter."""
-    limit = int(query["limit"]) if query.get("limit", "").isdecimal() else MAX_PAGE
-    limit = limit if 1 <= limit <= MAX_PAGE else MAX_PAGE
-    token = query.get("next_page_token", "") or "0"
-    if not (token.isascii() and token.isdecimal() and len(token) <= 9):
-        raise InvalidParameter("next_page_token", "a number that an earlier page gave", token)
-    start, end = int(token), int(token) + limit
-    rows = [{key: row[key] for key in ("modelName", "modelUrl", "status")} for row in described[start:end]]
-    return {"models": rows} | ({"nextPageToken": str(end)} if end < len(described) else {})
 
 
 async def _described(models: Models) -> list[dict[str, str]]:
@@ -128,6 +118,8 @@ def _started(pid: int) -> str | None:
 def _registry(models: Models) -> ModelRegistry:
     if not isinstance(models, SeveralModels):
         raise HTTPException(404, HOW)
+    if not models.front_end.config.management:
+        raise HTTPException(404, "models cannot be changed here (management=false)")
     return ModelRegistry(models)
 
 
@@ -135,7 +127,7 @@ async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
     """Return the fields of the body with the parameters of the query. Raises an error for two different values."""
     _registry(models)
     front_end = models.front_end
-    body, query = await exchange.body(front_end.config.max_request_size, front_end.body_memory), _query(exchange)
+    body, asked = await exchange.body(front_end.config.max_request_size, front_end.body_memory), query(exchange)
     try:
         fields = msgspec.json.decode(body) if body.strip() else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -143,11 +135,11 @@ async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
     if not isinstance(fields, dict):
         raise MalformedRequest(f"the body must be a JSON object, given {shorten(fields)}")
     for name in FIELDS:
-        if name in fields and name in query and fields[name] != query[name]:
+        if name in fields and name in asked and fields[name] != asked[name]:
             raise InvalidRequest(
-                f"{name} is {shorten(fields[name])} in the body and {shorten(query[name])} in the query"
+                f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in the query"
             )
-    return {**query, **fields}
+    return {**asked, **fields}
 
 
 def _text(given: Mapping[str, object], name: str) -> str:
@@ -155,10 +147,6 @@ def _text(given: Mapping[str, object], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidParameter(name, "a text that is not empty", value)
     return value
-
-
-def _query(exchange: Exchange) -> dict[str, str]:
-    return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
 
 async def _tell(exchange: Exchange, body: object) -> None:
