@@ -14,6 +14,7 @@ import pytest
 
 from tests.served import serve
 from tests.system.container import ROOT, wait_until, write_model
+from tests.system.engines.foreign_engine import write_adapter
 from tests.system.sagemaker.several import SeveralServer, error_of, several_models
 
 NUM_FRONT_ENDS = 4
@@ -291,6 +292,26 @@ def counted(server: SeveralServer) -> dict[str, int]:
     """The generations of each model, which KServe's statistics count."""
     stats = json.loads(server.request("GET", "/v2/models/stats").body)["model_stats"]
     return {model["name"]: model["inference_count"] for model in stats}
+
+
+def test_an_adapter_s_name_means_the_model_that_has_it(server: SeveralServer) -> None:
+    url = server.model("based", "option.enable_lora=true", engine="foreign")
+    adapter = write_adapter(Path(url) / "formal", 1)
+    assert server.load("based", url).status == 200
+    assert server.load("plain", server.model("plain")).status == 200
+    body = {"name": "formal", "src": str(adapter)}
+    registered = server.post(body, "/models/based/adapters")
+    assert registered.status == 200, registered.body
+    assert server.post({"name": "formal", "src": str(adapter)}, "/models/plain/adapters").status == 400
+    for _ in range(8):
+        answer = server.post({"prompt": "abc", "model": "formal", "max_tokens": 2}, "/v1/completions")
+        assert answer.status == 200 and json.loads(answer.body)["model"] == "formal"
+    cards = json.loads(server.request("GET", "/v1/models").body)["data"]
+    assert [(card["id"], card.get("parent")) for card in cards] == [
+        ("based", None),
+        ("formal", "based"),
+        ("plain", None),
+    ]
 
 
 def test_a_model_may_be_user_code(server: SeveralServer) -> None:
