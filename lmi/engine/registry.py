@@ -110,6 +110,12 @@ class AdapterRegistry:
             raise NotRegistered(f"Adapter {said or name} is not registered")
         return entry
 
+    def check_free(self, name: str, said: str = "") -> None:
+        """Raise NameTaken if another adapter has the name now. `register` decides."""
+        entry = self._folder.read(name)
+        if entry is not None and not is_abandoned(entry):
+            raise NameTaken(f"Adapter {said or name} is registered already")
+
     def _changeable(self, name: str, said: str) -> Adapter:
         """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being registered now."""
         entry = self._folder.read(name)

@@ -61,7 +61,7 @@ def create_app() -> ASGIApp:
     """Make the application of this front end. Its slot and settings come from the environment."""
     runtime = ServerRuntime.from_environ()
     block = runtime.attach()
-    front_end = FrontEnd(runtime.config, block, block.frontends[int(os.environ["LMI_SLOT"])])
+    front_end = FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])])
     models = SeveralModels(front_end, runtime) if runtime.config.multi_model else Models(front_end)
     loader = SeveralLoader(runtime, models) if isinstance(models, SeveralModels) else ModelLoader(runtime, models)
     loader.load()

@@ -122,13 +122,16 @@ def check(
         problems.warnings.append(f"{CHANNELS} names no folder, so files are searched only where they are downloaded")
 
 
-def check_adapter(server: ServerConfig, folder: Path, model: Path) -> None:
-    """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the folder `model`."""
+def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched: bool = False) -> None:
+    """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the folder `model`.
+
+    A fetched one lies where the fetch process put it, so only its files are checked.
+    """
     if not server.secure_mode:
         return
     names = server.security_controls
     roots = [PLATFORM_FOLDER, model, *map(Path, filter(None, [server.download_dir]))]
-    if not _is_below(folder, roots):
+    if not is_fetched and not _is_below(folder, roots):
         _raise([_leaves(folder, str(folder))])
     _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
 
