@@ -18,6 +18,7 @@ from tests.system.engines.foreign_engine import write_adapter
 from tests.system.sagemaker.several import SeveralServer, error_of, several_models
 
 NUM_FRONT_ENDS = 4
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 DIE = "option.echo_die_token=33"  # "!"
 
 
@@ -333,6 +334,35 @@ def test_the_name_that_the_platform_has_for_a_model_is_logged(server: SeveralSer
     headers = {"x-amzn-sagemaker-target-model": "mine.tar.gz"}
     assert server.post({"inputs": "a"}, "/models/hashed/invoke", headers).status == 200
     wait_until(lambda: '"target_model":"mine.tar.gz"' in server.log.read_text(), "the line is written")
+
+
+def test_each_model_has_adapters_of_its_own(server: SeveralServer) -> None:
+    for name in ("red", "blue"):
+        url = server.model(name, "option.enable_lora=true", engine="foreign")
+        shutil.rmtree(Path(url) / "adapters", ignore_errors=True)
+        write_adapter(Path(url) / "adapters" / f"{name}-static", 1)
+        write_adapter(Path(url) / "more" / "late", 2)
+        assert server.load(name, url).status == 200
+    asked = {"name": "late", "src": "more/late"}
+    unclear = server.request("POST", "/adapters", asked)
+    assert unclear.status == 400 and "a path below /models/NAME): loaded are 'blue', 'red'" in error_of(unclear)
+    assert server.request("POST", "/models/red/adapters", asked).status == 200
+    for adapter, name, letter in (("late", "red", "c"), ("red-static", "red", "b"), ("blue-static", "blue", "b")):
+        answer = server.post({"model": adapter, "prompt": "abc", "max_tokens": 2}, "/v1/completions")
+        assert json.loads(answer.body)["choices"][0]["text"][0] == letter
+        invoked = server.post({"inputs": "abc"}, f"/models/{name}/invoke", {ADAPTER: adapter})
+        assert json.loads(invoked.body)["generated_text"][0] == letter
+    assert server.post({"inputs": "abc"}, "/models/blue/invoke", {ADAPTER: "late"}).status == 424
+    assert json.loads(server.request("GET", "/models/blue/adapters").body)["adapters"][0]["name"] == "blue-static"
+    assert [server.unload("red").status, server.load("red", url.replace("blue", "red")).status] == [200, 200]
+    assert server.request("GET", "/models/red/adapters/late").status == 404
+
+
+def test_a_static_adapter_that_cannot_be_loaded_refuses_its_model(server: SeveralServer) -> None:
+    url = server.model("adapted", "option.enable_lora=true", "retry_threshold=1", engine="foreign")
+    write_adapter(Path(url) / "adapters" / "wide", 1, r=1000)
+    refused = server.load("adapted", url)
+    assert refused.status == 400 and "wide" in error_of(refused) and server.ping() == 200
 
 
 def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
