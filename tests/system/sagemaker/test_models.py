@@ -365,6 +365,15 @@ def test_a_static_adapter_that_cannot_be_loaded_refuses_its_model(server: Severa
     assert refused.status == 400 and "wide" in error_of(refused) and server.ping() == 200
 
 
+def test_execution_parameters_are_those_of_all_models_together(server: SeveralServer) -> None:
+    found = []
+    for name in (None, "red", "blue"):
+        if name is not None:
+            assert server.load(name, server.model(name, "option.max_rolling_batch_size=3")).status == 200
+        found.append(json.loads(server.request("GET", "/execution-parameters").body)["MaxConcurrentTransforms"])
+    assert found == [1, 3, 6]
+
+
 def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
     for name in ("red", "blue"):
         assert server.load(name, server.model(name)).status == 200
