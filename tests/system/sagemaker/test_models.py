@@ -433,6 +433,13 @@ def test_a_model_whose_queue_is_full_leaves_the_others_their_own() -> None:
         wait_until(lambda: server.invoke("full").status == 200, "they left")
 
 
+def test_without_management_no_model_comes_or_goes() -> None:
+    with several_models("frontend_workers=1", "management=false") as server:
+        for answer in (server.load("new", server.model("new")), server.unload("new")):
+            assert answer.status == 404 and "management=false" in error_of(answer)
+        assert server.listed() == {"models": []}
+
+
 def test_a_server_with_several_models_stops_in_order() -> None:
     with several_models("frontend_workers=1") as server:
         assert server.load("last", server.model("last", "option.echo_step_ms=20")).status == 200
