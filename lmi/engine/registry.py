@@ -103,6 +103,11 @@ class AdapterRegistry:
         """Return the registered adapters, sorted by name."""
         return [entry for entry in self._folder.entries() if entry.state is State.READY]
 
+    def has(self, name: str) -> bool:
+        """Return whether an adapter is registered, also if an engine could not load it again."""
+        entry = self._folder.read(name)
+        return entry is not None and entry.state is not State.PENDING
+
     def find(self, name: str, said: str = "") -> Adapter:
         """Return a registered adapter. Raises NotRegistered."""
         entry = self._folder.read(name)

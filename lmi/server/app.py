@@ -40,13 +40,13 @@ PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither
 SERVER_ROUTES: list[ServerRow] = [
     *docs.ROUTES,
     *health.ROUTES,
+    *batch.SERVER_ROUTES,
     *model_routes.SERVER_ROUTES,
     *kserve.SERVER_ROUTES,
     *openai.SERVER_ROUTES,
     *tgi.SERVER_ROUTES,
 ]
 ROUTES: list[Row] = [
-    *batch.ROUTES,
     *invocations.ROUTES,
     *triton.ROUTES,
     *kserve.ROUTES,
@@ -54,7 +54,7 @@ ROUTES: list[Row] = [
     *openai.ROUTES,
     *adapters.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*batch.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapters.ROUTES]
 
 
 def create_app() -> ASGIApp:

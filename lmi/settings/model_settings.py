@@ -1,7 +1,8 @@
 """The settings of one of several models: its serving.properties, and what environment and command line say of models.
 
 Options of the server and names of the model have no effect in its file: the server has settings of its own, and
-whoever loads the model names it.
+whoever loads the model names it. Where the server is in secure mode, the model is refused what a model at the start is
+refused, and its whole folder is searched.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lmi.settings.properties import Properties, read
 from lmi.settings.report import Resolved
 from lmi.settings.requirements import is_complete
 from lmi.settings.resolve import resolve
+from lmi.settings.secure_mode import as_flags
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
 MODEL = "option.model_id"
@@ -26,7 +28,7 @@ MODEL = "option.model_id"
 def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[str, str]) -> Resolved:
     """Return the settings of the model in the folder `url`, with a note about options that do not count there.
 
-    Raises BadConfiguration or ModelUnusable with the cause, also for a folder outside of model_store.
+    Raises BadConfiguration, SecurityRefused or ModelUnusable with the cause, also for a folder outside of model_store.
     """
     folder = find_folder(str(checked_folder(url, server.model_store)), Path(url))
     assert folder is not None
@@ -35,10 +37,12 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
     counted = {key: entry for key, entry in given.entries.items() if _is_of_model(key)}
     properties = replace(given, entries=counted)
     flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
-    resolved = resolve(properties, _of_models(environ), flags | _of_server(server, folder), folder=folder, cwd=folder)
+    flags |= _of_server(server)
+    resolved = resolve(properties, _of_models(environ), flags, folder=folder, cwd=folder, untrusted=[folder])
     model, needs = resolved.config.model, resolved.config.requirements
     if resolved.request is not None:
-        raise ModelUnusable(f"{file}: {MODEL} names no folder, and nothing is downloaded for one of several models")
+        source = resolved.request.sources[0].source
+        raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
     if needs is not None and not is_complete(needs):
         raise ModelUnusable(f"{needs.file}: nothing is installed for one of several models")
     checked_folder(model.path, server.model_store)
@@ -71,18 +75,9 @@ def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _of_server(server: ServerConfig, folder: Path) -> dict[str, str]:
-    """Return the server's settings that decide what a model may bring along, as the command line gives them.
-
-    In secure mode the model's own folder is an untrusted channel.
-    """
-    secure = {
-        "secure_mode": "true",
-        "security_controls": ",".join(server.security_controls),
-        "untrusted_channels": ",".join((*server.untrusted_channels, str(folder))),
-    }
-    given = {"download_dir": server.download_dir} | (secure if server.secure_mode else {})
-    return {key: text for key, text in given.items() if text}
+def _of_server(server: ServerConfig) -> dict[str, str]:
+    """Return the server's settings that decide what a model may bring along, as the command line gives them."""
+    return as_flags(server) | ({"download_dir": server.download_dir} if server.download_dir else {})
 
 
 def _keys(name: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ Each step takes the values so far, returns them with its own choices, and adds t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -83,11 +83,13 @@ def resolve(
     cwd: Path = Path(),
     machine: Machine | None = None,
     fetched: Fetched | None = None,
+    untrusted: Collection[Path] = (),
 ) -> Resolved:
     """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
     `flags` holds the texts of the command line by key. If `folder` is None, the demo is served. The result's `request`
     names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
+    Secure mode searches the folders of `untrusted` as it does those that were fetched.
     """
     machine, handlers = machine or Machine.here(environ), announced()
     problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
@@ -109,7 +111,7 @@ def resolve(
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
     folders = user_code_folders(values.given("option.model_id"), folder, cwd)
-    secure_mode.check(values, folder, folders, (fetched or {}).values(), cwd, problems)
+    secure_mode.check(values, folder, folders, (*(fetched or {}).values(), *untrusted), cwd, problems)
     requirements = choose_requirements(values, code, folders, problems)
     missing = left_to_code(placed.missing) if engine.handler is USER_CODE else placed.missing
     names = {str(path): source for source, path in (fetched or {}).items()} | {text: text for text in missing}
@@ -153,6 +155,7 @@ def _without_model(
     problems: Problems,
 ) -> Resolved:
     """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
+    secure_mode.check_operator(values)
     values = _choose_for_server(values, environ, cwd, machine, problems)
     for picked in values.picked.values():
         if picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
