@@ -125,8 +125,8 @@ class Supervisor:
             self._stage = step if isinstance(step, Stage) else None
             if isinstance(step, Config):
                 self._add_model(step)
-        except StartError as error:
-            self._fail(Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error)))
+        except Exception as error:
+            self._fail(_failed_start(error))
 
     def _add_model(self, config: Config) -> None:
         self._block.supervisor.stage = ""
@@ -317,6 +317,13 @@ def gateways(config: ServerConfig, listener: socket.socket) -> list[Child]:
     return [] if config.gateway_port is None else [Child(kinds.gateway(config, port))]
 
 
+def _failed_start(error: Exception) -> Failure:
+    if not isinstance(error, StartError):
+        log.error("the start failed", exc_info=error)
+        error = StartError(f"{type(error).__name__}: {error}")
+    return Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
+
+
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
     for child in children:
         child.send(signum)
@@ -366,6 +373,5 @@ def run(resolved: Resolved, settle: Settle) -> int:
     try:
         return serve(resolved, settle)
     except StartError as error:
-        failure = Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
-        say_failed(failure, resolved.config.server.log_format)
-        return error.exit_code
+        say_failed(failure := _failed_start(error), resolved.config.server.log_format)
+        return failure.code
