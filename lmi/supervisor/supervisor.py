@@ -27,7 +27,6 @@ from lmi.settings.config import Config, ServerConfig
 from lmi.settings.report import Resolved
 from lmi.shared import processes
 from lmi.shared.cores import claimed
-from lmi.shared.desired_state import State
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
@@ -136,7 +135,7 @@ class Supervisor:
             processes.bind_threads(self._cores, pid)
         model = ModelProcesses(self._runtime.add_model(config), cores)
         self._single.append(model)
-        self._runtime.models().add(model.entry(State.PENDING))
+        self._runtime.models().add(model.entry())
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -228,9 +227,8 @@ class Supervisor:
             say_ready_for_models(self._config, self._listener.getsockname()[1], time.monotonic() - self._started_s)
             return
         for model in self._models:
-            if model.is_ready:
+            if model.is_ready and model.has_front_end:
                 self._enter(Phase.READY)
-                self._runtime.models().replace(model.entry(State.READY))
                 after_s = time.monotonic() - self._started_s
                 say_ready(model.config, self._listener.getsockname()[1], model.report(), after_s)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lmi.errors import InvalidParameter
+from lmi.runtime import ServerRuntime
+from lmi.server.front_end import FrontEnd
 from lmi.server.model_registry import NO_MEMORY
+from lmi.server.models import WATCH_S, ModelLoader, Models
 from lmi.server.routes.models import page
-from tests.scripted import Host, host
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.state import Phase
+from lmi.supervisor.model import ModelProcesses
+from tests.scripted import Host, host, write_byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +53,36 @@ def test_another_model_and_another_method_are_refused(server: Host) -> None:
     response, _ = server.send("PATCH", "/models/scripted")
     assert response.status == 405
     assert set(str(response.getheader("allow")).split(", ")) == {"DELETE", "GET", "HEAD"}
+
+
+def test_a_model_that_comes_while_a_front_end_starts_is_served_and_one_it_cannot_load_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    runtime = ServerRuntime.create(ServerConfig())
+    try:
+        asyncio.run(follow_a_model(runtime, tmp_path))
+    finally:
+        runtime.remove()
+
+
+async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
+    block = runtime.attach()
+    block.supervisor.phase = Phase.READY
+    models = Models(FrontEnd(runtime.config, block, block.frontends[0]))
+    loader = ModelLoader(runtime, models)
+    loader.load()
+    late = ModelConfig(path=str(folder), name="late")
+    config = Config(server=runtime.config, model=late, engine=EngineConfig())
+    model = ModelProcesses(runtime.add_model(config))
+    runtime.models().add(model.entry())
+    async with loader.running():
+        await asyncio.sleep(3 * WATCH_S)
+        assert models.only is None and not model.has_front_end  # its folder has no tokenizer
+        write_byte_tokenizer(folder)
+        async with asyncio.timeout(10):
+            while models.only is None:
+                await asyncio.sleep(0.01)
+        assert model.has_front_end
 
 
 ROWS = [{"modelName": f"m{n}", "modelUrl": "/m", "status": "READY", "reason": "x"} for n in range(250)]
