@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from lmi.errors import InvalidParameter
+from lmi.errors import InvalidParameter, Unavailable
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
-from lmi.server.model_registry import NO_MEMORY
+from lmi.server.model_registry import NO_MEMORY, ModelRegistry
 from lmi.server.models import WATCH_S, ModelLoader, Models
 from lmi.server.routes.models import page
+from lmi.server.several import SeveralModels
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Phase
 from lmi.supervisor.model import ModelProcesses
-from tests.scripted import Host, host, write_byte_tokenizer
+from tests.scripted import Host, host
+from tests.system.container import write_byte_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,35 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
             while models.only is None:
                 await asyncio.sleep(0.01)
         assert model.has_front_end
+
+
+def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    runtime = ServerRuntime.create(ServerConfig(multi_model=True, model_store=str(tmp_path.parent)))
+    try:
+        asyncio.run(load_what_cannot_start(runtime, str(tmp_path)))
+    finally:
+        runtime.remove()
+
+
+async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
+    block = runtime.attach()
+    models = SeveralModels(FrontEnd(runtime.config, block, block.frontends[0]), runtime)
+    supervisor = asyncio.create_task(discard_every_model(runtime))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="cannot be started, see the log"):
+            async with asyncio.timeout(30):
+                await ModelRegistry(models).register("a", url)
+        assert runtime.models().entries() == []
+    supervisor.cancel()
+
+
+async def discard_every_model(runtime: ServerRuntime) -> None:
+    """Do what the supervisor does with models whose folders it cannot read."""
+    while True:
+        for entry in runtime.models().entries():
+            runtime.discard(entry.folder)
+        await asyncio.sleep(0)
 
 
 ROWS = [{"modelName": f"m{n}", "modelUrl": "/m", "status": "READY", "reason": "x"} for n in range(250)]
