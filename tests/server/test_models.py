@@ -14,7 +14,7 @@ from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.model_registry import NO_MEMORY, ModelRegistry
 from lmi.server.models import WATCH_S, ModelLoader, Models
-from lmi.server.routes.models import page
+from lmi.server.pages import page
 from lmi.server.several import SeveralModels
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Phase
@@ -116,31 +116,28 @@ async def discard_every_model(runtime: ServerRuntime) -> None:
         await asyncio.sleep(0)
 
 
-ROWS = [{"modelName": f"m{n}", "modelUrl": "/m", "status": "READY", "reason": "x"} for n in range(250)]
+ITEMS = list(range(250))
 
 
-def test_pages_hold_every_model_once() -> None:
-    names, token = [], "0"
+def test_pages_hold_every_item_once() -> None:
+    items, token = [], "0"
     while token:
-        answer = page(ROWS, {"limit": "90", "next_page_token": token})
-        rows = answer["models"]
-        assert isinstance(rows, list)
-        names += [row["modelName"] for row in rows]
-        token = str(answer.get("nextPageToken", ""))
-    assert names == [row["modelName"] for row in ROWS]
-    assert page(ROWS, {"next_page_token": "999"}) == {"models": []}
+        shown, more = page(ITEMS, {"limit": "90", "next_page_token": token})
+        items += shown
+        token = more.get("nextPageToken", "")
+    assert items == ITEMS
+    assert page(ITEMS, {"next_page_token": "999"}) == ([], {})
 
 
 @pytest.mark.parametrize(("limit", "number"), [("", 100), ("0", 100), ("101", 100), ("-1", 100), ("x", 100), ("7", 7)])
-def test_a_page_has_up_to_a_hundred_models(limit: str, number: int) -> None:
-    rows = page(ROWS, {"limit": limit})["models"]
-    assert isinstance(rows, list) and len(rows) == number
+def test_a_page_has_up_to_a_hundred_items(limit: str, number: int) -> None:
+    assert len(page(ITEMS, {"limit": limit})[0]) == number
 
 
 @pytest.mark.parametrize("token", ["abc", "-1", "1.5", "²", "1" * 10])
 def test_a_token_that_no_page_gave_is_refused(token: str) -> None:
     with pytest.raises(InvalidParameter, match="next_page_token"):
-        page(ROWS, {"next_page_token": token})
+        page(ITEMS, {"next_page_token": token})
 
 
 @pytest.mark.parametrize(

@@ -18,21 +18,24 @@ from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unkno
 from lmi.http.exchange import Exchange
 from lmi.server.model_registry import ModelRegistry
 from lmi.server.models import Models
+from lmi.server.pages import page
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
 from lmi.server.several import SeveralModels
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import EngineRecord, Phase
 
-MAX_PAGE = 100
 HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
 FIELDS = ("model_name", "url")
+LISTED = ("modelName", "modelUrl", "status")
 
 
 async def collection(exchange: Exchange, models: Models) -> None:
     """Answer `/models`: GET lists the models, POST loads one."""
     if exchange.method != "POST":
-        await _tell(exchange, page(await _described(models), _query(exchange)))
+        shown, more = page(await _described(models), _query(exchange))
+        rows = [{key: row[key] for key in LISTED} for row in shown]
+        await _tell(exchange, {"models": rows, **more})
         return
     given = await _given(exchange, models)
     name, url = (_text(given, field) for field in FIELDS)
@@ -52,18 +55,6 @@ async def member(exchange: Exchange, models: Models) -> None:
         service = models.the_only()
         service.check_model(name)
         await _tell(exchange, [as_in_reference(service)])
-
-
-def page(described: list[dict[str, str]], query: Mapping[str, str]) -> dict[str, object]:
-    """Return one page of the list. The token of a page is the number of models before it. Raises InvalidParameter."""
-    limit = int(query["limit"]) if query.get("limit", "").isdecimal() else MAX_PAGE
-    limit = limit if 1 <= limit <= MAX_PAGE else MAX_PAGE
-    token = query.get("next_page_token", "") or "0"
-    if not (token.isascii() and token.isdecimal() and len(token) <= 9):
-        raise InvalidParameter("next_page_token", "a number that an earlier page gave", token)
-    start, end = int(token), int(token) + limit
-    rows = [{key: row[key] for key in ("modelName", "modelUrl", "status")} for row in described[start:end]]
-    return {"models": rows} | ({"nextPageToken": str(end)} if end < len(described) else {})
 
 
 async def _described(models: Models) -> list[dict[str, str]]:
