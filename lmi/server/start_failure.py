@@ -8,6 +8,7 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 
 from lmi.errors import StartError
 from lmi.runtime import ServerRuntime
+from lmi.shared.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ def explain(runtime: ServerRuntime, error: Exception) -> int:
     if not isinstance(error, StartError):
         log.error("the front end failed as it started", exc_info=error)
     try:
-        runtime.front_end_failure().write_text(describe(error))
+        write_whole(runtime.front_end_failure(), describe(error).encode(errors="replace"))
     except OSError:  # a full disk
         log.error("the front end cannot start: %s", describe(error))
     code: int = Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
