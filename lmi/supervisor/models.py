@@ -1,6 +1,6 @@
 """The models of a server that serves several, from their load to their end.
 
-The folder of desired state says which models there should be. At each turn of the supervisor's loop `SeveralModels`
+The folder of desired state says which models there should be. At each turn of the supervisor's loop `RunningModels`
 compares it with the models that run, starts the missing ones and ends those that should be gone. It only reads the
 folder, so it waits for nobody. What becomes of a model stands in the record of the model's own block, where front ends
 read it. When the processes of a model have ended, its folder is removed, which shows front ends that it is gone.
@@ -27,7 +27,7 @@ ORPHAN_S = 2.0  # that a new folder may be without an entry
 log = logging.getLogger(__name__)
 
 
-class SeveralModels:
+class RunningModels:
     """Every model of the server, by its folder. Iterating yields their processes."""
 
     def __init__(self, runtime: ServerRuntime) -> None:

@@ -36,7 +36,7 @@ from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.listener import bind
 from lmi.supervisor.model import ModelProcesses
-from lmi.supervisor.models import SeveralModels
+from lmi.supervisor.models import RunningModels
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 
@@ -72,7 +72,7 @@ class Supervisor:
         self._signals = signals
         self._steps = steps
         self._stage: Stage | None = None
-        self._several = SeveralModels(runtime) if runtime.config.multi_model else None
+        self._several = RunningModels(runtime) if runtime.config.multi_model else None
         self._single: list[ModelProcesses] = []  # the model, once its settings are known, unless there are several
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
