@@ -319,7 +319,7 @@ def _failed_start(error: Exception) -> Failure:
     if not isinstance(error, StartError):
         log.error("the start failed", exc_info=error)
         error = StartError(f"{type(error).__name__}: {error}")
-    return Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
+    return Failure.of(error, "start")
 
 
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
