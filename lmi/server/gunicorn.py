@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _runtime = ServerRuntime.from_environ()
 _block = _runtime.attach()
 _server = _runtime.config
-_supervisor_pid = int(os.environ["LMI_SUPERVISOR_PID"])
+_supervisor_pid = int(os.environ[processes.SUPERVISOR_PID])
 _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
 
 
