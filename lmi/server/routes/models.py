@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import parse_qsl
 
 import msgspec
 import orjson
@@ -33,7 +32,7 @@ LISTED = ("modelName", "modelUrl", "status")
 async def collection(exchange: Exchange, models: Models) -> None:
     """Answer `/models`: GET lists the models, POST loads one."""
     if exchange.method != "POST":
-        shown, more = page(await _described(models), _query(exchange))
+        shown, more = page(await _described(models), exchange.query)
         rows = [{key: row[key] for key in LISTED} for row in shown]
         await _tell(exchange, {"models": rows, **more})
         return
@@ -126,7 +125,7 @@ async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
     """Return the fields of the body with the parameters of the query. Raises an error for two different values."""
     _registry(models)
     front_end = models.front_end
-    body, query = await exchange.body(front_end.config.max_request_size, front_end.body_memory), _query(exchange)
+    body, query = await exchange.body(front_end.config.max_request_size, front_end.body_memory), exchange.query
     try:
         fields = msgspec.json.decode(body) if body.strip() else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -146,10 +145,6 @@ def _text(given: Mapping[str, object], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidParameter(name, "a text that is not empty", value)
     return value
-
-
-def _query(exchange: Exchange) -> dict[str, str]:
-    return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
 
 async def _tell(exchange: Exchange, body: object) -> None:
