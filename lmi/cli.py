@@ -265,5 +265,5 @@ def _fail(error: StartError) -> int:
     if not log.is_text("auto"):
         for line in str(error).split("\n"):
             click.echo(f"lmi: {log.escape(line)}", err=True)
-    say_failed(Failure(code=error.exit_code, cause=error.label, stage="configuration", message=str(error)), "auto")
+    say_failed(Failure.of(error, "configuration"), "auto")
     return error.exit_code

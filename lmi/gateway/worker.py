@@ -29,7 +29,6 @@ from lmi.http.protocol import GuardedProtocol
 from lmi.shared import processes
 from lmi.shared.log import escape, is_text
 
-SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
 FINISH_S = 25  # for requests that are still open at SIGTERM
 KEEP_ALIVE_S = 120
 BACKLOG = 2048
@@ -41,7 +40,7 @@ def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
     lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
     processes.set_title("lmi-gateway")
-    if parent := os.environ.get(SUPERVISOR_PID):
+    if parent := os.environ.get(processes.SUPERVISOR_PID):
         processes.die_with_parent(int(parent), signal.SIGTERM)
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint

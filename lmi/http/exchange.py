@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import Any
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -88,6 +89,11 @@ class Exchange:
     @property
     def method(self) -> str:
         return str(self.scope["method"])
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of the query. A name that comes twice has its last value."""
+        return dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
     @property
     def has_begun(self) -> bool:
@@ -250,6 +256,11 @@ class BufferedExchange(Exchange):
         self._fields: list[Header] = []
         self._body = bytearray()
         self._is_sent = False
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters of the query. A name that comes twice has its last value."""
+        return dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
     @property
     def has_begun(self) -> bool:

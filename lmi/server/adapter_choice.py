@@ -18,7 +18,6 @@ from lmi.http.exchange import Exchange
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
 from lmi.server.service import Service
-from lmi.server.user_code import query
 
 HEADER, QUERY = "X-Amzn-SageMaker-Adapter-Identifier", "adapter"
 ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
@@ -57,13 +56,13 @@ def _named_outside(exchange: Exchange) -> tuple[str, str] | None:
     header = exchange.headers.get(HEADER)
     if header is not None:
         return f"the header {HEADER}", header.strip()
-    if exchange.scope.get("query_string") and (named := query(exchange).get(QUERY)) is not None:
+    if exchange.scope.get("query_string") and (named := exchange.query.get(QUERY)) is not None:
         return f"the query's {QUERY}", named
     return None
 
 
 def _report_losers(exchange: Exchange, service: Service, outside: tuple[str, str], losers: list[str]) -> None:
-    if outside[0].startswith("the header") and (asked := query(exchange).get(QUERY)) not in (None, outside[1]):
+    if outside[0].startswith("the header") and (asked := exchange.query.get(QUERY)) not in (None, outside[1]):
         losers = [str(asked), *losers]
     lines = [f"the adapter {shorten(name)} has no effect beside {outside[0]}" for name in losers[:1]]
     service.front_end.report_ignored(tuple(lines), exchange.request_id)

@@ -19,10 +19,10 @@ from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
 import lmi.shared.log
-from lmi.errors import StartError
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.http.worker import BEAT_S, GuardedWorker
 from lmi.runtime import ServerRuntime
+from lmi.server.start_failure import describe, explain
 from lmi.shared import processes
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.sink import guard_streams
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _runtime = ServerRuntime.from_environ()
 _block = _runtime.attach()
 _server = _runtime.config
-_supervisor_pid = int(os.environ["LMI_SUPERVISOR_PID"])
+_supervisor_pid = int(os.environ[processes.SUPERVISOR_PID])
 _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
 
 
@@ -106,7 +106,7 @@ class FrontEndWorker(GuardedWorker):
         delay_s = FIRST_DELAY_S
         while (error := self._load()) is not None:
             if _block.supervisor.phase == Phase.LOADING:
-                sys.exit(explain(error))
+                sys.exit(explain(_runtime, error))
             log.error("the front end cannot start: %s; next try in %g s", describe(error), delay_s)
             self._wait(delay_s)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)
@@ -139,22 +139,6 @@ class FrontEndWorker(GuardedWorker):
         if _block.supervisor.phase != Phase.DRAINING:
             self._draining_since_s = now
         return super().is_told_to_stop(now) or now - self._draining_since_s > 2 * BEAT_S
-
-
-def explain(error: Exception) -> int:
-    """Write the reason why this front end cannot start to a file for the supervisor. Returns the exit code."""
-    if not isinstance(error, StartError):
-        log.error("the front end failed as it started", exc_info=error)
-    try:
-        _runtime.front_end_failure().write_text(describe(error))
-    except OSError:  # a full disk
-        log.error("the front end cannot start: %s", describe(error))
-    code: int = Arbiter.APP_LOAD_ERROR if isinstance(error, StartError) else Arbiter.WORKER_BOOT_ERROR
-    return code
-
-
-def describe(error: Exception) -> str:
-    return str(error) if isinstance(error, StartError) else f"{type(error).__name__}: {error}"
 
 
 def begin(server: Arbiter) -> None:

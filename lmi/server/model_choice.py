@@ -7,7 +7,6 @@ body in OpenAI's form, which may be the name of an adapter. A request without an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -39,8 +38,7 @@ def name_outside_of_body(exchange: Exchange) -> str | None:
     """Return the name that path, query or attributes have for the model, or None."""
     if "model" in exchange.scope["path_params"]:
         return str(exchange.scope["path_params"]["model"])
-    asked = dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1")))
-    return asked.get(NAME) or attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), NAME) or None
+    return exchange.query.get(NAME) or attribute(exchange.headers.get(CUSTOM_ATTRIBUTES, ""), NAME) or None
 
 
 def attribute(attributes: str, name: str) -> str | None:

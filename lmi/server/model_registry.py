@@ -75,7 +75,7 @@ class ModelRegistry:
             return
         try:
             await self._load(entry)
-        except LmiError as error:
+        except Exception as error:
             await self._give_up(entry, error)
             raise
 
@@ -136,13 +136,18 @@ class ModelRegistry:
 
     async def _load(self, entry: Model) -> None:
         """Wait until the model can be used. Its tokenizer is loaded while its engines load."""
-        timeout_s = self._runtime.model(entry).config.engine.model_loading_timeout_s
+        try:
+            timeout_s = self._runtime.model(entry).config.engine.model_loading_timeout_s
+        except OSError:
+            raise self._gone(entry) from None
         try:
             async with asyncio.timeout(timeout_s):
                 await self._models.here(entry)
                 await self._until_ready(entry)
         except StartError as error:
             raise InvalidRequest(str(error)) from None
+        except (UnknownModel, FileNotFoundError):
+            raise self._gone(entry) from None
         except TimeoutError:
             raise DeadlineExceeded(f"not loaded within model_loading_timeout ({timeout_s:g} s)") from None
         if not await asyncio.to_thread(self._folder.settle, entry, State.READY):
@@ -155,18 +160,26 @@ class ModelRegistry:
             if record.phase == Phase.FAILED:
                 kind = OutOfMemory if NO_MEMORY.search(record.reason) else InvalidRequest
                 raise kind(record.reason)
-            if not self._folder.holds(entry):
-                raise unloaded(entry)
             self._check_is_serving()
-            if not self._runtime.has_folder(entry):
-                raise Unavailable("the model's processes cannot be started, see the log")
+            if not self._folder.holds(entry) or not self._runtime.has_folder(entry):
+                raise self._gone(entry)
             await asyncio.sleep(LOOK_S)
 
-    async def _give_up(self, entry: Model, error: LmiError) -> None:
+    def _gone(self, entry: Model) -> LmiError:
+        """Return why the folder of a model's processes is gone: the model was unloaded, or they did not start."""
+        if not self._folder.holds(entry):
+            return unloaded(entry)
+        return Unavailable("the model's processes cannot be started, see the log")
+
+    async def _give_up(self, entry: Model, error: Exception) -> None:
         """End the processes of a load that failed, and leave nothing of it but a fault of the model's processes."""
         log.error("model %s was not loaded: %s", entry.name, error)
         is_fault = isinstance(error, InvalidRequest) and self._models.status(entry)[0] is State.FAILED
-        await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), error.label)
+        cause = error.label if isinstance(error, LmiError) else LmiError.label
+        try:
+            await asyncio.to_thread(self._folder.settle, entry, State.FAILED, str(error), cause)
+        except OSError:  # a full disk: an entry can still be removed
+            await asyncio.to_thread(self._folder.withdraw, entry)
         await self._models.refresh()
         await self._until_gone(entry, GONE_S)
         if not is_fault:

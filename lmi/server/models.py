@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
@@ -19,11 +21,16 @@ from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.service import Service
 from lmi.server.sessions import kept_clean
+from lmi.server.start_failure import describe, explain
 from lmi.settings.config import Config, ModelConfig
 from lmi.shared.desired_state import Model
+from lmi.shared.state import Phase
+from lmi.supervisor.restarts import LONGEST_DELAY_S
 
 WATCH_S = 0.1
 UNKNOWN = ModelConfig(path="", name="model")
+
+log = logging.getLogger(__name__)
 
 
 class Models:
@@ -36,6 +43,8 @@ class Models:
         self.services: dict[str, Service] = {}  # by the model's name
 
     def add(self, service: Service) -> None:
+        """Serve a model. Its record of this front end says so to the supervisor."""
+        service.record.claim()
         self.services[service.config.model.name] = service
         self.front_end.model_blocks[service.config.model.name] = service.block
 
@@ -113,16 +122,30 @@ class ModelLoader:
         """Keep the models connected, and load those that come."""
         async with self._models.running():
             task = asyncio.create_task(self._watch())
-            yield
-            task.cancel()
+            try:
+                yield
+            finally:
+                task.cancel()
 
     async def _watch(self) -> None:
-        seen = self._folder.version()
+        """Follow every change of the folder, also one since `load`. What fails is tried again, each time later."""
+        seen, delay_s = None, WATCH_S
         while True:
-            await asyncio.sleep(WATCH_S)
             if (version := self._folder.version()) != seen:
-                seen = version
-                await self._follow()
+                try:
+                    await self._follow()
+                    seen, delay_s = version, WATCH_S
+                except Exception as error:
+                    delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+                    self._give_up(error, delay_s)
+            await asyncio.sleep(delay_s)
+
+    def _give_up(self, error: Exception, delay_s: float) -> None:
+        """Log why a model cannot be used here. A server that starts with this model ends, as it does after `load`."""
+        supervisor = self._models.front_end.block.supervisor
+        if supervisor.phase == Phase.LOADING and not self._models.is_several:
+            os._exit(explain(self._runtime, error))
+        log.error("a model cannot be used here: %s; next try in %g s", describe(error), delay_s)
 
     async def _follow(self) -> None:
         for entry in self._missing():
@@ -137,6 +160,4 @@ class ModelLoader:
 
 def load_service(runtime: ServerRuntime, entry: Model, front_end: FrontEnd) -> Service:
     """Load a model into this front end. Raises StartError, or OSError if it has just been removed."""
-    service = Service.load(runtime.model(entry), front_end)
-    service.record.claim()
-    return service
+    return Service.load(runtime.model(entry), front_end)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
 
 from lmi.apis import AnyApi
 from lmi.errors import MalformedRequest, UserCodeFailed
@@ -28,10 +27,6 @@ def properties(exchange: Exchange) -> dict[str, str]:
     given = {name.title(): value for name, value in exchange.headers.items()}
     pairs = (part.partition("=") for part in exchange.headers.get(CUSTOM_ATTRIBUTES, "").split(";"))
     return given | {name.strip(): value.strip() for name, equals, value in pairs if equals}
-
-
-def query(exchange: Exchange) -> dict[str, str]:
-    return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
 
 class UserFormatters:

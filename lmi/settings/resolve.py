@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.errors import BadConfiguration
 from lmi.settings import secure_mode
 from lmi.settings.adapters import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.settings.code_choice import choose_code
-from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
+from lmi.settings.config import Config, EngineConfig, ModelConfig, RequirementsConfig, ServerConfig, UserCodeConfig
 from lmi.settings.engine_choice import (
     KEY,
     ChosenEngine,
@@ -25,7 +25,7 @@ from lmi.settings.engine_choice import (
     choose_gpus,
     choose_replicas,
 )
-from lmi.settings.handler import USER_CODE, announced
+from lmi.settings.handler import USER_CODE, Handler, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
 from lmi.settings.machine import Machine
 from lmi.settings.model_choice import choose_model
@@ -44,6 +44,19 @@ from lmi.settings.sources import FILE, Given, Problems, collect, pick, unused_of
 from lmi.settings.values import Values
 from lmi.sources.place import default_download_dir
 from lmi.sources.request import FetchRequest, WantedSource
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the settings depend on beside the texts that were given."""
+
+    environ: Mapping[str, str]
+    folder: Path | None  # that is served; None: none was named
+    cwd: Path
+    machine: Machine
+    handlers: Mapping[str, Handler]  # that are installed, by name
+    fetched: Fetched
+    untrusted: Collection[Path]  # folders that secure mode searches as it does those that were fetched
 
 
 def resolve_folder(
@@ -91,41 +104,72 @@ def resolve(
     names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
     Secure mode searches the folders of `untrusted` as it does those that were fetched.
     """
-    machine, handlers = machine or Machine.here(environ), announced()
     problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
-    placed = place(_expand(collect(properties, environ, flags), machine), folder, cwd, fetched or {}, problems)
+    here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
+    placed = place(_expand(collect(properties, environ, flags), here.machine), folder, cwd, here.fetched, problems)
     values = Values(pick(placed.givens, problems))
     if values.final("multi_model"):
-        return _without_model(values, machine, flags, environ, cwd, problems)
-    code = choose_code(values, folder, cwd, problems)
-    engine = choose_engine(values, code, machine, handlers, problems)
-    values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
-    gpus = choose_gpus(values, machine, problems)
-    values = choose_degree(values, engine, gpus)
-    replicas = choose_replicas(values, engine, gpus, problems)
-    replicas = choose_ports(values, engine, replicas, environ, problems)
-    values = _choose_forms(values, problems)
-    _warn_of_task(values, engine, problems)
-    values = _choose_for_server(values, environ, cwd, machine, problems)
-    warn_of_some_engines(values, engine, handlers, problems)
+        return _without_model(values, flags, here, problems)
+    return _with_one_model(values, placed.missing, here, problems)
+
+
+def _with_one_model(values: Values, missing: tuple[str, ...], here: Surroundings, problems: Problems) -> Resolved:
+    """Choose what runs the model, then the model, and put the settings together."""
+    code = choose_code(values, here.folder, here.cwd, problems)
+    values, engine, replicas = _choose_engine(values, code, here, problems)
+    values = _choose_for_server(_choose_forms(values, problems), here, problems)
+    warn_of_some_engines(values, engine, here.handlers, problems)
     options = other_options(values, engine, problems)
     problems.stop_at_faults()
-    folders = user_code_folders(values.given("option.model_id"), folder, cwd)
-    secure_mode.check(values, folder, folders, (*(fetched or {}).values(), *untrusted), cwd, problems)
-    requirements = choose_requirements(values, code, folders, problems)
-    missing = left_to_code(placed.missing) if engine.handler is USER_CODE else placed.missing
-    names = {str(path): source for source, path in (fetched or {}).items()} | {text: text for text in missing}
-    values, path = choose_model(values, folder, cwd, engine.handler is USER_CODE, names, problems)
-    problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
+    requirements = _check_code(values, code, here, problems)
+    missing = left_to_code(missing) if engine.handler is USER_CODE else missing
+    values, path = _choose_model(values, engine, missing, here, problems)
     config = replace(_config(values, engine, replicas, options, path), requirements=requirements)
     config = choose_gateway_port(config)
     if code is not None:
-        config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != folder))
-    config = _with_adapters(config, engine, folder, problems)
+        config = replace(config, user_code=_with_properties(code, config, values, is_apart=path != here.folder))
+    config = _with_adapters(config, engine, here.folder, problems)
+    return _resolved(config, values, problems, _request(missing, config))
+
+
+def _choose_engine(
+    values: Values, code: UserCodeConfig | None, here: Surroundings, problems: Problems
+) -> tuple[Values, ChosenEngine, Replicas]:
+    """Choose the engine, its accelerators, and how many processes of it there are."""
+    engine = choose_engine(values, code, here.machine, here.handlers, problems)
+    values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
+    gpus = choose_gpus(values, here.machine, problems)
+    values = choose_degree(values, engine, gpus)
+    replicas = choose_replicas(values, engine, gpus, problems)
+    replicas = choose_ports(values, engine, replicas, here.environ, problems)
+    _warn_of_task(values, engine, problems)
+    return values, engine, replicas
+
+
+def _check_code(
+    values: Values, code: UserCodeConfig | None, here: Surroundings, problems: Problems
+) -> RequirementsConfig | None:
+    """Check what secure mode refuses. Returns what must be installed for the code that comes with the model."""
+    folders = user_code_folders(values.given("option.model_id"), here.folder, here.cwd)
+    untrusted = (*here.fetched.values(), *here.untrusted)
+    secure_mode.check(values, here.folder, folders, untrusted, here.cwd, problems)
+    return choose_requirements(values, code, folders, problems)
+
+
+def _choose_model(
+    values: Values, engine: ChosenEngine, missing: tuple[str, ...], here: Surroundings, problems: Problems
+) -> tuple[Values, Path]:
+    """Return the values with the model's name, and its folder."""
+    names = {str(path): source for source, path in here.fetched.items()} | {text: text for text in missing}
+    values, path = choose_model(values, here.folder, here.cwd, engine.handler is USER_CODE, names, problems)
+    problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
+    return values, path
+
+
+def _resolved(config: Config, values: Values, problems: Problems, request: FetchRequest | None = None) -> Resolved:
     rows = settings(values)
     notes = (*problems.notes, *shadows(rows))
-    details = tuple(problems.details)
-    return Resolved(config, rows, tuple(problems.warnings), notes, details, _request(missing, config))
+    return Resolved(config, rows, tuple(problems.warnings), notes, tuple(problems.details), request)
 
 
 def _request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
@@ -146,27 +190,18 @@ def _request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
     )
 
 
-def _without_model(
-    values: Values,
-    machine: Machine,
-    flags: Mapping[str, str],
-    environ: Mapping[str, str],
-    cwd: Path,
-    problems: Problems,
-) -> Resolved:
+def _without_model(values: Values, flags: Mapping[str, str], here: Surroundings, problems: Problems) -> Resolved:
     """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
     secure_mode.check_operator(values)
-    values = _choose_for_server(values, environ, cwd, machine, problems)
+    values = _choose_for_server(values, here, problems)
     for picked in values.picked.values():
         if picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
             problems.notes.append(f"{picked.given.place}: no effect with multi_model, each model has its own file")
     problems.stop_at_faults()
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}
     server = ServerConfig(**values.fields("server"), model_flags=of_models)
-    rows = settings(values)
-    config = choose_gateway_port(Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig()))
-    notes = (*problems.notes, *shadows(rows))
-    return Resolved(config, rows, tuple(problems.warnings), notes, tuple(problems.details))
+    config = Config(server=server, model=ModelConfig(path="", name="model"), engine=EngineConfig())
+    return _resolved(choose_gateway_port(config), values, problems)
 
 
 def _named_folder(environ: Mapping[str, str], flags: Mapping[str, str], cwd: Path) -> str | None:
@@ -245,16 +280,15 @@ def _fit_body_memory(values: Values, problems: Problems) -> Values:
     return values.settle(key, largest, "max_request_size")
 
 
-def _choose_for_server(
-    values: Values, environ: Mapping[str, str], cwd: Path, machine: Machine, problems: Problems
-) -> Values:
+def _choose_for_server(values: Values, here: Surroundings, problems: Problems) -> Values:
     """Choose front ends, room for bodies and the folder for downloads, which becomes an absolute path."""
     values = _fit_body_memory(values, problems)
-    values = values.choose("frontend_workers", min(4, max(1, machine.num_cores // 2)), "half of the cores, 1 to 4")
+    num_workers = min(4, max(1, here.machine.num_cores // 2))
+    values = values.choose("frontend_workers", num_workers, "half of the cores, 1 to 4")
     key = "download_dir"
     if key in values:
-        return values.settle(key, str((cwd / values.given(key)).absolute()), "absolute")
-    return values.choose(key, str(default_download_dir(environ).absolute()), "the user's cache")
+        return values.settle(key, str((here.cwd / values.given(key)).absolute()), "absolute")
+    return values.choose(key, str(default_download_dir(here.environ).absolute()), "the user's cache")
 
 
 def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: dict[str, str], path: Path) -> Config:

@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from lmi.errors import InvalidParameter, OutOfMemory
+from lmi.shared.files import write_whole
 
 NAME = re.compile(r"[!-~]{1,256}")
 FORBIDDEN = frozenset("/?#%")
@@ -135,10 +136,7 @@ class Folder(Generic[T]):
         self._reported |= unreadable
 
     def _write(self, entry: T) -> None:
-        file = self._file(entry.name)
-        new = file.with_suffix(f".{os.getpid()}")
-        new.write_bytes(msgspec.json.encode(entry))
-        new.rename(file)
+        write_whole(self._file(entry.name), msgspec.json.encode(entry))
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

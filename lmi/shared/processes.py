@@ -20,6 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
 IOLBF = 1  # of stdio.h
 LOG_FD_NAME = "LMI_LOG_FD"
+SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from lmi.shared.files import write_whole
+
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The facts about a loaded engine that the supervisor shows to people."""
@@ -21,8 +23,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 def write_report(path: Path, report: LoadReport) -> None:
     if path.exists():
         return  # an earlier process of this slot wrote it, perhaps before the disk was full
-    path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
-    path.with_suffix(".new").rename(path)
+    write_whole(path, msgspec.json.encode(report))
 
 
 def read_report(path: Path) -> LoadReport:

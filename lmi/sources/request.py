@@ -10,13 +10,13 @@ Each file is written whole and renamed into place.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from lmi.errors import ErrorInfo, StartError, cause_line, from_info
+from lmi.shared.files import write_whole
 
 REQUEST, PROGRESS, RESULT, FAILURE = "request.json", "progress.json", "result.json", "failure.json"
 
@@ -76,9 +76,7 @@ T = TypeVar("T")
 
 
 def write(path: Path, value: msgspec.Struct) -> None:
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_bytes(msgspec.json.encode(value))
-    new.rename(path)
+    write_whole(path, msgspec.json.encode(value))
 
 
 def read(path: Path, kind: type[T]) -> T | None:

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
+from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.log import escape, is_text
 from lmi.shared.report import LoadReport
@@ -43,6 +44,10 @@ class Failure(Struct, frozen=True, kw_only=True):
     stage: str
     message: str
     notice_s: float = 0.0  # how long `/ping` reports it before the server ends
+
+    @classmethod
+    def of(cls, error: StartError, stage: str) -> Failure:
+        return cls(code=error.exit_code, cause=error.label, stage=stage, message=str(error))
 
 
 def say_failed(failure: Failure, log_format: str = "json") -> None:

@@ -145,7 +145,7 @@ class Child:
         if is_ending or self.is_done:
             return None
         if (error := self.kind.fatal(code, why)) is not None:
-            return self._fail(Failure(code=error.exit_code, cause=error.label, stage=stage, message=str(error)))
+            return self._fail(Failure.of(error, stage))
         delay_s = self._table.delay_s(self._spawned_s, now, was_ready=self._was_ready)
         if delay_s is None:
             message = f"{self.name} died {self._table.num_deaths} times, the last time it {why}"

@@ -18,12 +18,12 @@ from lmi.gateway.child import argv
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.cores import Cores, variable
+from lmi.shared.processes import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind, Hang
 from lmi.supervisor.restarts import RestartTable, code_hang, hang
 
-SUPERVISOR_PID = "LMI_SUPERVISOR_PID"
 FAILED_NOTICE_S = 2.0
 MAX_FRONT_END_DEATHS = 10
 ENGINE_OOM_SCORE, FRONT_END_OOM_SCORE = 500, 0

@@ -27,6 +27,11 @@ class ModelProcesses:
         return formatters and any(record.phase == Phase.READY for record in self.block.engines)
 
     @property
+    def has_front_end(self) -> bool:
+        """Whether a front end has loaded the model's tokenizer."""
+        return any(record.pid for record in self.block.frontends)
+
+    @property
     def has_ready_process(self) -> bool:
         return any(child.record is not None and child.record.phase == Phase.READY for child in self.children)
 
@@ -45,6 +50,6 @@ class ModelProcesses:
         slot = next(slot for slot, record in enumerate(self.block.engines) if record.phase == Phase.READY)
         return read_report(self.runtime.engine_report(slot))
 
-    def entry(self, state: State) -> Model:
+    def entry(self) -> Model:
         """Return the entry that says to the front ends that this model is here."""
-        return Model(name=self.config.model.name, state=state, folder=self.runtime.path.name)
+        return Model(name=self.config.model.name, state=State.READY, folder=self.runtime.path.name)

@@ -1,6 +1,6 @@
 """The models of a server that serves several, from their load to their end.
 
-The folder of desired state says which models there should be. At each turn of the supervisor's loop `SeveralModels`
+The folder of desired state says which models there should be. At each turn of the supervisor's loop `RunningModels`
 compares it with the models that run, starts the missing ones and ends those that should be gone. It only reads the
 folder, so it waits for nobody. What becomes of a model stands in the record of the model's own block, where front ends
 read it. When the processes of a model have ended, its folder is removed, which shows front ends that it is gone.
@@ -27,7 +27,7 @@ ORPHAN_S = 2.0  # that a new folder may be without an entry
 log = logging.getLogger(__name__)
 
 
-class SeveralModels:
+class RunningModels:
     """Every model of the server, by its folder. Iterating yields their processes."""
 
     def __init__(self, runtime: ServerRuntime) -> None:
@@ -87,7 +87,7 @@ class ModelLife:
         self._started_s = time.monotonic()
         self._unwanted_s: float | None = None  # when its entry was gone
         self._ended_s: float | None = None  # when its processes were told to end
-        self._groups: set[int] = set()  # of those processes
+        self.groups: set[int] = set()  # of those processes, which have left nothing once it is empty
         model.name_children()
         self._enter(Phase.LOADING)
 
@@ -112,7 +112,7 @@ class ModelLife:
     def is_over(self) -> bool:
         """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
         is_ended = self._ended_s is not None and not any(child.pid for child in self.processes.children)
-        return is_ended and self._unwanted_s is not None and not any(map(processes.is_group_alive, self._groups))
+        return is_ended and self._unwanted_s is not None and not self.groups
 
     def close(self) -> None:
         """Remove its folder. Front ends see by this that the model is gone."""
@@ -142,14 +142,15 @@ class ModelLife:
     def _end(self, now: float) -> None:
         self._retire()
         self._ended_s = now
-        self._groups = {child.pid for child in self.processes.children if child.pid is not None}
+        self.groups = {child.pid for child in self.processes.children if child.pid is not None}
         for child in self.processes.children:
             child.send(signal.SIGTERM)
 
     def _kill_late(self, now: float) -> None:
         assert self._ended_s is not None
+        self.groups = set(filter(processes.is_group_alive, self.groups))  # the system uses the others' numbers again
         if now - self._ended_s >= KILL_S:
             for child in self.processes.children:
                 child.send(signal.SIGKILL)
-            for group in self._groups:
+            for group in self.groups:
                 processes.send(group, signal.SIGKILL, to_group=True)

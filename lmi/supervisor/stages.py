@@ -19,12 +19,12 @@ from lmi.settings.config import Config, RequirementsConfig, ServerConfig
 from lmi.settings.model_sources import Fetched
 from lmi.settings.report import Resolved
 from lmi.settings.requirements import is_complete
+from lmi.shared.processes import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources.progress import FetchReport
 from lmi.sources.request import FAILURE, PROGRESS, REQUEST, RESULT, FetchFailure, FetchRequest, FetchResult, read, write
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
-from lmi.supervisor.kinds import SUPERVISOR_PID
 from lmi.supervisor.restarts import RestartTable
 
 MAX_DEATHS = 3  # of one stage by signals or faults of ours; each try goes on where the last one ended

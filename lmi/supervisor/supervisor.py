@@ -27,7 +27,6 @@ from lmi.settings.config import Config, ServerConfig
 from lmi.settings.report import Resolved
 from lmi.shared import processes
 from lmi.shared.cores import claimed
-from lmi.shared.desired_state import State
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
@@ -38,7 +37,7 @@ from lmi.supervisor.environment import divided_cores
 from lmi.supervisor.fetches import Fetches
 from lmi.supervisor.listener import bind
 from lmi.supervisor.model import ModelProcesses
-from lmi.supervisor.models import SeveralModels
+from lmi.supervisor.models import RunningModels
 from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain_notice_s
 from lmi.supervisor.stages import Settle, Stage, stages
 
@@ -74,7 +73,7 @@ class Supervisor:
         self._signals = signals
         self._steps = steps
         self._stage: Stage | None = None
-        self._several = SeveralModels(runtime) if runtime.config.multi_model else None
+        self._several = RunningModels(runtime) if runtime.config.multi_model else None
         self._single: list[ModelProcesses] = []  # the model, once its settings are known, unless there are several
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
@@ -132,8 +131,8 @@ class Supervisor:
             self._stage = step if isinstance(step, Stage) else None
             if isinstance(step, Config):
                 self._add_model(step)
-        except StartError as error:
-            self._fail(Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error)))
+        except Exception as error:
+            self._fail(_failed_start(error))
 
     def _add_model(self, config: Config) -> None:
         self._block.supervisor.stage = ""
@@ -143,7 +142,7 @@ class Supervisor:
             processes.bind_threads(self._cores, pid)
         model = ModelProcesses(self._runtime.add_model(config), cores)
         self._single.append(model)
-        self._runtime.models().add(model.entry(State.PENDING))
+        self._runtime.models().add(model.entry())
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -238,9 +237,8 @@ class Supervisor:
             say_ready_for_models(self._config, self._listener.getsockname()[1], time.monotonic() - self._started_s)
             return
         for model in self._models:
-            if model.is_ready:
+            if model.is_ready and model.has_front_end:
                 self._enter(Phase.READY)
-                self._runtime.models().replace(model.entry(State.READY))
                 after_s = time.monotonic() - self._started_s
                 say_ready(model.config, self._listener.getsockname()[1], model.report(), after_s)
 
@@ -327,6 +325,13 @@ def gateways(config: ServerConfig, listener: socket.socket) -> list[Child]:
     return [] if config.gateway_port is None else [Child(kinds.gateway(config, port))]
 
 
+def _failed_start(error: Exception) -> Failure:
+    if not isinstance(error, StartError):
+        log.error("the start failed", exc_info=error)
+        error = StartError(f"{type(error).__name__}: {error}")
+    return Failure.of(error, "start")
+
+
 def _send(children: Iterable[Child], signum: signal.Signals) -> None:
     for child in children:
         child.send(signum)
@@ -376,6 +381,5 @@ def run(resolved: Resolved, settle: Settle) -> int:
     try:
         return serve(resolved, settle)
     except StartError as error:
-        failure = Failure(code=error.exit_code, cause=error.label, stage="start", message=str(error))
-        say_failed(failure, resolved.config.server.log_format)
-        return error.exit_code
+        say_failed(failure := _failed_start(error), resolved.config.server.log_format)
+        return failure.code

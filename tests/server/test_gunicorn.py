@@ -18,6 +18,7 @@ from gunicorn.app.wsgiapp import WSGIApplication
 
 from lmi.errors import ModelUnusable
 from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
+from lmi.server.start_failure import explain
 from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block
 
@@ -123,9 +124,9 @@ def test_a_worker_that_ended_leaves_no_gauge_behind_and_all_its_totals(settings:
     [(ModelUnusable("/m: no tokenizer"), 4, "/m: no tokenizer"), (OSError("stale handle"), 3, "OSError: stale handle")],
 )
 def test_the_supervisor_learns_why_a_front_end_cannot_start(
-    settings: ModuleType, runtime: ServerRuntime, error: Exception, code: int, said: str
+    runtime: ServerRuntime, error: Exception, code: int, said: str
 ) -> None:
-    assert settings.explain(error) == code
+    assert explain(runtime, error) == code
     assert runtime.front_end_failure().read_text() == said
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from lmi.server.model_registry import NO_MEMORY
+from lmi.errors import InvalidParameter, Unavailable
+from lmi.runtime import ServerRuntime
+from lmi.server.front_end import FrontEnd
+from lmi.server.model_registry import NO_MEMORY, ModelRegistry
+from lmi.server.models import WATCH_S, ModelLoader, Models
+from lmi.server.pages import page
+from lmi.server.several import SeveralModels
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.shared.state import Phase
+from lmi.supervisor.model import ModelProcesses
 from tests.scripted import Host, host
+from tests.system.container import write_byte_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +55,89 @@ def test_another_model_and_another_method_are_refused(server: Host) -> None:
     response, _ = server.send("PATCH", "/models/scripted")
     assert response.status == 405
     assert set(str(response.getheader("allow")).split(", ")) == {"DELETE", "GET", "HEAD"}
+
+
+def test_a_model_that_comes_while_a_front_end_starts_is_served_and_one_it_cannot_load_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    runtime = ServerRuntime.create(ServerConfig())
+    try:
+        asyncio.run(follow_a_model(runtime, tmp_path))
+    finally:
+        runtime.remove()
+
+
+async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
+    block = runtime.attach()
+    block.supervisor.phase = Phase.READY
+    models = Models(FrontEnd(runtime, block, block.frontends[0]))
+    loader = ModelLoader(runtime, models)
+    loader.load()
+    late = ModelConfig(path=str(folder), name="late")
+    config = Config(server=runtime.config, model=late, engine=EngineConfig())
+    model = ModelProcesses(runtime.add_model(config))
+    runtime.models().add(model.entry())
+    async with loader.running():
+        await asyncio.sleep(3 * WATCH_S)
+        assert models.only is None and not model.has_front_end  # its folder has no tokenizer
+        write_byte_tokenizer(folder)
+        async with asyncio.timeout(10):
+            while models.only is None:
+                await asyncio.sleep(0.01)
+        assert model.has_front_end
+
+
+def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    runtime = ServerRuntime.create(ServerConfig(multi_model=True, model_store=str(tmp_path.parent)))
+    try:
+        asyncio.run(load_what_cannot_start(runtime, str(tmp_path)))
+    finally:
+        runtime.remove()
+
+
+async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
+    block = runtime.attach()
+    models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]), runtime)
+    supervisor = asyncio.create_task(discard_every_model(runtime))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="cannot be started, see the log"):
+            async with asyncio.timeout(30):
+                await ModelRegistry(models).register("a", url)
+        assert runtime.models().entries() == []
+    supervisor.cancel()
+
+
+async def discard_every_model(runtime: ServerRuntime) -> None:
+    """Do what the supervisor does with models whose folders it cannot read."""
+    while True:
+        for entry in runtime.models().entries():
+            runtime.discard(entry.folder)
+        await asyncio.sleep(0)
+
+
+ITEMS = list(range(250))
+
+
+def test_pages_hold_every_item_once() -> None:
+    items, token = [], "0"
+    while token:
+        shown, more = page(ITEMS, {"limit": "90", "next_page_token": token})
+        items += shown
+        token = more.get("nextPageToken", "")
+    assert items == ITEMS
+    assert page(ITEMS, {"next_page_token": "999"}) == ([], {})
+
+
+@pytest.mark.parametrize(("limit", "number"), [("", 100), ("0", 100), ("101", 100), ("-1", 100), ("x", 100), ("7", 7)])
+def test_a_page_has_up_to_a_hundred_items(limit: str, number: int) -> None:
+    assert len(page(ITEMS, {"limit": limit})[0]) == number
+
+
+@pytest.mark.parametrize("token", ["abc", "-1", "1.5", "²", "1" * 10])
+def test_a_token_that_no_page_gave_is_refused(token: str) -> None:
+    with pytest.raises(InvalidParameter, match="next_page_token"):
+        page(ITEMS, {"next_page_token": token})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A start that fails before there is a child. Whole servers are tested in tests/system/test_processes.py."""
+"""Starts that fail. Whole servers are tested in tests/system/test_processes.py."""
 
 from __future__ import annotations
 
@@ -26,13 +26,39 @@ config = Config(server=server, model=ModelConfig(path="/m", name="m"), engine=En
 sys.exit(supervisor.run(Resolved(config), lambda fetched: Resolved(config)))
 """
 
+CANNOT_SETTLE = """
+import sys
+from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
+from lmi.settings.report import Resolved
+from lmi.sources.request import FetchRequest
+from lmi.supervisor import supervisor
+
+def settle(fetched):
+    raise OSError("stale file handle")
+
+server = ServerConfig(host="127.0.0.1", port=0, log_format="json", frontend_workers=1)
+config = Config(server=server, model=ModelConfig(path="/m", name="m"), engine=EngineConfig())
+sys.exit(supervisor.run(Resolved(config, request=FetchRequest(sources=())), settle))
+"""
+
+
+def start(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+
 
 def test_a_start_that_cannot_map_the_shared_block_says_so_and_leaves_nothing(tmp_path: Path) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", CANNOT_MAP]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    done = start(CANNOT_MAP, tmp_path)
     assert "AttributeError" not in done.stderr
     words = json.loads(done.stderr)
     assert done.returncode == words["code"] == 1
     assert words["event"] == "failed" and "Cannot allocate memory" in words["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_fault_of_the_settings_after_a_download_ends_the_start_with_its_last_words(tmp_path: Path) -> None:
+    done = start(CANNOT_SETTLE, tmp_path)
+    words = json.loads(done.stderr.splitlines()[-1])
+    assert done.returncode == words["code"] == 1
+    assert words["event"] == "failed" and words["message"] == "OSError: stale file handle"
     assert list(tmp_path.iterdir()) == []

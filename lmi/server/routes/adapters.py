@@ -20,7 +20,6 @@ from lmi.server.adapter_choice import alias
 from lmi.server.adapter_source import fetch_adapter, warning
 from lmi.server.pages import page
 from lmi.server.service import Service
-from lmi.server.user_code import query
 from lmi.settings.adapters import is_enabled
 from lmi.shared.desired_state import Adapter, State, check_name
 
@@ -85,7 +84,7 @@ async def describe(exchange: Exchange, service: Service) -> None:
 
 async def list_all(exchange: Exchange, service: Service) -> None:
     registry = await _registry(exchange, service)
-    entries, more = page(registry.entries(), query(exchange))
+    entries, more = page(registry.entries(), exchange.query)
     await _tell(exchange, {"adapters": [_shown(entry, service) for entry in entries], **more})
 
 
@@ -111,7 +110,7 @@ async def _parameters(exchange: Exchange, service: Service) -> dict[str, Any]:
     """Read the query and the body. Raises InvalidParameter, also for a value that differs in the two."""
     body = await exchange.body(service.config.server.max_request_size, service.front_end.body_memory)
     given: dict[str, Any] = {}
-    for place in (query(exchange), read_object(body) if body.strip() else {}):
+    for place in (exchange.query, read_object(body) if body.strip() else {}):
         for name, read in PARAMETERS.items():
             if place.get(name) is not None:
                 value = read(name, place[name])

@@ -21,19 +21,19 @@ from lmi.server.pages import page
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
 from lmi.server.several import SeveralModels
-from lmi.server.user_code import query
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import EngineRecord, Phase
 
 HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
 FIELDS = ("model_name", "url")
+LISTED = ("modelName", "modelUrl", "status")
 
 
 async def collection(exchange: Exchange, models: Models) -> None:
     """Answer `/models`: GET lists the models, POST loads one."""
     if exchange.method != "POST":
-        described, more = page(await _described(models), query(exchange))
-        rows = [{key: row[key] for key in ("modelName", "modelUrl", "status")} for row in described]
+        shown, more = page(await _described(models), exchange.query)
+        rows = [{key: row[key] for key in LISTED} for row in shown]
         await _tell(exchange, {"models": rows, **more})
         return
     given = await _given(exchange, models)
@@ -127,7 +127,7 @@ async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
     """Return the fields of the body with the parameters of the query. Raises an error for two different values."""
     _registry(models)
     front_end = models.front_end
-    body, asked = await exchange.body(front_end.config.max_request_size, front_end.body_memory), query(exchange)
+    body, asked = await exchange.body(front_end.config.max_request_size, front_end.body_memory), exchange.query
     try:
         fields = msgspec.json.decode(body) if body.strip() else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -16,7 +16,7 @@ from lmi.errors import ClientGone, LmiError
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.server.streams import as_ascii
-from lmi.server.user_code import properties, query
+from lmi.server.user_code import properties
 from lmi.user_code.client import Call
 from lmi.user_code.formatter import JSON
 from lmi.user_code.messages import Handle, Head
@@ -47,7 +47,7 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
 async def call_handler(exchange: Exchange, service: Service, body: bytes) -> None:
     """Call `handle` and send its response. Raises LmiError only before the first byte is sent."""
     assert service.user_code is not None
-    given, asked = properties(exchange), query(exchange)
+    given, asked = properties(exchange), exchange.query
     try:
         async with exchange.deadline(service.config.server.predict_timeout_s):
             with closing(await service.user_code.begin(lambda call_id: Handle(call_id, given, asked, body))) as call:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,24 @@ def test_requirements_that_cannot_be_installed_end_the_start_with_pips_last_erro
         assert words["stage"] == "requirements" and "ERROR: No matching distribution" in words["message"]
 
 
+def installs_first(folder: Path) -> Path:
+    """A model whose engines, and so its front ends, wait for what its requirements.txt names."""
+    folder.mkdir()
+    write_model(folder, **{"option.trust_remote_code": "true"})
+    (folder / "requirements.txt").write_text("one\n")
+    write_wheel(folder / "requirements", "one")
+    return folder
+
+
+def test_a_tokenizer_that_a_waiting_front_end_cannot_load_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    folder = installs_first(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("no JSON")
+    with launch(folder, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
+        assert server.wait(60) == 4
+        assert "tokenizer.json" in server.last_words()["message"]
+        assert '"event":"ready"' not in server.log.read_text() and "Traceback" not in server.log.read_text()
+
+
 def in_download(tmp_path: Path, hub: HubServer, index: str) -> tuple[Path, dict[str, str], str]:
     hub.publish("owner/model", {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()})
     hub.hold("GET .*safetensors", after=1000, times=9)
@@ -125,6 +143,27 @@ def test_sigterm_ends_every_stage_within_two_seconds_and_with_0(begin, tmp_path:
             assert server.wait() == 0
             assert time.monotonic() - started_s < 2.5
             assert server.pids() == []
+
+
+def test_sigterm_ends_a_front_end_that_reads_the_tokenizer_of_a_model_that_came_late(tmp_path: Path) -> None:
+    pipe = installs_first(tmp_path / "model") / "tokenizer_config.json"
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with launch(pipe.parent, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
+        writers: list[int] = []  # nothing is written, so every front end waits
+        wait_until(lambda: opened(pipe, writers), "a front end reads it", 30)
+        server.signal(signal.SIGTERM)
+        started_s = time.monotonic()
+        assert server.wait() == 0
+        assert time.monotonic() - started_s < 2.5
+    os.close(writers[0])
+
+
+def opened(pipe: Path, writers: list[int]) -> bool:
+    """Open a pipe for writing if it has a reader."""
+    with suppress(OSError):
+        writers.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    return bool(writers)
 
 
 def test_a_second_sigterm_ends_a_drain_with_143(tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmi.shared.files import write_whole
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_whole(file, b"old")
+    write_whole(file, b"new")
+    assert file.read_bytes() == b"new"
+    folder = tmp_path / "b.json"
+    (folder / "inside").mkdir(parents=True)
+    with pytest.raises(OSError):
+        write_whole(folder, b"x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
