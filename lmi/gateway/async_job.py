@@ -12,7 +12,7 @@ from lmi.gateway.endpoints import Endpoint
 from lmi.gateway.errors import AwsError, invalid, model_error, too_large
 from lmi.gateway.gateway import Request, headers_for_container
 from lmi.gateway.invocations import MAX_HEADER_BYTES
-from lmi.gateway.operations import ASYNC, PREFIX
+from lmi.gateway.members import ASYNC, PREFIX
 from lmi.gateway.stores import Inputs
 
 INPUT_LOCATION = PREFIX + "InputLocation"

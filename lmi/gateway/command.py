@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from lmi.gateway.container import Container
-from lmi.gateway.operations import ENDPOINT_NAME
+from lmi.gateway.members import ENDPOINT_NAME
 from lmi.gateway.parts import parse as parse_parts
 from lmi.gateway.settings import ANY, Settings
 from lmi.gateway.stores import S3_SCHEME, parse_s3

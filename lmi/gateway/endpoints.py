@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lmi.gateway.container import Container, ContainerFault
 from lmi.gateway.errors import ACCOUNT, AwsError, no_endpoint, unavailable
-from lmi.gateway.operations import ENDPOINT_NAME
+from lmi.gateway.members import ENDPOINT_NAME
 from lmi.gateway.settings import ANY
 
 PING_TIMEOUT_S = 2.0  # as on the platform

@@ -12,7 +12,7 @@ from lmi.gateway.container import Header
 from lmi.gateway.endpoints import Components, Endpoint, Endpoints
 from lmi.gateway.errors import invalid
 from lmi.gateway.exchange import AwsExchange
-from lmi.gateway.operations import PREFIX, TO_CONTAINER, Member, read
+from lmi.gateway.members import PREFIX, TO_CONTAINER, Member, read
 from lmi.gateway.settings import Settings
 from lmi.http.body import BodyMemory
 

@@ -13,7 +13,7 @@ from lmi.gateway.container import Answer, ContainerFault, Header, OutOfTime, Unr
 from lmi.gateway.endpoints import Endpoint
 from lmi.gateway.errors import AwsError, model_error, timed_out, unavailable, unknown_operation
 from lmi.gateway.gateway import VARIANT, Gateway, Request, headers_for_container, path_to_model
-from lmi.gateway.operations import COMPONENT_NAME, INVOKE, OPENAI, PREFIX, STREAM, Member
+from lmi.gateway.members import COMPONENT_NAME, INVOKE, OPENAI, PREFIX, STREAM, Member
 
 log = logging.getLogger(__name__)
 
