@@ -69,12 +69,12 @@ class AdapterRegistry:
             raise NameTaken(f"Adapter {said or entry.name} is registered already")
         try:
             await self._load(entry)
+            self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
         except BaseException as error:
-            self._folder.remove(entry.name)
+            self._folder.remove(entry.name)  # an engine that has it follows the folder
             if isinstance(error, LmiError) and not isinstance(error, DeadlineExceeded):
                 await self._forget(entry.name)
             raise
-        self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
         log.info("adapter %s is registered", entry.name)
 
     async def update(self, entry: Adapter, said: str = "") -> None:
