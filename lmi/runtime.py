@@ -7,6 +7,7 @@ and engines the second through one environment variable. The server's folder, a 
     state               the shared block with the records of supervisor and front ends
     front-end-failure   why a front end cannot start
     models/H.json       a model that should be loaded; H is a hash of its name
+    fetches/ID/         a source that a front end waits for, and how far its fetch is (`lmi/sources/request.py`)
     N/                  the folder of a model
 
 The folder of a model, a `Runtime`, holds:
@@ -81,6 +82,10 @@ class ServerRuntime:
 
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"
+
+    def fetches(self) -> Path:
+        """Return the folder of the sources that front ends wait for. It may not be there yet."""
+        return self.path / "fetches"
 
     def models(self) -> ModelFolder:
         """Return the folder of the models that should be loaded."""

@@ -51,6 +51,7 @@ from lmi.executor import (
 )
 from lmi.http.protocol import GuardedProtocol
 from lmi.pipeline import Pipeline
+from lmi.runtime import ServerRuntime
 from lmi.server.app import build_app
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
@@ -346,7 +347,7 @@ async def _serve(
     sessions = (
         Sessions(folder / "sessions", config.server.sessions_expiration_s) if config.server.enable_sessions else None
     )
-    models = Models(FrontEnd(config.server, block, block.frontends[0]))
+    models = Models(FrontEnd(ServerRuntime(folder, config.server), block, block.frontends[0]))
     registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
     models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
     app = build_app(models, models.running())

@@ -57,6 +57,15 @@ def test_config_prints_option_value_source_and_what_is_shadowed(folder: Path) ->
     )
 
 
+@pytest.mark.parametrize("source", ["owner/name", "s3://bucket/team/name/", "s3://bucket/name.tar.gz"])
+def test_config_of_a_model_that_must_be_fetched_asks_nobody(source: str) -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
+    done = command("config", source, "--json", **nowhere)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {row["option"]: row["value"] for row in json.loads(done.stdout)["options"]}
+    assert (rows["option.model_id"], rows["option.model_name"]) == (source, "name")
+
+
 def test_config_as_json_says_the_same(folder: Path) -> None:
     done = command("config", "--json", "--model-dir", str(folder), SAGEMAKER_BIND_TO_PORT="8081")
     document = json.loads(done.stdout)

@@ -166,6 +166,14 @@ def check_kubectl(words: list[str]) -> None:
         check_asked(words)
 
 
+RAY_START = {"--head", "--address", "--port", "--include-dashboard", "--disable-usage-stats"}
+
+
+def check_ray(words: list[str]) -> None:
+    """Flags that tests/system/test_vllm_ray.py starts real nodes with."""
+    assert words[0] == "start" and {word.partition("=")[0] for word in words[1:]} <= RAY_START
+
+
 def check_created(words: list[str]) -> None:
     """kubectl itself makes the object without a cluster, and Kubernetes' schema takes it."""
     if shutil.which("kubectl") is None:
@@ -210,7 +218,7 @@ def check_pip(words: list[str]) -> None:
 
 
 def check_export(words: list[str]) -> None:
-    assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in words)
+    assert all(re.fullmatch(r"[A-Za-z_]+=\S+", word) for word in words)
 
 
 def check_written(words: list[str]) -> None:
@@ -218,6 +226,7 @@ def check_written(words: list[str]) -> None:
 
 
 CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "ray": check_ray,
     "lmi": check_lmi,
     "curl": check_curl,
     "docker": check_docker,

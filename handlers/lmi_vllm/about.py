@@ -11,7 +11,11 @@ from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler, folder_of
 from lmi.settings.machine import num_ranks_here
 
-NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+BACKEND, ON_RAY = "distributed_executor_backend", "ray"
+# With Ray, vLLM joins a cluster that runs: by default Ray would start one, with a dashboard, in vLLM's process. What a
+# rank prints stays in Ray's log on its node: by default Ray prints it in its own form to the standard output here.
+JOINS_A_CLUSTER = {"RAY_ADDRESS": "auto", "RAY_LOG_TO_DRIVER": "0"}
 MAX_SOCKET_FOLDER_BYTES = 107 - 37  # the longest path of a socket, less the file name that vLLM chooses
 # LMI's names for fields of vLLM's speculative_config.
 SPECULATIVE = frozenset({"speculative_draft_model", "speculative_length", "draft_model_tp_size"})
@@ -51,13 +55,15 @@ def check(config: EngineConfig) -> Mapping[str, str]:
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Forbid reports, put sockets into `folder`, and give each rank on a CPU its cores.
+    """Forbid reports, put sockets into `folder`, join Ray's cluster, and give each rank on a CPU its cores.
 
     A variable that the operator has set keeps its value.
     """
     wanted = NOTHING_IS_SENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.model_loading_timeout_s))}
     if 0 < len(os.fsencode(folder)) <= MAX_SOCKET_FOLDER_BYTES:
         wanted["VLLM_RPC_BASE_PATH"] = folder
+    if config.options.get(BACKEND) == ON_RAY:
+        wanted |= JOINS_A_CLUSTER
     if config.tensor_parallel_degree > 1 and not config.device_ids:
         groups = rank_cores(config, slot, sorted(os.sched_getaffinity(0)))
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in groups)
@@ -81,6 +87,7 @@ HANDLER = Handler(
     library="vllm",
     auto=Auto.ON_GPUS,
     uses=frozenset({"option.trust_remote_code"}),
+    on_cluster={f"option.{BACKEND}": ON_RAY},
     port_variables=("VLLM_PORT", "MASTER_PORT"),  # of each rank's first meeting, and of torch's
     option_names=option_names,
     check=check,

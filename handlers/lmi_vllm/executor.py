@@ -19,6 +19,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import guides
+from handlers.lmi_vllm.about import ON_RAY
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.in_process import InProcess
 from handlers.lmi_vllm.multi_process import MultiProcess
@@ -100,7 +101,7 @@ def _start(
         arguments = AsyncEngineArgs(**engine_arguments(config, model))
         num_ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.nnodes
         if is_multi_process is None:
-            is_multi_process = num_ranks > 1
+            is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
         # The warnings name functions that torch will drop; they are for vLLM's authors.
         with startup_log.reported_to(progress), warnings.catch_warnings(action="ignore"):
             return MultiProcess(arguments) if is_multi_process else InProcess(arguments)

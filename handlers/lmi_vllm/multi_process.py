@@ -57,7 +57,7 @@ class MultiProcess:
         self._thread.start()
         self.config = self._llm.vllm_config
         self._heartbeat: NodeHeartbeat | None = None
-        if arguments.nnodes > 1 and arguments.distributed_executor_backend != "ray":
+        if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
             port = self.config.parallel_config.master_port
             self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
 

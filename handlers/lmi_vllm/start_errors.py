@@ -35,10 +35,16 @@ ADVICE = (
         "set option.enforce_eager=true, or mend the C++ compiler (CXX names another one)",
     ),
     (
-        re.compile(r"import Ray"),
+        re.compile(r"running Ray instance"),
+        "start Ray on this machine first (ray start), or leave option.distributed_executor_backend out: nodes work "
+        "together without Ray too (option.nnodes)",
+    ),
+    (
+        re.compile(r"import Ray|not support ray"),
         "or leave option.distributed_executor_backend out: nodes work together without Ray too (option.nnodes)",
     ),
 )
+OF_RAY = re.compile(r"running Ray instance|not support ray")
 OF_THE_MODEL = re.compile(r"architecture|checkpoint")
 
 
@@ -54,4 +60,7 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
     said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         advice = advice or OUT_OF_MEMORY
-    return ModelUnusable(f"{model}: vLLM cannot start: {said}" + (f"; {advice}" if advice else ""))
+    said += f"; {advice}" if advice else ""
+    if OF_RAY.search(text):
+        return BadConfiguration(f"option.distributed_executor_backend=ray: vLLM cannot start: {said}")
+    return ModelUnusable(f"{model}: vLLM cannot start: {said}")

@@ -115,7 +115,8 @@ def _note_failure(record: logging.LogRecord) -> bool:
     startup_log = StartupLog.current()
     if not record.exc_info or startup_log.is_started:
         return True
-    startup_log.write(f"failed {_described(record.exc_info[1])}")
+    error = record.exc_info[1]
+    startup_log.write(f"failed {_described(getattr(error, 'cause', None) or error)}")  # Ray wraps the error of a rank
     return logging.getLogger().isEnabledFor(logging.DEBUG)
 
 

@@ -103,12 +103,23 @@ class AdapterRegistry:
         """Return the registered adapters, sorted by name."""
         return [entry for entry in self._folder.entries() if entry.state is State.READY]
 
+    def has(self, name: str) -> bool:
+        """Return whether an adapter is registered, also if an engine could not load it again."""
+        entry = self._folder.read(name)
+        return entry is not None and entry.state is not State.PENDING
+
     def find(self, name: str, said: str = "") -> Adapter:
         """Return a registered adapter. Raises NotRegistered."""
         entry = self._folder.read(name)
         if entry is None or entry.state is State.PENDING:
             raise NotRegistered(f"Adapter {said or name} is not registered")
         return entry
+
+    def check_free(self, name: str, said: str = "") -> None:
+        """Raise NameTaken if another adapter has the name now. `register` decides."""
+        entry = self._folder.read(name)
+        if entry is not None and not is_abandoned(entry):
+            raise NameTaken(f"Adapter {said or name} is registered already")
 
     def _changeable(self, name: str, said: str) -> Adapter:
         """Return a registered adapter. Raises NotRegistered, or NameTaken for one that is being registered now."""

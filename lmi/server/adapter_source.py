@@ -1,45 +1,69 @@
-"""Finds the files of an adapter that a client names: a folder below the folders that the operator allows."""
+"""Finds the files of an adapter that a client names: in a folder that the operator allows, at a hub or in S3."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 
 from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten
+from lmi.server.fetches import Fetches
 from lmi.settings.adapters import check_files
 from lmi.settings.config import Config
 from lmi.settings.model_urls import local_path
 from lmi.settings.secure_mode import check_adapter
+from lmi.sources.request import WantedSource
+from lmi.sources.source import is_remote
 
 PLATFORM = "/opt/ml"  # where SageMaker lays the files of models and adapters
-REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://.*|[\w.-]+/[\w.-]+")
 SCRIPT = "model.py"
 
 
-async def fetch_adapter(src: str, config: Config) -> Path:
-    """Return the local folder of a source. Raises InvalidRequest if it cannot be used.
+async def fetch_adapter(src: str, config: Config, fetches: Fetches) -> Path:
+    """Return the local folder of a source, after its fetch if it is remote.
 
-    The files may be on a slow disk, so another thread looks at them.
+    Raises InvalidRequest if it cannot be used, or an error of `Fetches.fetch`. The files may be on a slow disk, so
+    another thread looks at them.
     """
-    return await asyncio.to_thread(_find, src, config)
+    folder = await asyncio.to_thread(find_local, src, config)
+    if folder is None:
+        folder = await fetches.fetch(_wanted(src, config), config.engine.model_loading_timeout_s)
+        await asyncio.to_thread(_check, folder, config, is_fetched=True)
+    return folder
 
 
-def _find(src: str, config: Config) -> Path:
+def find_local(src: str, config: Config) -> Path | None:
+    """Return the folder that a source names, or None if it is remote. Raises InvalidRequest if it cannot be used."""
     try:
         folder = (Path(config.model.path) / local_path(src)).resolve()
         is_there = folder.is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, links that lead to each other
         raise InvalidParameter("src", "the path of a folder", src) from None
-    if REMOTE.fullmatch(src) and not src.startswith("file:") and not is_there:
-        raise InvalidParameter("src", "a folder, because adapters are not fetched from elsewhere yet", src)
-    _check_place(folder, src, config)
     try:
-        check_adapter(config.server, folder, Path(config.model.path))
+        if is_remote(src, exists_locally=is_there, needs_owner=True):
+            return None
+    except StartError as error:
+        raise InvalidRequest(f"src {error}") from None
+    _check_place(folder, src, config)
+    _check(folder, config)
+    return folder
+
+
+def _wanted(src: str, config: Config) -> WantedSource:
+    return WantedSource(
+        source=src,
+        allow_pickle=config.engine.allow_pickle,
+        trust_remote_code=config.engine.trust_remote_code,
+        download_dir=config.server.download_dir,
+        is_adapter=True,
+    )
+
+
+def _check(folder: Path, config: Config, *, is_fetched: bool = False) -> None:
+    try:
+        check_adapter(config.server, folder, Path(config.model.path), is_fetched=is_fetched)
         check_files(folder, allow_pickle=config.engine.allow_pickle)
     except StartError as error:
         raise InvalidRequest(f"src {error}") from None
-    return folder
 
 
 def _check_place(folder: Path, src: str, config: Config) -> None:

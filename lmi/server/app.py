@@ -40,13 +40,13 @@ PROBES = ("/ping", "/metrics", "/v2/health/live", "/v2/health/ready")  # neither
 SERVER_ROUTES: list[ServerRow] = [
     *docs.ROUTES,
     *health.ROUTES,
+    *batch.SERVER_ROUTES,
     *model_routes.SERVER_ROUTES,
     *kserve.SERVER_ROUTES,
     *openai.SERVER_ROUTES,
     *tgi.SERVER_ROUTES,
 ]
 ROUTES: list[Row] = [
-    *batch.ROUTES,
     *invocations.ROUTES,
     *triton.ROUTES,
     *kserve.ROUTES,
@@ -54,14 +54,14 @@ ROUTES: list[Row] = [
     *openai.ROUTES,
     *adapters.ROUTES,
 ]
-USER_CODE_ROUTES: list[Row] = [*batch.ROUTES, *user_code.ROUTES, *adapters.ROUTES]
+USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapters.ROUTES]
 
 
 def create_app() -> ASGIApp:
     """Make the application of this front end. Its slot and settings come from the environment."""
     runtime = ServerRuntime.from_environ()
     block = runtime.attach()
-    front_end = FrontEnd(runtime.config, block, block.frontends[int(os.environ["LMI_SLOT"])])
+    front_end = FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])])
     models = SeveralModels(front_end, runtime) if runtime.config.multi_model else Models(front_end)
     loader = SeveralLoader(runtime, models) if isinstance(models, SeveralModels) else ModelLoader(runtime, models)
     loader.load()

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from lmi.errors import Overloaded, Unavailable
 from lmi.http.body import BodyMemory
-from lmi.settings.config import ServerConfig
+from lmi.runtime import ServerRuntime
+from lmi.server.fetches import Fetches
 from lmi.shared.state import Block, FrontEndRecord, Phase
 
 log = logging.getLogger(__name__)
@@ -19,13 +20,14 @@ MAX_REPORTED = 1000
 class FrontEnd:
     """One front end. It has no model until one is added to `models`."""
 
-    def __init__(self, config: ServerConfig, block: Block, record: FrontEndRecord) -> None:
-        self.config = config
+    def __init__(self, runtime: ServerRuntime, block: Block, record: FrontEndRecord) -> None:
+        self.config = runtime.config
         self.block = block  # with the records of supervisor and front ends
         self.record = record  # of this front end
         self.slot = block.frontends.index(record)
         self.model_blocks: dict[str, Block] = {}  # by the model's name
-        self.body_memory = BodyMemory(record, config.max_body_memory)
+        self.body_memory = BodyMemory(record, self.config.max_body_memory)
+        self.fetches = Fetches(runtime.fetches(), block)
         self._has_reported_key = False
         self._reported: set[str] = set()
 

@@ -63,14 +63,14 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
 
 
 def with_adapter(services: Iterable[Service], name: str) -> Service | None:
-    """Return the model that has an adapter of this name."""
-    return next((service for service in services if name in service.model.adapters), None)
+    """Return the model that has a registered adapter of this name."""
+    return next((service for service in services if service.adapters and service.adapters.has(name)), None)
 
 
 def must_name(loaded: Iterable[str]) -> InvalidRequest:
     """Return the error of a request that names no model where none or several are loaded."""
     names = ", ".join(map(repr, sorted(loaded)))
     return InvalidRequest(
-        f"the request must name its model ({NAME} in the query or in Custom-Attributes, or /models/NAME/invoke): "
+        f"the request must name its model ({NAME} in the query or in Custom-Attributes, or a path below /models/NAME): "
         f"{f'loaded are {names}' if names else 'none is loaded'}"
     )

@@ -103,8 +103,10 @@ def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...],
         return Replicas()
     num_ranks = values.final(TENSOR) * values.final(PIPELINE)
     gpus_each = num_ranks_here(num_ranks, values.given("option.nnodes", ""))
+    is_on_cluster = any(values.given(key) == text for key, text in engine.handler.on_cluster.items())
+    num_gpus = 0 if is_on_cluster else len(gpus)  # 0: those of this machine are no limit
     try:
-        number = num_engines(len(gpus), gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
+        number = num_engines(num_gpus, gpus_each, values.given("minWorkers"), values.given("maxWorkers"))
     except BadConfiguration as error:
         sources = [values.how_given(key).source for key in ("minWorkers", "maxWorkers") if key in values]
         problems.faults.append(f"{error} ({', '.join(sources)})" if sources else str(error))

@@ -41,6 +41,7 @@ class Handler:
     defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
     uses: frozenset[str] = frozenset()  # those of reference.OF_SOME_ENGINES that have an effect on it
     unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing
+    on_cluster: Mapping[str, str] = field(default_factory=dict)  # option -> text with which a cluster places the ranks
     port_variables: tuple[str, ...] = ()  # variables that each name a TCP port on which one of its processes listens
     demo: Path | None = None  # the folder of a small model that comes with it
     option_names: Callable[[], frozenset[str] | None] = lambda: None

@@ -1,7 +1,8 @@
 """The settings of one of several models: its serving.properties, and what environment and command line say of models.
 
 Options of the server and names of the model have no effect in its file: the server has settings of its own, and
-whoever loads the model names it.
+whoever loads the model names it. Where the server is in secure mode, the model is refused what a model at the start is
+refused, and its whole folder is searched.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from lmi.settings.model_folder import find_folder
 from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
 from lmi.settings.properties import Properties, read
 from lmi.settings.report import Resolved
+from lmi.settings.requirements import is_complete
 from lmi.settings.resolve import resolve
+from lmi.settings.secure_mode import as_flags
 
 NAMING = frozenset(("load_models", "option.model_name", "option.served_model_name", "option.model_alias"))
 MODEL = "option.model_id"
@@ -25,7 +28,7 @@ MODEL = "option.model_id"
 def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[str, str]) -> Resolved:
     """Return the settings of the model in the folder `url`, with a note about options that do not count there.
 
-    Raises BadConfiguration or ModelUnusable with the cause, also for a folder outside of model_store.
+    Raises BadConfiguration, SecurityRefused or ModelUnusable with the cause, also for a folder outside of model_store.
     """
     folder = find_folder(str(checked_folder(url, server.model_store)), Path(url))
     assert folder is not None
@@ -34,8 +37,14 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
     counted = {key: entry for key, entry in given.entries.items() if _is_of_model(key)}
     properties = replace(given, entries=counted)
     flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
-    resolved = resolve(properties, _of_models(environ), flags, folder=folder, cwd=folder)
-    model = resolved.config.model
+    flags |= _of_server(server)
+    resolved = resolve(properties, _of_models(environ), flags, folder=folder, cwd=folder, untrusted=[folder])
+    model, needs = resolved.config.model, resolved.config.requirements
+    if resolved.request is not None:
+        source = resolved.request.sources[0].source
+        raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
+    if needs is not None and not is_complete(needs):
+        raise ModelUnusable(f"{needs.file}: nothing is installed for one of several models")
     checked_folder(model.path, server.model_store)
     config = replace(resolved.config, server=server, model=replace(model, name=name, aliases=()))
     return replace(resolved, config=config, notes=(*resolved.notes, *_notes(given)))
@@ -64,6 +73,11 @@ def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text for name, text in environ.items() if all(_is_of_model(key) and key != MODEL for key in _keys(name))
     }
+
+
+def _of_server(server: ServerConfig) -> dict[str, str]:
+    """Return the server's settings that decide what a model may bring along, as the command line gives them."""
+    return as_flags(server) | ({"download_dir": server.download_dir} if server.download_dir else {})
 
 
 def _keys(name: str) -> Iterator[str]:

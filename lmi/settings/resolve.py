@@ -5,7 +5,7 @@ Each step takes the values so far, returns them with its own choices, and adds t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +56,7 @@ class Surroundings:
     machine: Machine
     handlers: Mapping[str, Handler]  # that are installed, by name
     fetched: Fetched
+    untrusted: Collection[Path]  # folders that secure mode searches as it does those that were fetched
 
 
 def resolve_folder(
@@ -95,14 +96,16 @@ def resolve(
     cwd: Path = Path(),
     machine: Machine | None = None,
     fetched: Fetched | None = None,
+    untrusted: Collection[Path] = (),
 ) -> Resolved:
     """Settle every option. Raises BadConfiguration with one line for each fault, or else ModelUnusable.
 
     `flags` holds the texts of the command line by key. If `folder` is None, the demo is served. The result's `request`
     names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
+    Secure mode searches the folders of `untrusted` as it does those that were fetched.
     """
     problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
-    here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {})
+    here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
     placed = place(_expand(collect(properties, environ, flags), here.machine), folder, cwd, here.fetched, problems)
     values = Values(pick(placed.givens, problems))
     if values.final("multi_model"):
@@ -148,7 +151,8 @@ def _check_code(
 ) -> RequirementsConfig | None:
     """Check what secure mode refuses. Returns what must be installed for the code that comes with the model."""
     folders = user_code_folders(values.given("option.model_id"), here.folder, here.cwd)
-    secure_mode.check(values, here.folder, folders, here.fetched.values(), here.cwd, problems)
+    untrusted = (*here.fetched.values(), *here.untrusted)
+    secure_mode.check(values, here.folder, folders, untrusted, here.cwd, problems)
     return choose_requirements(values, code, folders, problems)
 
 
@@ -188,6 +192,7 @@ def _request(missing: tuple[str, ...], config: Config) -> FetchRequest | None:
 
 def _without_model(values: Values, flags: Mapping[str, str], here: Surroundings, problems: Problems) -> Resolved:
     """Return the settings of a server with several models. Each model's are resolved when it is loaded."""
+    secure_mode.check_operator(values)
     values = _choose_for_server(values, here, problems)
     for picked in values.picked.values():
         if picked.given.rank[0] == FILE and not is_of_server(picked.given.key):

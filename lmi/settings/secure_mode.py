@@ -108,8 +108,7 @@ def check(
     """
     if not values.final(SWITCH):
         return
-    _raise(list(_refused_sources(values)))
-    names, channels = _controls(values), _channels(values)
+    names, channels = check_operator(values)
     roots = [PLATFORM_FOLDER, Path(values.final("download_dir")), *([folder] if folder else []), *fetched]
     refused = list(_refused_options(values, names))
     refused += _refused_paths(values, [*folders, folder or cwd, cwd], roots)
@@ -118,17 +117,36 @@ def check(
     for untrusted in dict.fromkeys((*channels, *fetched)):
         refused += _refused_within(untrusted, names)
     _raise(refused)
-    if not channels and any(CONTROLS[name].within for name in names):
+    if not channels and not fetched and any(CONTROLS[name].within for name in names):
         problems.warnings.append(f"{CHANNELS} names no folder, so files are searched only where they are downloaded")
 
 
-def check_adapter(server: ServerConfig, folder: Path, model: Path) -> None:
-    """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the folder `model`."""
+def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:
+    """Return the controls and the channels, none without secure mode.
+
+    Raises SecurityRefused if there are no controls, or one control or channel does not exist.
+    """
+    if not values.final(SWITCH):
+        return (), []
+    _raise(list(_refused_sources(values)))
+    return _controls(values), _channels(values)
+
+
+def as_flags(server: ServerConfig) -> dict[str, str]:
+    """Return what the operator says of secure mode, for the settings of one of several models."""
+    return {SWITCH: "true", CONTROLS_KEY: ",".join(server.security_controls)} if server.secure_mode else {}
+
+
+def check_adapter(server: ServerConfig, folder: Path, model: Path, *, is_fetched: bool = False) -> None:
+    """Raise SecurityRefused if secure mode refuses the adapter in `folder` for the model in the folder `model`.
+
+    A fetched one lies where the fetch process put it, so only its files are checked.
+    """
     if not server.secure_mode:
         return
     names = server.security_controls
     roots = [PLATFORM_FOLDER, model, *map(Path, filter(None, [server.download_dir]))]
-    if not _is_below(folder, roots):
+    if not is_fetched and not _is_below(folder, roots):
         _raise([_leaves(folder, str(folder))])
     _raise([*_refused_beside(folder, names), *_refused_within(folder, names)])
 

@@ -155,7 +155,7 @@ class LineFormatter(logging.Formatter):
             "role": self.role,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in vars(record).items() if name not in RECORD_FIELDS}
+        fields |= {name: value for name, value in vars(record).items() if not _is_internal(name)}
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return fields
@@ -182,6 +182,11 @@ class TextFormatter(LineFormatter):
         error = rest.pop("error", None)
         parts = [head, where, str(rest.pop("message")), *(f"{name}={value}" for name, value in rest.items())]
         return escape(" ".join(parts if error is None else [*parts, str(error)]))
+
+
+def _is_internal(name: str) -> bool:
+    """Whether this is an attribute of every record, or one that a library adds to each record for itself."""
+    return name in RECORD_FIELDS or name.startswith("_")
 
 
 def _escaped(match: re.Match[str]) -> str:

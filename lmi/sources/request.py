@@ -1,5 +1,6 @@
-"""What a fetch process is asked and what it leaves: JSON files in a folder of the process that started it.
+"""What a fetch process is asked and what it leaves: JSON files in the folder of one fetch.
 
+    request.json    a `FetchRequest`
     progress.json   a `FetchReport`, written anew at most twice a second
     result.json     a `FetchResult`, if every source was fetched
     failure.json    a `FetchFailure`, if one was not
@@ -17,7 +18,7 @@ import msgspec
 from lmi.errors import ErrorInfo, StartError, cause_line, from_info
 from lmi.shared.files import write_whole
 
-PROGRESS, RESULT, FAILURE = "progress.json", "result.json", "failure.json"
+REQUEST, PROGRESS, RESULT, FAILURE = "request.json", "progress.json", "result.json", "failure.json"
 
 
 class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +34,7 @@ class WantedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: tuple[WantedSource, ...]
+    writer: int = 0  # the front end that waits for the result; 0: the process that starts the fetch
 
 
 class FetchedSource(msgspec.Struct, frozen=True, kw_only=True):

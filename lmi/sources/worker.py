@@ -137,6 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="where progress, result or failure are written")
     parser.add_argument("--log-level", default="INFO")
     parser.add_argument("--log-format", default="auto", choices=("auto", "text", "json"))
+    parser.add_argument("--no-bar", action="store_true", help="log the progress on a terminal too")
     parser.add_argument("--log-s", type=float, default=LOG_S, help="seconds between two lines of the log")
     parser.add_argument("--delays", type=float, nargs="*", default=DELAYS_S, help="seconds between tries")
     parser.add_argument("--spare-bytes", type=int, default=SPARE_BYTES, help="bytes of the disk that stay free")
@@ -152,7 +153,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # without it the client asks the hub for one more list
     _let_libraries_log()
     request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)
-    has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json"
+    has_bar = os.isatty(lmi.shared.log.fd()) and given.log_format != "json" and not given.no_bar
     progress = Progress()
     jobs = [Job(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
     reporter = Reporter(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)

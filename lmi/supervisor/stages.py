@@ -15,14 +15,14 @@ from pathlib import Path
 
 from lmi.errors import StartError
 from lmi.runtime import ServerRuntime
-from lmi.settings.config import Config, RequirementsConfig
+from lmi.settings.config import Config, RequirementsConfig, ServerConfig
 from lmi.settings.model_sources import Fetched
 from lmi.settings.report import Resolved
 from lmi.settings.requirements import is_complete
 from lmi.shared.processes import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources.progress import FetchReport
-from lmi.sources.request import FAILURE, PROGRESS, RESULT, FetchFailure, FetchRequest, FetchResult, read, write
+from lmi.sources.request import FAILURE, PROGRESS, REQUEST, RESULT, FetchFailure, FetchRequest, FetchResult, read, write
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind
 from lmi.supervisor.restarts import RestartTable
@@ -67,22 +67,27 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
 
 def download(request: FetchRequest, config: Config, runtime: ServerRuntime) -> Stage:
     folder = _new_folder(runtime, "download")
-    write(folder / "request.json", request)
-    argv = ["lmi.sources.worker", str(folder / "request.json"), str(folder), *_log_words(config)]
+    write(folder / REQUEST, request)
     log.info("fetching %s", ", ".join(wanted.source for wanted in request.sources))
-    return Stage("download", Child(_kind("download", argv, folder, os.environ)), folder)
+    return Stage("download", Child(fetch_kind("download", folder, config.server)), folder)
+
+
+def fetch_kind(title: str, folder: Path, config: ServerConfig, *words: str) -> ChildKind:
+    """Return the kind of a process that fetches what the request in `folder` names. `words` are for its command."""
+    argv = ["lmi.sources.worker", str(folder / REQUEST), str(folder), *_log_words(config), *words]
+    return _kind(title, argv, folder, os.environ)
 
 
 def requirements(wanted: RequirementsConfig, config: Config, runtime: ServerRuntime) -> Stage:
     folder = _new_folder(runtime, "requirements")
-    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config)]
+    places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config.server)]
     log.info("installing what %s names", wanted.file)
     child = Child(_kind("requirements", ["lmi.user_code.requirements", *places], folder, os.environ))
     return Stage("requirements", child, folder)
 
 
-def _log_words(config: Config) -> list[str]:
-    return ["--log-level", config.server.log_level, "--log-format", config.server.log_format]
+def _log_words(config: ServerConfig) -> list[str]:
+    return ["--log-level", config.log_level, "--log-format", config.log_format]
 
 
 def say(resolved: Resolved) -> None:

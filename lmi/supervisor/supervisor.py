@@ -3,9 +3,9 @@
 It is the container's main process and stays small so that it never fails. It has no threads and no event loop, only one
 loop over signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
 model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
-of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `child.py` the children,
-`kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of restarts and hangs, and `banner.py` the
-messages for people.
+of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `fetches.py` what front ends
+ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of
+restarts and hangs, and `banner.py` the messages for people.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from lmi.supervisor import kinds, start_budget
 from lmi.supervisor.banner import Failure, clear_bar, say_failed, say_ready, say_ready_for_models
 from lmi.supervisor.child import Child
 from lmi.supervisor.environment import divided_cores
+from lmi.supervisor.fetches import Fetches
 from lmi.supervisor.listener import bind
 from lmi.supervisor.model import ModelProcesses
 from lmi.supervisor.models import RunningModels
@@ -78,6 +79,7 @@ class Supervisor:
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
         self._gateways = gateways(self._config, listener)
+        self._fetches = Fetches(runtime)
         self._pauses = Pauses(LATE_TURN_S)
         self._phase = Phase.STARTING
         self._phase_s = self._started_s = time.monotonic()  # when the phase began
@@ -115,7 +117,12 @@ class Supervisor:
     def _workers(self) -> list[Child]:
         """The children that are no front ends."""
         stages = [] if self._stage is None else [self._stage.child]
-        return [*stages, *self._gateways, *(child for model in self._models for child in model.children)]
+        return [
+            *stages,
+            *self._gateways,
+            *self._fetches,
+            *(child for model in self._models for child in model.children),
+        ]
 
     def _advance(self) -> None:
         """Begin the next stage of the start. After the last one the model's processes start."""
@@ -161,6 +168,7 @@ class Supervisor:
         else:
             if self._several is not None:
                 self._several.look(now)
+            self._fetches.look()
             for child in self._children:
                 child.look(now, self._pauses)
             self._look_at_stage()
@@ -199,7 +207,9 @@ class Supervisor:
         is_ending = self._is_ending or child.is_retired
         failure = child.exited(code, now, is_ending=is_ending)
         model = next((model for model in self._models if child in model.children), None)
-        if failure is not None:
+        if child in self._fetches:
+            self._fetches.ended(child, failure)
+        elif failure is not None:
             self._fail(failure, model)
         elif model is not None and not is_ending:
             model.block.supervisor.num_engine_restarts += 1

@@ -70,6 +70,14 @@ def test_vllm_sends_nothing_and_has_as_long_to_start_as_we_give_it() -> None:
     assert given["VLLM_ENGINE_READY_TIMEOUT_S"] == "91"
 
 
+def test_vllm_on_ray_joins_a_cluster_that_runs() -> None:
+    on_ray = vllm_config(options={"distributed_executor_backend": "ray"})
+    given = of_engine(on_ray, {}, slot=0)
+    assert (given["RAY_ADDRESS"], given["RAY_LOG_TO_DRIVER"], given["RAY_USAGE_STATS_ENABLED"]) == ("auto", "0", "0")
+    assert "RAY_ADDRESS" not in of_engine(on_ray, {"RAY_ADDRESS": "10.0.0.1:6379"}, slot=0)
+    assert "RAY_ADDRESS" not in of_engine(vllm_config(), {}, slot=0)
+
+
 def test_vllm_listens_on_the_ports_of_its_slot() -> None:
     config = vllm_config(num_engines=2, ports=(9000, 9001, 9002, 9003))
     first, second = (of_engine(config, {}, slot) for slot in (0, 1))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from lmi.errors import InvalidRequest
-from lmi.server.adapter_source import fetch_adapter
+from lmi.server.adapter_source import find_local
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 
 
@@ -31,7 +30,7 @@ def write_adapter(folder: Path, *more: str) -> Path:
 
 def refusal(src: Path, of: Config) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        asyncio.run(fetch_adapter(str(src), of))
+        find_local(str(src), of)
     assert caught.value.status == 400
     return str(caught.value)
 
@@ -48,17 +47,17 @@ def refusal(src: Path, of: Config) -> str:
 def test_what_a_control_refuses_is_refused_in_an_adapter_too(tmp_path: Path, name: str, control: str) -> None:
     adapter = write_adapter(tmp_path / "model" / "one", name)
     assert f"{adapter / name}: refused by {control}" in refusal(adapter, config(tmp_path / "model", control))
-    assert asyncio.run(fetch_adapter(str(adapter), config(tmp_path / "model"))) == adapter
+    assert find_local(str(adapter), config(tmp_path / "model")) == adapter
 
 
 def test_in_secure_mode_further_roots_count_for_nothing(tmp_path: Path) -> None:
     adapter, roots = write_adapter(tmp_path / "elsewhere" / "one"), (str(tmp_path / "elsewhere"),)
     secured = config(tmp_path / "model", "DISALLOW_PICKLE_FILES", adapter_roots=roots)
     assert "is outside of the model's folder" in refusal(adapter, secured)
-    assert asyncio.run(fetch_adapter(str(adapter), config(tmp_path / "model", adapter_roots=roots))) == adapter
+    assert find_local(str(adapter), config(tmp_path / "model", adapter_roots=roots)) == adapter
 
 
 def test_download_dir_is_a_place_for_adapters(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "cache" / "one")
     for of in (config(tmp_path / "model"), config(tmp_path / "model", "DISALLOW_PICKLE_FILES")):
-        assert asyncio.run(fetch_adapter(str(adapter), of)) == adapter
+        assert find_local(str(adapter), of) == adapter

@@ -306,8 +306,8 @@ def faulty(**changes: object) -> dict[str, object]:
         ("", faulty(src="file://["), 400, "src must be the path of a folder, given 'file://['"),
         ("", faulty(src="loras/nowhere/deep"), 400, "src 'loras/nowhere/deep' is no folder"),
         ("", faulty(src="loras"), 400, "an adapter's folder has an adapter_config.json"),
-        ("", faulty(src="s3://bucket/a"), 400, "src must be a folder, because adapters are not fetched"),
-        ("", faulty(src="owner/name"), 400, "src must be a folder, because adapters are not fetched"),
+        ("", faulty(src="ftp://host/a"), 400, "src 'ftp://host/a': no source has the scheme ftp://"),
+        ("", faulty(src="s3:///a"), 400, "src 's3:///a': names no bucket"),
     ],
 )
 def test_a_registration_that_cannot_be_done_names_the_field(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from lmi.runtime import ServerRuntime
 from lmi.server import metrics
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
@@ -19,7 +20,7 @@ CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo")
 
 def scrape(server: Block, model: Block) -> dict[str, float]:
     """Every sample by its name and labels."""
-    models = Models(FrontEnd(CONFIG.server, server, server.frontends[0]))
+    models = Models(FrontEnd(ServerRuntime(Path("/r"), CONFIG.server), server, server.frontends[0]))
     models.add(Service(CONFIG, model, models.front_end))
     families = text_string_to_metric_families(metrics.render(models).decode())
     samples = [sample for family in families for sample in family.samples]

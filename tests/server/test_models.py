@@ -1,4 +1,4 @@
-"""`/models` of a server with one model, and the pages of the list."""
+"""`/models` of a server with one model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_model_that_comes_while_a_front_end_starts_is_served_and_one_it_cannot
 async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
     block = runtime.attach()
     block.supervisor.phase = Phase.READY
-    models = Models(FrontEnd(runtime.config, block, block.frontends[0]))
+    models = Models(FrontEnd(runtime, block, block.frontends[0]))
     loader = ModelLoader(runtime, models)
     loader.load()
     late = ModelConfig(path=str(folder), name="late")
@@ -98,7 +98,7 @@ def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free
 
 async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
     block = runtime.attach()
-    models = SeveralModels(FrontEnd(runtime.config, block, block.frontends[0]), runtime)
+    models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]), runtime)
     supervisor = asyncio.create_task(discard_every_model(runtime))
     for _ in range(2):
         with pytest.raises(Unavailable, match="cannot be started, see the log"):

@@ -49,6 +49,8 @@ def test_replicas_are_as_many_as_fit_between_the_two_bounds(
         ("option.tensor_parallel_degree=2", FOUR_GPUS, (2, 2)),
         ("option.tensor_parallel_degree=max", FOUR_GPUS, (1, 4)),
         ("option.tensor_parallel_degree=8\noption.nnodes=2", FOUR_GPUS, (1, 8)),
+        ("option.tensor_parallel_degree=8\noption.distributed_executor_backend=ray", FOUR_GPUS, (1, 8)),
+        ("option.tensor_parallel_degree=8\noption.distributed_executor_backend=ray\nminWorkers=2", FOUR_GPUS, (2, 8)),
     ],
 )
 def test_ranks_of_vllm_are_gpus_or_share_the_cores(folder: Path, text: str, machine: Machine, wanted: object) -> None:

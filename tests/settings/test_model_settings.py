@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused
 from lmi.settings.config import ServerConfig
 from lmi.settings.model_settings import resolve_model
 from lmi.settings.report import Resolved
 from lmi.settings.resolve import resolve_folder
+from lmi.settings.secure_mode import CONTROLS
 
 
 @pytest.fixture
@@ -23,11 +24,23 @@ def store(tmp_path: Path) -> Path:
 
 
 def settle(
-    store: Path, text: str = "", environ: Mapping[str, str] | None = None, flags: dict[str, str] | None = None
+    store: Path,
+    text: str = "",
+    environ: Mapping[str, str] | None = None,
+    flags: dict[str, str] | None = None,
+    secured: bool = False,
 ) -> Resolved:
     model = store / "h" / "model"
     (model / "serving.properties").write_text("option.rolling_batch=echo\n" + text)
-    server = ServerConfig(model_store=str(store), frontend_workers=7, log_level="DEBUG", model_flags=flags or {})
+    server = ServerConfig(
+        model_store=str(store),
+        frontend_workers=7,
+        log_level="DEBUG",
+        model_flags=flags or {},
+        secure_mode=secured,
+        security_controls=tuple(CONTROLS),
+        download_dir="/downloads",
+    )
     return resolve_model("chat", str(model), server, environ or {})
 
 
@@ -64,6 +77,73 @@ def test_its_file_leads_nowhere_else(store: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelUnusable, match="model_store"):
         settle(store, f"option.model_id={tmp_path}")
+
+
+def test_nothing_is_downloaded_or_installed_for_it(store: Path) -> None:
+    for text in ("option.model_id=s3://bucket/model", "option.speculative_draft_model=owner/draft"):
+        with pytest.raises(ModelUnusable, match=f"names {text.partition('=')[2]}: nothing is downloaded"):
+            settle(store, text)
+    (store / "h" / "model" / "model.py").write_text("def handle(inputs): ...")
+    (store / "h" / "model" / "requirements.txt").write_text("tomli")
+    with pytest.raises(ModelUnusable, match=r"requirements\.txt: nothing is installed"):
+        settle(store)
+
+
+REFUSED = [
+    ("", "model.py", "model.py: refused by DISALLOW_CUSTOM_INFERENCE_SCRIPTS"),
+    ("", "requirements.txt", "requirements.txt: refused by DISALLOW_REQUIREMENTS_TXT"),
+    ("", "deep/weights.PKL", "weights.PKL: refused by DISALLOW_PICKLE_FILES"),
+    ("", "chat_template.jinja", "chat_template.jinja: refused by DISALLOW_CHAT_TEMPLATE"),
+    ("option.trust_remote_code=true", "", "refused by DISALLOW_TRUST_REMOTE_CODE"),
+    ("secure_mode=false\nsecurity_controls=\noption.env=LD_PRELOAD=x.so", "", "secure mode does not allow this option"),
+    ("option.chat_template=/etc/hostname", "", "is outside of the model's folder"),
+]
+
+
+@pytest.mark.parametrize(("text", "file", "why"), REFUSED)
+def test_in_secure_mode_it_is_refused_what_a_model_at_the_start_is_refused(
+    store: Path, text: str, file: str, why: str
+) -> None:
+    if file:
+        (store / "h" / "model" / file).parent.mkdir(exist_ok=True)
+        (store / "h" / "model" / file).write_text("")
+    with pytest.raises(SecurityRefused, match=why):
+        settle(store, text, secured=True)
+
+
+def test_a_harmless_model_is_loaded_under_all_controls(store: Path) -> None:
+    assert settle(store, secured=True).warnings == ()
+
+
+def test_what_its_requirements_name_may_be_in_the_servers_download_dir(store: Path, tmp_path: Path) -> None:
+    (store / "h" / "model" / "model.py").write_text("def handle(inputs): ...")
+    (store / "h" / "model" / "requirements.txt").write_text("tomli")
+    server = ServerConfig(model_store=str(store), download_dir=str(tmp_path / "downloads"))
+    with pytest.raises(ModelUnusable):
+        resolve_model("chat", str(store / "h" / "model"), server, {})
+    alone = resolve_folder(str(store / "h" / "model"), {"SERVING_DOWNLOAD_DIR": server.download_dir}, {}).config
+    assert alone.requirements is not None
+    Path(alone.requirements.folder).mkdir(parents=True)
+    assert resolve_model("chat", str(store / "h" / "model"), server, {}).config.requirements == alone.requirements
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        ({}, "SAGEMAKER_SECURITY_CONTROLS is missing"),
+        ({"SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_MAGIC"}, "unknown control DISALLOW_MAGIC"),
+        (
+            {"SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES", "SAGEMAKER_UNTRUSTED_CHANNELS": "/nowhere"},
+            "/nowhere is not a folder",
+        ),
+    ],
+)
+def test_a_server_with_several_models_starts_with_known_controls_only(
+    tmp_path: Path, environ: dict[str, str], why: str
+) -> None:
+    given = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_SECURE_MODE": "true", **environ}
+    with pytest.raises(SecurityRefused, match=why):
+        resolve_folder(str(tmp_path), given, {})
 
 
 def test_a_bad_option_is_named_with_its_place(store: Path) -> None:

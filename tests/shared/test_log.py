@@ -78,6 +78,12 @@ def test_no_message_extra_or_traceback_can_make_a_second_line(capfd: pytest.Capt
     assert "Traceback" in written and "ValueError" in written
 
 
+def test_what_a_library_adds_to_each_record_for_itself_is_left_out() -> None:
+    event = record("hello", _ray_timestamp_ns=1, request_id="r1")
+    fields = json.loads(log.JsonFormatter("x").format(event))
+    assert fields["request_id"] == "r1" and "_ray_timestamp_ns" not in fields
+
+
 def test_a_json_line_gives_the_message_back_unharmed(capfd: pytest.CaptureFixture[str]) -> None:
     log.setup("x", format="json")
     logging.getLogger().error("%s", HOSTILE[:-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import time
@@ -80,6 +81,7 @@ def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(nodes: list[Ser
     assert nodes[0].post(SHORT).status == 200
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed; test_vllm_ray.py runs it")
 def test_ray_is_asked_of_vllm_and_missed_by_name(tmp_path) -> None:
     (tmp_path / "serving.properties").write_text(
         "\n".join(

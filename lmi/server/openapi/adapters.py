@@ -31,7 +31,8 @@ TEXT, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]
 SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
 SRC = {
     **TEXT,
-    "description": "a LoRA adapter's folder, below the model's, /opt/ml, download_dir or adapter_roots",
+    "description": "a LoRA adapter: a folder below the model's, /opt/ml, download_dir or adapter_roots; "
+    "owner/name of a hub; s3://bucket/prefix; s3://bucket/key.tar.gz",
 }
 NEW: dict[str, Schema] = {"name": TEXT, "src": SRC, **SETTINGS}
 ADAPTER_NAME: Schema = {"name": "adapter", "in": "path", "required": True, "schema": STRING}

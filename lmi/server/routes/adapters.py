@@ -46,7 +46,9 @@ async def register(exchange: Exchange, service: Service) -> None:
     if name in (service.config.model.name, "model", *service.config.model.aliases):
         raise NameTaken(f"name {name} belongs to the model")
     preload, pin = _checked(given.get("preload", True), given.get("pin", False))
-    folder, said = await fetch_adapter(src, service.config), alias(exchange) or name
+    said = alias(exchange) or name
+    registry.check_free(name, said)
+    folder = await fetch_adapter(src, service.config, service.front_end.fetches)
     entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
     await registry.register(entry, said)
     warned = warning(folder)

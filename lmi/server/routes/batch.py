@@ -5,16 +5,16 @@ from __future__ import annotations
 import orjson
 
 from lmi.http.exchange import Exchange
-from lmi.server.service import Service
+from lmi.server.models import Models
 from lmi.settings.config import ServerConfig
 
 MAX_TRANSFORM_MB = 100  # of all requests at once, which is SageMaker's limit
 
 
-async def execution_parameters(exchange: Exchange, service: Service) -> None:
-    server = service.config.server
+async def execution_parameters(exchange: Exchange, models: Models) -> None:
+    server, services = models.front_end.config, await models.listed()
     fields = {
-        "MaxConcurrentTransforms": num_transforms(server, service.num_running_sequences),
+        "MaxConcurrentTransforms": num_transforms(server, sum(service.num_running_sequences for service in services)),
         "BatchStrategy": server.batch_strategy,
         "MaxPayloadInMB": server.max_payload_mb,
     }
@@ -30,4 +30,4 @@ def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:
     return max(1, num_running_sequences)
 
 
-ROUTES = [("/execution-parameters", ["GET"], execution_parameters)]
+SERVER_ROUTES = [("/execution-parameters", ["GET"], execution_parameters)]

@@ -118,6 +118,8 @@ def _started(pid: int) -> str | None:
 def _registry(models: Models) -> ModelRegistry:
     if not isinstance(models, SeveralModels):
         raise HTTPException(404, HOW)
+    if not models.front_end.config.management:
+        raise HTTPException(404, "models cannot be changed here (management=false)")
     return ModelRegistry(models)
 
 
@@ -125,7 +127,7 @@ async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
     """Return the fields of the body with the parameters of the query. Raises an error for two different values."""
     _registry(models)
     front_end = models.front_end
-    body, query = await exchange.body(front_end.config.max_request_size, front_end.body_memory), exchange.query
+    body, asked = await exchange.body(front_end.config.max_request_size, front_end.body_memory), exchange.query
     try:
         fields = msgspec.json.decode(body) if body.strip() else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -133,11 +135,11 @@ async def _given(exchange: Exchange, models: Models) -> dict[str, object]:
     if not isinstance(fields, dict):
         raise MalformedRequest(f"the body must be a JSON object, given {shorten(fields)}")
     for name in FIELDS:
-        if name in fields and name in query and fields[name] != query[name]:
+        if name in fields and name in asked and fields[name] != asked[name]:
             raise InvalidRequest(
-                f"{name} is {shorten(fields[name])} in the body and {shorten(query[name])} in the query"
+                f"{name} is {shorten(fields[name])} in the body and {shorten(asked[name])} in the query"
             )
-    return {**query, **fields}
+    return {**asked, **fields}
 
 
 def _text(given: Mapping[str, object], name: str) -> str:

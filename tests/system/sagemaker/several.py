@@ -73,9 +73,10 @@ def several_models(*settings: str, environ: Mapping[str, str] | None = None) -> 
         folder = Path(name)
         for part in ("tmp", "models", "empty"):
             (folder / part).mkdir()
-        lines = [f"model_store={folder / 'models'}", "log_format=json", *settings]
+        lines = ["log_format=json", *settings]
         (folder / "empty" / "serving.properties").write_text("\n".join(lines) + "\n")
-        platform = {"SAGEMAKER_MULTI_MODEL": "True", "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
+        platform = {"SAGEMAKER_MULTI_MODEL": "True", "SERVING_MODEL_STORE": str(folder / "models")}
+        platform |= {"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
         server = SeveralServer(
             folder / "empty", folder / "log", environ={**platform, **(environ or {})}, store=folder / "models"
         )

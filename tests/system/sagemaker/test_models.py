@@ -14,9 +14,11 @@ import pytest
 
 from tests.served import serve
 from tests.system.container import ROOT, wait_until, write_model
+from tests.system.engines.foreign_engine import write_adapter
 from tests.system.sagemaker.several import SeveralServer, error_of, several_models
 
 NUM_FRONT_ENDS = 4
+ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 DIE = "option.echo_die_token=33"  # "!"
 
 
@@ -293,6 +295,26 @@ def counted(server: SeveralServer) -> dict[str, int]:
     return {model["name"]: model["inference_count"] for model in stats}
 
 
+def test_an_adapter_s_name_means_the_model_that_has_it(server: SeveralServer) -> None:
+    url = server.model("based", "option.enable_lora=true", engine="foreign")
+    adapter = write_adapter(Path(url) / "formal", 1)
+    assert server.load("based", url).status == 200
+    assert server.load("plain", server.model("plain")).status == 200
+    body = {"name": "formal", "src": str(adapter)}
+    registered = server.post(body, "/models/based/adapters")
+    assert registered.status == 200, registered.body
+    assert server.post({"name": "formal", "src": str(adapter)}, "/models/plain/adapters").status == 400
+    for _ in range(8):
+        answer = server.post({"prompt": "abc", "model": "formal", "max_tokens": 2}, "/v1/completions")
+        assert answer.status == 200 and json.loads(answer.body)["model"] == "formal"
+    cards = json.loads(server.request("GET", "/v1/models").body)["data"]
+    assert [(card["id"], card.get("parent")) for card in cards] == [
+        ("based", None),
+        ("formal", "based"),
+        ("plain", None),
+    ]
+
+
 def test_a_model_may_be_user_code(server: SeveralServer) -> None:
     url = server.model("code", engine="auto")
     (Path(url) / "model.py").write_text(
@@ -312,6 +334,44 @@ def test_the_name_that_the_platform_has_for_a_model_is_logged(server: SeveralSer
     headers = {"x-amzn-sagemaker-target-model": "mine.tar.gz"}
     assert server.post({"inputs": "a"}, "/models/hashed/invoke", headers).status == 200
     wait_until(lambda: '"target_model":"mine.tar.gz"' in server.log.read_text(), "the line is written")
+
+
+def test_each_model_has_adapters_of_its_own(server: SeveralServer) -> None:
+    for name in ("red", "blue"):
+        url = server.model(name, "option.enable_lora=true", engine="foreign")
+        shutil.rmtree(Path(url) / "adapters", ignore_errors=True)
+        write_adapter(Path(url) / "adapters" / f"{name}-static", 1)
+        write_adapter(Path(url) / "more" / "late", 2)
+        assert server.load(name, url).status == 200
+    asked = {"name": "late", "src": "more/late"}
+    unclear = server.request("POST", "/adapters", asked)
+    assert unclear.status == 400 and "a path below /models/NAME): loaded are 'blue', 'red'" in error_of(unclear)
+    assert server.request("POST", "/models/red/adapters", asked).status == 200
+    for adapter, name, letter in (("late", "red", "c"), ("red-static", "red", "b"), ("blue-static", "blue", "b")):
+        answer = server.post({"model": adapter, "prompt": "abc", "max_tokens": 2}, "/v1/completions")
+        assert json.loads(answer.body)["choices"][0]["text"][0] == letter
+        invoked = server.post({"inputs": "abc"}, f"/models/{name}/invoke", {ADAPTER: adapter})
+        assert json.loads(invoked.body)["generated_text"][0] == letter
+    assert server.post({"inputs": "abc"}, "/models/blue/invoke", {ADAPTER: "late"}).status == 424
+    assert json.loads(server.request("GET", "/models/blue/adapters").body)["adapters"][0]["name"] == "blue-static"
+    assert [server.unload("red").status, server.load("red", url.replace("blue", "red")).status] == [200, 200]
+    assert server.request("GET", "/models/red/adapters/late").status == 404
+
+
+def test_a_static_adapter_that_cannot_be_loaded_refuses_its_model(server: SeveralServer) -> None:
+    url = server.model("adapted", "option.enable_lora=true", "retry_threshold=1", engine="foreign")
+    write_adapter(Path(url) / "adapters" / "wide", 1, r=1000)
+    refused = server.load("adapted", url)
+    assert refused.status == 400 and "wide" in error_of(refused) and server.ping() == 200
+
+
+def test_execution_parameters_are_those_of_all_models_together(server: SeveralServer) -> None:
+    found = []
+    for name in (None, "red", "blue"):
+        if name is not None:
+            assert server.load(name, server.model(name, "option.max_rolling_batch_size=3")).status == 200
+        found.append(json.loads(server.request("GET", "/execution-parameters").body)["MaxConcurrentTransforms"])
+    assert found == [1, 3, 6]
 
 
 def test_lists_of_other_apis_have_every_model(server: SeveralServer) -> None:
@@ -371,6 +431,13 @@ def test_a_model_whose_queue_is_full_leaves_the_others_their_own() -> None:
             assert refused.status == 503 and "2 of 2 requests for the model 'full'" in error_of(refused)
             assert server.invoke("free").status == 200
         wait_until(lambda: server.invoke("full").status == 200, "they left")
+
+
+def test_without_management_no_model_comes_or_goes() -> None:
+    with several_models("frontend_workers=1", "management=false") as server:
+        for answer in (server.load("new", server.model("new")), server.unload("new")):
+            assert answer.status == 404 and "management=false" in error_of(answer)
+        assert server.listed() == {"models": []}
 
 
 def test_a_server_with_several_models_stops_in_order() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lmi.settings.model_folder import demo_folder
 from tests.served import Server, launch
 from tests.system.container import wait_until, write_model
 
@@ -101,6 +102,7 @@ WHOLE: list[tuple[str, dict[str, Any]]] = [
     ("/invocations", {"prompt": "abc", "max_tokens": 3}),
     ("/invocations", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}),
     ("/invocations", {"inputs": 5}),
+    ("/invocations", {"inputs": "abc", "parameters": {"max_new_tokens": 3, "output_formatter": "json"}}),
     ("/predictions/model", ECHO),
     ("/models/model/invoke", ECHO),
     ("/v1/completions", {"model": "", "prompt": "abc", "max_tokens": 3}),
@@ -121,6 +123,28 @@ def test_an_answer_that_is_not_streamed_has_its_length_and_its_attributes(
     assert "transfer-encoding" not in answer.headers
     assert answer.headers[ATTRIBUTES.lower()] == "trace=7; who= me"
     assert answer.status == (404 if path == "/nowhere" else 424 if body == {"inputs": 5} else 200)
+
+
+def test_an_answer_that_user_code_forms_has_its_length_too(formatting: Server, handler: Server) -> None:
+    for answer in (formatting.post(ECHO), handler.post({"action": "header", "headers": {}})):
+        assert answer.status == 200 and answer.headers["content-length"] == str(len(answer.body))
+        assert "transfer-encoding" not in answer.headers
+
+
+@pytest.mark.parametrize("setting", [{"option.tgi_compat": "true"}, {"option.rolling_batch": "disable"}])
+def test_an_answer_in_the_form_of_tgi_or_of_a_dynamic_batch_has_its_length_too(
+    tmp_path: Path, setting: dict[str, str]
+) -> None:
+    shutil.copytree(demo_folder(), tmp_path / "model")
+    lines = [f"{key}={value}" for key, value in {"log_format": "json", "frontend_workers": 1, **setting}.items()]
+    (tmp_path / "model" / "serving.properties").write_text("\n".join(lines))
+    with launch(tmp_path / "model") as server:
+        server.wait_ready()
+        for inputs in ("abc", ["abc", "abc"]) if "option.rolling_batch" in setting else ("abc",):
+            answer = server.post({"inputs": inputs, "parameters": {"max_new_tokens": 3}})
+            assert answer.status == 200 and json.loads(answer.body)[0]["generated_text"], answer.body
+            assert answer.headers["content-length"] == str(len(answer.body))
+            assert "transfer-encoding" not in answer.headers
 
 
 STREAMED = [(path, body | {"stream": True}) for path, body in WHOLE if path in ("/invocations", "/v1/completions")][:4]

@@ -15,6 +15,7 @@ from lmi.settings.secure_mode import CONTROLS
 from tests.served import launch
 from tests.sources.hub_server import HubServer
 from tests.system.container import ROOT, write_model
+from tests.system.sagemaker.several import error_of, several_models
 
 ALL = ",".join(CONTROLS)
 
@@ -68,6 +69,20 @@ def test_controls_that_are_missing_or_unknown_end_the_start(tmp_path: Path, cont
 def test_a_channel_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     assert "/nowhere is not a folder" in str(refused(folder, **environ(folder, channels="/nowhere"))["message"])
+
+
+def test_each_of_several_models_is_searched_when_it_is_loaded(tmp_path: Path) -> None:
+    with several_models("frontend_workers=1", environ=environ(tmp_path)) as server:
+        assert server.load("harmless", server.model("harmless")).status == 200
+        for name in ("requirements.txt", "model.py", "weights.PKL", "chat_template.jinja"):
+            url = server.model("harmful")
+            (Path(url) / name).write_text("")
+            refused = server.load("harmful", url)
+            assert refused.status == 400 and f"{name}: refused by DISALLOW_" in error_of(refused)
+            (Path(url) / name).unlink()
+        url = server.model("harmful", "secure_mode=false", "option.trust_remote_code=true")
+        assert "refused by DISALLOW_TRUST_REMOTE_CODE" in error_of(server.load("harmful", url))
+        assert server.invoke("harmless").status == server.ping() == 200
 
 
 @pytest.mark.parametrize(

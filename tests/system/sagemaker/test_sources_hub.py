@@ -158,6 +158,17 @@ def test_a_terminal_gets_a_bar_and_no_lines(hub: HubServer, reader: Reader) -> N
     assert b"files" not in shown
 
 
+def test_a_terminal_gets_lines_from_a_fetch_that_has_no_bar(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files())
+    master, slave = pty.openpty()
+    with closing(open(master, "rb", buffering=0)) as terminal:
+        fetch = reader.fetch(output=slave, log_format="text", arguments=(*QUICK, "--no-bar"))
+        os.close(slave)
+        fetch.folders()
+        shown = terminal.read(65536)
+    assert b"is in " in shown and b"\x1b[?25l" not in shown
+
+
 def test_sigterm_ends_it_at_once_and_whole_files_stay(hub: HubServer, reader: Reader) -> None:
     hub.publish(ID, model_files(1 << 20))
     rule = hub.hold("GET .*/model.safetensors", after=1 << 18)

@@ -1,0 +1,138 @@
+"""The fetches that front ends ask for while the server runs: adapters that lie at a hub or in S3.
+
+A front end writes a `FetchRequest` into a folder below `fetches/` of the server's, and waits for the result or the
+failure there. It removes the request when it waits no longer. `Fetches` looks at the folders at each turn of the
+supervisor's loop. It waits for nobody, and a fetch that fails ends nothing but itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from lmi.errors import StartError, shorten
+from lmi.runtime import ServerRuntime
+from lmi.settings.config import ServerConfig
+from lmi.shared import processes
+from lmi.sources.request import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
+from lmi.supervisor.banner import Failure
+from lmi.supervisor.child import Child, ChildKind
+from lmi.supervisor.stages import fetch_kind
+
+MAX_AT_ONCE = 4  # the others wait, the oldest is next
+ORPHAN_S = 10.0  # that a new folder may be without a request
+
+log = logging.getLogger(__name__)
+
+
+class Fetches:
+    """The fetches of the server. Iterating yields the places of their processes."""
+
+    def __init__(self, runtime: ServerRuntime) -> None:
+        self._folder, self._config = runtime.fetches(), runtime.config
+        self._fetches: dict[Path, Fetch] = {}  # the oldest first
+
+    def __iter__(self) -> Iterator[Child]:
+        is_open = (fetch.child for fetch in self._fetches.values() if fetch.is_open)
+        return iter(list(islice(is_open, MAX_AT_ONCE)))
+
+    def look(self) -> None:
+        """Note new requests, end the fetches that nobody waits for, and remove what is left of them."""
+        for folder in self._new_folders():
+            self._meet(folder)
+        for folder, fetch in list(self._fetches.items()):
+            fetch.look()
+            if fetch.is_over:
+                fetch.child.close()
+                shutil.rmtree(folder, ignore_errors=True)
+                del self._fetches[folder]
+
+    def ended(self, child: Child, failure: Failure | None) -> None:
+        """Pass the failure of a process, if it has one, to the front end that waits."""
+        if failure is not None:
+            next(fetch for fetch in self._fetches.values() if fetch.child is child).fail(failure)
+
+    def _new_folders(self) -> list[Path]:
+        found: list[tuple[float, Path]] = []
+        with suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if (folder := Path(entry.path)) not in self._fetches:
+                    with suppress(OSError):  # removed a moment ago
+                        found.append((entry.stat().st_mtime, folder))
+        return [folder for _, folder in sorted(found)]
+
+    def _meet(self, folder: Path) -> None:
+        try:
+            request = read(folder / REQUEST, FetchRequest)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.error("%s cannot be read: %s", folder / REQUEST, error)
+            shutil.rmtree(folder, ignore_errors=True)  # this shows the front end that nobody works on it
+            return
+        if request is not None:
+            self._fetches[folder] = Fetch(folder, request, self._config)
+        elif _age_s(folder) > ORPHAN_S:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class Fetch:
+    """One fetch, from its request until nobody waits for it."""
+
+    def __init__(self, folder: Path, request: FetchRequest, config: ServerConfig) -> None:
+        self.child = Child(_kind(folder, config))
+        self._folder = folder
+        self._writer = request.writer
+        self._sources = ", ".join(shorten(wanted.source, 300) for wanted in request.sources)
+        log.info("fetching %s for a client", self._sources)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its process runs or is still to start."""
+        return self.child.pid is not None or not (self.child.is_done or self.child.is_retired)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.is_open and not self._is_wanted
+
+    @property
+    def _is_wanted(self) -> bool:
+        return (self._folder / REQUEST).exists() and processes.is_alive(self._writer)
+
+    def look(self) -> None:
+        if not self._is_wanted:
+            self.child.is_retired = True
+            self.child.send(signal.SIGKILL)  # what lies on the disk is good at any moment
+
+    def fail(self, failure: Failure) -> None:
+        """Leave the reason for the front end, unless the process itself did."""
+        self.child.is_retired = True
+        if (self._folder / FAILURE).exists():
+            return
+        message = f"{self._sources}: {failure.message}"
+        said = FetchFailure(label=StartError.label, exit_code=StartError.exit_code, message=message)
+        try:
+            write(self._folder / FAILURE, said)
+        except OSError as error:  # the disk is full, or nobody waits
+            log.error("%s; this cannot be passed on: %s", message, error)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _kind(folder: Path, config: ServerConfig) -> ChildKind:
+    """Return the kind of a process that starts again only if a signal ended it."""
+    kind = fetch_kind("fetch process", folder, config, "--no-bar")
+    return replace(kind, fatal=lambda code, why: StartError(f"fetch process {why}") if code > 0 else None)
+
+
+def _age_s(folder: Path) -> float:
+    with suppress(OSError):
+        return time.time() - folder.stat().st_mtime
+    return 0.0

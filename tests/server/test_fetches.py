@@ -1,0 +1,102 @@
+"""How a front end waits for a fetch. The test is the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import DeadlineExceeded, InvalidRequest, LmiError, Unavailable
+from lmi.server.fetches import Fetches
+from lmi.shared.state import Block, Phase
+from lmi.sources.request import (
+    FAILURE,
+    REQUEST,
+    RESULT,
+    FetchedSource,
+    FetchFailure,
+    FetchRequest,
+    FetchResult,
+    WantedSource,
+    read,
+    write,
+)
+
+WANTED = WantedSource(source="writers/fox", download_dir="/d", is_adapter=True)
+FETCHED = FetchResult(sources=(FetchedSource(source="writers/fox", folder="/cache/fox"),))
+
+
+class FrontEnd:
+    """A front end that wants one source, and the folder that the supervisor looks at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "fetches"
+        self.block = Block.create(folder / "state", 0, 1)
+
+    def fetch(self, answer: Callable[[Path], object], timeout_s: float = 30.0) -> Path:
+        """The result of a fetch. `answer` does what the supervisor does in the folder of the request."""
+        return asyncio.run(self._fetch(answer, timeout_s))
+
+    async def _fetch(self, answer: Callable[[Path], object], timeout_s: float) -> Path:
+        fetching = asyncio.create_task(Fetches(self.folder, self.block).fetch(WANTED, timeout_s))
+        await asyncio.sleep(0)
+        [folder] = self.folder.iterdir()
+        assert read(folder / REQUEST, FetchRequest) == FetchRequest(sources=(WANTED,), writer=os.getpid())
+        answer(folder)
+        return await _without_request(fetching, folder)
+
+
+async def _without_request(fetching: Awaitable[Path], folder: Path) -> Path:
+    try:
+        return await fetching
+    finally:
+        assert not (folder / REQUEST).exists(), "the supervisor must see that nobody waits"
+
+
+@pytest.fixture
+def front_end(tmp_path: Path) -> FrontEnd:
+    return FrontEnd(tmp_path)
+
+
+def test_a_fetched_source_is_a_folder(front_end: FrontEnd) -> None:
+    assert front_end.fetch(lambda folder: write(folder / RESULT, FETCHED)) == Path("/cache/fox")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "kind"), [(1, Unavailable), (4, InvalidRequest), (5, InvalidRequest), (6, Unavailable)]
+)
+def test_a_failure_is_an_error_with_its_line(front_end: FrontEnd, exit_code: int, kind: type[LmiError]) -> None:
+    failure = FetchFailure(label="any", exit_code=exit_code, message="writers/fox: the line")
+    with pytest.raises(kind, match="^src writers/fox: the line$") as caught:
+        front_end.fetch(lambda folder: write(folder / FAILURE, failure))
+    assert type(caught.value) is kind
+
+
+def test_a_fetch_that_takes_too_long_is_given_up(front_end: FrontEnd) -> None:
+    said = r"^src writers/fox was not fetched within model_loading_timeout \(0.1 s\)$"
+    with pytest.raises(DeadlineExceeded, match=said):
+        front_end.fetch(lambda folder: None, timeout_s=0.1)
+
+
+def test_a_fetch_whose_folder_is_gone_is_given_up(front_end: FrontEnd) -> None:
+    with pytest.raises(Unavailable, match="the fetch of src was given up"):
+        front_end.fetch(lambda folder: folder.rename(folder.with_name("gone")))
+
+
+@pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.FAILED])
+def test_nobody_waits_for_a_fetch_when_the_server_ends(front_end: FrontEnd, phase: Phase) -> None:
+    def stop(folder: Path) -> None:
+        front_end.block.supervisor.phase = phase
+
+    with pytest.raises(Unavailable, match="shutting down"):
+        front_end.fetch(stop)
+
+
+def test_a_request_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fetches").write_text("no folder")
+    fetches = Fetches(tmp_path / "fetches", Block.create(tmp_path / "state", 0, 1))
+    with pytest.raises(Unavailable, match="a fetch cannot be asked for: .*: Not a directory"):
+        asyncio.run(fetches.fetch(WANTED, 1.0))

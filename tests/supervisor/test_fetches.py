@@ -1,0 +1,139 @@
+"""The fetches that front ends ask for, as the supervisor sees them. Their processes do not start here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lmi.runtime import ServerRuntime
+from lmi.settings.config import ServerConfig
+from lmi.sources.request import FAILURE, REQUEST, FetchFailure, FetchRequest, WantedSource, read, write
+from lmi.supervisor.banner import Failure
+from lmi.supervisor.child import Child
+from lmi.supervisor.fetches import MAX_AT_ONCE, ORPHAN_S, Fetches
+
+LOST = Failure(code=1, cause="start_failed", stage="fetch process", message="fetch process died 3 times")
+
+
+class Asker:
+    """What front ends do in the folder of the fetches."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ask(self, name: str, writer: int = os.getpid()) -> Path:
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        wanted = WantedSource(source=f"writers/{name}", download_dir="/d", is_adapter=True)
+        write(folder / REQUEST, FetchRequest(sources=(wanted,), writer=writer))
+        return folder
+
+
+@pytest.fixture
+def runtime() -> Iterator[ServerRuntime]:
+    runtime = ServerRuntime.create(ServerConfig())
+    yield runtime
+    runtime.remove()
+
+
+@pytest.fixture
+def asker(runtime: ServerRuntime) -> Asker:
+    return Asker(runtime.fetches())
+
+
+@pytest.fixture
+def fetches(runtime: ServerRuntime) -> Fetches:
+    return Fetches(runtime)
+
+
+def folder_of(child: Child) -> str:
+    *_, request, folder = [word for word in child.kind.argv(0) if word.startswith("/")]
+    assert request == f"{folder}/{REQUEST}"
+    return Path(folder).name
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_nothing_is_asked_for_at_first(fetches: Fetches) -> None:
+    fetches.look()
+    assert list(fetches) == []
+
+
+def test_the_oldest_requests_come_first_and_the_others_wait(asker: Asker, fetches: Fetches) -> None:
+    folders = {}
+    for number in range(MAX_AT_ONCE + 2):
+        folders[str(number)] = asker.ask(str(number))
+        fetches.look()
+    assert [folder_of(child) for child in fetches] == list("0123")
+    (folders["1"] / REQUEST).unlink()
+    fetches.look()
+    assert [folder_of(child) for child in fetches] == list("0234")
+    assert not folders["1"].exists()
+
+
+def test_a_failure_is_left_for_the_front_end_and_the_next_request_has_its_turn(asker: Asker, fetches: Fetches) -> None:
+    folders = [asker.ask(str(number)) for number in range(MAX_AT_ONCE + 1)]
+    fetches.look()
+    first, *_ = fetches
+    folder = next(folder for folder in folders if folder.name == folder_of(first))
+    fetches.ended(first, LOST)
+    fetches.look()
+    assert first not in fetches and len(list(fetches)) == MAX_AT_ONCE
+    said = read(folder / FAILURE, FetchFailure)
+    assert said is not None and (said.exit_code, said.label) == (1, "start_failed")
+    assert said.message == f"'writers/{folder.name}': fetch process died 3 times"
+    (folder / REQUEST).unlink()
+    fetches.look()
+    assert not folder.exists()
+
+
+def test_the_reason_that_the_process_itself_gave_stays(asker: Asker, fetches: Fetches) -> None:
+    folder = asker.ask("gated")
+    fetches.look()
+    own = FetchFailure(label="model_unusable", exit_code=4, message="writers/gated: accept its licence")
+    write(folder / FAILURE, own)
+    fetches.ended(next(iter(fetches)), LOST)
+    assert read(folder / FAILURE, FetchFailure) == own
+
+
+def test_a_failure_that_nobody_waits_for_is_only_logged(asker: Asker, fetches: Fetches) -> None:
+    folder = asker.ask("gone")
+    fetches.look()
+    child = next(iter(fetches))
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    fetches.ended(child, LOST)
+    fetches.look()
+    assert list(fetches) == []
+
+
+def test_a_request_of_a_front_end_that_died_is_removed(asker: Asker, fetches: Fetches) -> None:
+    folder = asker.ask("orphan", writer=dead_pid())
+    fetches.look()
+    assert list(fetches) == [] and not folder.exists()
+
+
+def test_a_folder_that_stays_without_a_request_is_removed(runtime: ServerRuntime, fetches: Fetches) -> None:
+    new, old = runtime.fetches() / "new", runtime.fetches() / "old"
+    for folder in (new, old):
+        folder.mkdir(parents=True)
+    changed_s = old.stat().st_mtime - ORPHAN_S - 1
+    os.utime(old, (changed_s, changed_s))
+    fetches.look()
+    assert new.exists() and not old.exists() and list(fetches) == []
+
+
+def test_a_request_that_cannot_be_read_is_removed(asker: Asker, fetches: Fetches) -> None:
+    folder = asker.ask("damaged")
+    (folder / REQUEST).write_bytes(b"{\xff")
+    fetches.look()
+    assert list(fetches) == [] and not folder.exists()
