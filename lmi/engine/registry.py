@@ -69,23 +69,23 @@ class AdapterRegistry:
             raise NameTaken(f"Adapter {said or entry.name} is registered already")
         try:
             await self._load(entry)
+            self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
         except BaseException as error:
-            self._folder.remove(entry.name)
+            self._folder.remove(entry.name)  # an engine that has it follows the folder
             if isinstance(error, LmiError) and not isinstance(error, DeadlineExceeded):
                 await self._forget(entry.name)
             raise
-        self._folder.replace(msgspec.structs.replace(entry, state=State.READY))
         log.info("adapter %s is registered", entry.name)
 
     async def update(self, entry: Adapter, said: str = "") -> None:
         """Give a registered adapter new settings on every engine, or on none. Raises what `register` raises."""
         old = self._changeable(entry.name, said)
-        self._folder.replace(entry)  # first, because the engines follow the folder meanwhile
+        if not self._folder.change(old, entry):  # first, because the engines follow the folder meanwhile
+            raise NameTaken(f"Adapter {said or entry.name} is being changed")
         try:
             await self._load(entry)
         except LmiError:
-            if self._folder.read(entry.name) == entry:
-                self._folder.replace(old)
+            if self._folder.change(entry, old):
                 with suppress(LmiError):
                     await self._load(old)
             raise

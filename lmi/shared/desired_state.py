@@ -95,6 +95,14 @@ class Folder(Generic[T]):
         with self._lock():
             self._write(entry)
 
+    def change(self, old: T, new: T) -> bool:
+        """Replace an entry. Returns False if it is no longer as `old` says."""
+        with self._lock():
+            if self.read(old.name) != old:
+                return False
+            self._write(new)
+        return True
+
     def remove(self, name: str) -> bool:
         """Remove an entry. Returns False if no entry has this name."""
         with self._lock(), suppress(FileNotFoundError):

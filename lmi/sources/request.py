@@ -49,9 +49,9 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[FetchedSource, ...]
 
     @property
-    def folders(self) -> dict[str, str]:
+    def folders(self) -> dict[str, Path]:
         """The local folder by the text of its source."""
-        return {each.source: each.folder for each in self.sources}
+        return {each.source: Path(each.folder) for each in self.sources}
 
 
 class FetchFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -125,7 +125,7 @@ def _fetched(stage: Stage) -> dict[str, Path]:
     result = read(stage.folder / RESULT, FetchResult)
     if result is None:
         raise StartError(f"the fetch process left no {RESULT}")
-    return {source.source: Path(source.folder) for source in result.sources}
+    return result.folders
 
 
 def _new_folder(runtime: ServerRuntime, name: str) -> Path:

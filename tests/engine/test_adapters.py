@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ from lmi.errors import (
 from lmi.executor import LoraConfig, Request, SamplingConfig
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.desired_state import Adapter, Folder, State
+from lmi.shared.desired_state import Adapter, Folder, State, key
 from lmi.shared.state import Block, Phase
 from lmi.supervisor.restarts import hang
 from tests.system.engines.foreign_engine import MAX_ADAPTERS, Executor, write_adapter
@@ -195,6 +196,30 @@ def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path
             await until_answer(engines, {PROMPT[0] + 6})
             await registry.unregister("formal")
             await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
+
+    run(test)
+
+
+class FullFolder(Folder[Adapter]):
+    """A folder on a disk that has room for one entry more."""
+
+    def replace(self, entry: Adapter) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_adapter_that_cannot_be_written_down_is_on_no_engine_and_its_name_is_free(
+    server: Server, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        await ready(server)
+        async with server.front_end() as engines:
+            folder, path = server.runtime.adapters(), str(write_adapter(tmp_path / "a", 5))
+            full = FullFolder(server.runtime.path / "adapters" / key("m"), Adapter)
+            with pytest.raises(OSError, match="No space left"):
+                await AdapterRegistry(engines, full).register(entry("formal", path))
+            assert names(folder) == ["static"]
+            await until(lambda: all(one.info and one.info.adapters == ("static",) for one in engines.open.values()))
+            await AdapterRegistry(engines, folder).register(entry("formal", path))
 
     run(test)
 

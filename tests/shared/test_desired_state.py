@@ -96,3 +96,12 @@ def test_the_name_of_a_writer_that_died_before_it_was_done_is_free(tmp_path: Pat
     assert not state.add(entry("formal")), "its writer is alive"
     assert folder(tmp_path).add(msgspec.structs.replace(abandoned, name="rude", state=State.READY))
     assert not state.add(entry("rude")), "its writer was done"
+
+
+def test_a_change_of_an_entry_that_was_removed_or_changed_meanwhile_does_not_bring_it_back(tmp_path: Path) -> None:
+    entries, old, new = folder(tmp_path), entry("formal"), entry("formal", path="/other")
+    assert entries.add(old) and entries.change(old, new)
+    assert not entries.change(old, entry("formal", path="/third"))
+    assert entries.entries() == [new]
+    assert entries.remove("formal") and not entries.change(new, old)
+    assert entries.entries() == []

@@ -1,3 +1,5 @@
+"""Files that readers see whole or not at all."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -25,7 +25,7 @@ def test_the_folder_of_each_source_is_found_by_its_text(tmp_path: Path) -> None:
     fetched = FetchedSource(source="a/b", folder="/cache/b", revision="c0ffee")
     write(tmp_path / RESULT, FetchResult(sources=(fetched,)))
     result = read(tmp_path / RESULT, FetchResult)
-    assert result is not None and result.folders == {"a/b": "/cache/b"}
+    assert result is not None and result.folders == {"a/b": Path("/cache/b")}
     assert [path.name for path in tmp_path.iterdir()] == [RESULT]
 
 
