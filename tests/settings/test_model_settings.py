@@ -159,3 +159,21 @@ def test_a_server_with_several_models_needs_none(tmp_path: Path) -> None:
     assert (server.multi_model, server.max_models) == (True, 3)
     assert server.model_flags == {"option.max_model_len": "64"}
     assert [note for note in resolved.notes if note.startswith("option.dtype") and "its own file" in note]
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ"),
+    [
+        ("owner/name", {}),
+        ("s3://bucket/model/", {}),
+        (None, {"HF_MODEL_ID": "owner/name"}),
+        (None, {"SERVING_LOAD_MODELS": "a=."}),
+    ],
+)
+def test_a_model_that_the_start_names_is_not_served_beside_those_that_are_loaded(
+    tmp_path: Path, asked: str | None, environ: dict[str, str]
+) -> None:
+    resolved = resolve_folder(asked, {"SAGEMAKER_MULTI_MODEL": "true", **environ}, {}, cwd=tmp_path)
+    assert resolved.request is None
+    [warning] = resolved.warnings
+    assert warning.endswith(": not served, multi_model starts without a model")
