@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import re
+from contextlib import suppress
 
 from lmi.errors import (
     Conflict,
@@ -30,6 +31,7 @@ from lmi.server.several import LOOK_S, SeveralModels, until
 from lmi.settings.config import Config
 from lmi.settings.memory_need import MB, need_bytes
 from lmi.settings.model_settings import resolve_model
+from lmi.settings.ports import choose_free_ports
 from lmi.shared.desired_state import NAME_RULE, Model, State, check_name, is_abandoned
 from lmi.shared.memory import free_bytes
 from lmi.shared.state import Phase
@@ -113,13 +115,22 @@ class ModelRegistry:
                 if states[name] is State.PENDING and entry.url == url:
                     raise AlreadyLoading(entry)
                 raise Conflict(f"the model {name!r} is {states[name].upper()} from {entry.url}")
-        self._check_room(need, [entry for entry in others if states[entry.name] is not State.FAILED])
+        living = [entry for entry in others if states[entry.name] is not State.FAILED]
+        self._check_room(need, living)
         try:
-            runtime = self._runtime.add_model(config)
+            runtime = self._runtime.add_model(choose_free_ports(config, self._taken_ports(living)))
             runtime.keep_environ()
         except (OSError, StartError) as error:
             raise OutOfMemory(f"no room for the files of the model's processes: {error}") from None
         return Model(name=name, state=State.PENDING, folder=runtime.path.name, url=url, need_bytes=need)
+
+    def _taken_ports(self, others: list[Model]) -> set[int]:
+        """Return the ports of the other models' engines and of the gateway."""
+        taken = {self._runtime.config.gateway_port or 0}
+        for entry in others:
+            with suppress(OSError):  # it has just been removed
+                taken.update(self._runtime.model(entry).config.engine.ports)
+        return taken
 
     def _check_room(self, need: int, others: list[Model]) -> None:
         """Raise OutOfMemory unless there is room for one more model."""

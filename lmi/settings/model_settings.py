@@ -15,6 +15,7 @@ from lmi.errors import ModelUnusable
 from lmi.settings.config import ServerConfig
 from lmi.settings.model_folder import find_folder
 from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
+from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read
 from lmi.settings.report import Resolved
 from lmi.settings.requirements import is_complete
@@ -76,8 +77,12 @@ def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_server(server: ServerConfig) -> dict[str, str]:
-    """Return the server's settings that decide what a model may bring along, as the command line gives them."""
-    return as_flags(server) | ({"download_dir": server.download_dir} if server.download_dir else {})
+    """Return the server's settings that decide about a model's files and ports, as the command line gives them."""
+    given = as_flags(server) | ({"download_dir": server.download_dir} if server.download_dir else {})
+    if server.safe_port_range is not None:
+        first, last = server.safe_port_range
+        given |= {"port": str(server.port), RANGE: f"{first}-{last}"}
+    return given
 
 
 def _keys(name: str) -> Iterator[str]:

@@ -6,10 +6,10 @@ listen further. Without a range each takes any free port.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
-from lmi.errors import BadConfiguration
+from lmi.errors import BadConfiguration, OutOfMemory
 from lmi.settings.config import Config
 from lmi.settings.engine_choice import ChosenEngine, Replicas
 from lmi.settings.handler import Handler
@@ -64,6 +64,21 @@ def choose_gateway_port(config: Config) -> Config:
         allowed = f"a port of {RANGE}, {given_range[0]}-{given_range[1]}, that nothing else uses"
         raise BadConfiguration(f"with_gateway={given}: allowed is {allowed}")
     return replace(config, server=replace(config.server, gateway_port=spare_port(config)))
+
+
+def choose_free_ports(config: Config, taken: Container[int]) -> Config:
+    """Return the settings of one of several models with ports that are not `taken` by the others.
+
+    Raises OutOfMemory if the range has too few left.
+    """
+    given_range, num_wanted = config.server.safe_port_range, len(config.engine.ports)
+    if given_range is None or not num_wanted:
+        return config
+    left = [port for port in _ports(given_range, config.server.port) if port not in taken]
+    if len(left) < num_wanted:
+        said = f"{RANGE}={given_range[0]}-{given_range[1]}: {len(left)} ports are left"
+        raise OutOfMemory(f"{said}, and the engines of the model need {num_wanted}")
+    return replace(config, engine=replace(config.engine, ports=tuple(left[:num_wanted])))
 
 
 def _free(config: Config, given_range: tuple[int, int]) -> list[int]:

@@ -195,7 +195,9 @@ def _without_model(values: Values, flags: Mapping[str, str], here: Surroundings,
     secure_mode.check_operator(values)
     values = _choose_for_server(values, here, problems)
     for picked in values.picked.values():
-        if picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
+        if picked.given.key in (MODEL, "load_models"):
+            problems.warnings.append(f"{picked.given.said}: not served, multi_model starts without a model")
+        elif picked.given.rank[0] == FILE and not is_of_server(picked.given.key):
             problems.notes.append(f"{picked.given.place}: no effect with multi_model, each model has its own file")
     problems.stop_at_faults()
     of_models = {key: text for key, text in flags.items() if not is_of_server(key)}

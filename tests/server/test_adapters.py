@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -164,6 +165,17 @@ def test_the_header_counts_for_all_inputs_of_a_dynamic_batch(batching: Host, hea
     assert response.status == 200, answer
     used = [one.lora_config and one.lora_config.name for one in batching.executor.requests[num_before:]]
     assert used == (["in-body", None] if header is None else [header, header])
+
+
+@pytest.mark.parametrize("header", [None, "in-header"])
+def test_the_header_counts_for_all_lines_of_a_body(server: Host, header: str | None) -> None:
+    num_before = len(server.executor.requests)
+    lines = b"\n".join(json.dumps(lmi(name)).encode() for name in ("in-body", "", None))
+    headers = {"Content-Type": "application/jsonlines"} | ({} if header is None else {HEADER: header})
+    response, answer = server.send("POST", "/invocations", lines, headers)
+    assert response.status == 200 and len(answer.splitlines()) == 3, answer
+    used = [one.lora_config and one.lora_config.name for one in server.executor.requests[num_before:]]
+    assert Counter(used) == Counter(["in-body", None, None] if header is None else [header] * 3)
 
 
 UNKNOWN = {

@@ -14,6 +14,7 @@ from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Block, Phase
+from tests.scripted import host
 
 CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo"), engine=EngineConfig())
 
@@ -49,6 +50,13 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     assert samples["lmi_time_to_first_token_seconds_count{model=demo}"] == 2
     assert samples["lmi_time_to_first_token_seconds_bucket{le=0.0025}{model=demo}"] == 2
     assert samples["lmi_time_to_first_token_seconds_bucket{le=0.001}{model=demo}"] == 0
+
+
+def test_a_scrape_has_the_type_that_prometheus_reads(tmp_path: Path) -> None:
+    with host(tmp_path) as running:
+        response, body = running.send("GET", "/metrics")
+    assert str(response.getheader("content-type")).startswith("text/plain; version=")
+    assert response.getheader("content-length") == str(len(body))
 
 
 def test_an_empty_block_scrapes(tmp_path: Path) -> None:

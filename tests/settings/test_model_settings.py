@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused
+from lmi.errors import BadConfiguration, ModelUnusable, OutOfMemory, SecurityRefused
 from lmi.settings.config import ServerConfig
 from lmi.settings.model_settings import resolve_model
+from lmi.settings.ports import choose_free_ports
 from lmi.settings.report import Resolved
 from lmi.settings.resolve import resolve_folder
 from lmi.settings.secure_mode import CONTROLS
+
+RANGE = "SAGEMAKER_SAFE_PORT_RANGE"
 
 
 @pytest.fixture
@@ -159,3 +162,36 @@ def test_a_server_with_several_models_needs_none(tmp_path: Path) -> None:
     assert (server.multi_model, server.max_models) == (True, 3)
     assert server.model_flags == {"option.max_model_len": "64"}
     assert [note for note in resolved.notes if note.startswith("option.dtype") and "its own file" in note]
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ"),
+    [
+        ("owner/name", {}),
+        ("s3://bucket/model/", {}),
+        (None, {"HF_MODEL_ID": "owner/name"}),
+        (None, {"SERVING_LOAD_MODELS": "a=."}),
+    ],
+)
+def test_a_model_that_the_start_names_is_not_served_beside_those_that_are_loaded(
+    tmp_path: Path, asked: str | None, environ: dict[str, str]
+) -> None:
+    resolved = resolve_folder(asked, {"SAGEMAKER_MULTI_MODEL": "true", **environ}, {}, cwd=tmp_path)
+    assert resolved.request is None
+    [warning] = resolved.warnings
+    assert warning.endswith(": not served, multi_model starts without a model")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_engines_of_several_models_share_the_safe_range_without_meeting(store: Path) -> None:
+    (store / "h" / "model" / "serving.properties").write_text("option.rolling_batch=vllm\n")
+    server = ServerConfig(model_store=str(store), port=8080, safe_port_range=(8080, 8085), gateway_port=8085)
+    taken = {8085}
+    for expected in ((8081, 8082), (8083, 8084)):
+        config = resolve_model("chat", str(store / "h" / "model"), server, {RANGE: "1-9"}).config
+        config = choose_free_ports(config, taken)
+        assert config.engine.ports == expected
+        taken |= set(config.engine.ports)
+    with pytest.raises(OutOfMemory, match="safe_port_range=8080-8085: 0 ports are left"):
+        choose_free_ports(config, taken)
+    assert choose_free_ports(settle(store).config, taken).engine.ports == ()

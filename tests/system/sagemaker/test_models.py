@@ -452,6 +452,18 @@ def test_a_server_with_several_models_stops_in_order() -> None:
         assert server.pids() == []
 
 
+def test_a_signal_ends_a_load_and_its_client_has_an_answer() -> None:
+    secrets = {"HF_TOKEN": "canary-1", "AWS_SECRET_ACCESS_KEY": "canary-2"}
+    with several_models("frontend_workers=1", environ=secrets) as server, ThreadPoolExecutor(1) as clients:
+        loading = clients.submit(server.load, "late", server.model("late", "option.load_s=20", engine="slow"))
+        wait_until(lambda: server.pids("lmi-engine"), "it loads")
+        for pid in set(server.pids()) - {server.process.pid}:
+            assert b"canary" not in Path(f"/proc/{pid}/environ").read_bytes()
+        server.signal(signal.SIGTERM)
+        assert loading.result().status == 503
+        assert server.wait(5) == 0 and server.pids() == []
+
+
 def test_a_server_with_one_model_describes_it_and_loads_no_other(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     with serve(write_model(tmp_path / "one"), "option.rolling_batch=echo") as server:
