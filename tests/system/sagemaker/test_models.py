@@ -18,7 +18,7 @@ from tests.system.engines.foreign_engine import write_adapter
 from tests.system.sagemaker.several import SeveralServer, error_of, several_models
 
 NUM_FRONT_ENDS = 4
-ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+ADAPTER, SESSION = "X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Session-Id"
 DIE = "option.echo_die_token=33"  # "!"
 
 
@@ -327,6 +327,22 @@ def test_a_model_may_be_user_code(server: SeveralServer) -> None:
     assert server.post(b"hello", "/models/code/invoke").body == b"HELLO"
     assert server.invoke("echo").status == 200
     assert server.unload("code").status == 200 and server.pids("lmi-code") == []
+
+
+def test_each_model_has_sessions_of_its_own(server: SeveralServer) -> None:
+    for name in ("red", "blue"):
+        assert server.load(name, server.model(name)).status == 200
+    url = server.model("stateful", "minWorkers=2", "maxWorkers=2", engine="auto")
+    shutil.copy(ROOT / "tests/user_code/files/stateful/model.py", url)
+    assert server.load("stateful", url).status == 200
+    opened = server.post({"requestType": "NEW_SESSION"}, "/models/red/invoke").headers[SESSION.lower()]
+    session = {SESSION: opened.partition(";")[0]}
+    for _ in range(8):
+        assert server.post({"inputs": "abc"}, "/models/red/invoke", session).status == 200
+        assert server.post({"inputs": "abc"}, "/models/blue/invoke", session).status == 400
+    created = server.post({"action": "create"}, "/models/stateful/invoke").headers[SESSION.lower()]
+    answers = [server.post({"action": "regular"}, "/models/stateful/invoke", {SESSION: created}) for _ in range(4)]
+    assert [json.loads(answer.body)["state"][0] for answer in answers] == [[n, n] for n in (2, 3, 4, 5)]
 
 
 def test_the_name_that_the_platform_has_for_a_model_is_logged(server: SeveralServer) -> None:
