@@ -27,7 +27,7 @@ from handlers.lmi_dist.scheduler import Batch, Scheduler
 from lmi.errors import cause_line
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
 from lmi.settings.config import EngineConfig
-from lmi.shared import processes
+from lmi.shared import linux
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def choose_limits(
             context_length,
         )
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
-    memory_bytes = memory_bytes or processes.memory_bytes()
+    memory_bytes = memory_bytes or linux.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
     num_cache_tokens = max(budget // TOKENS_PER_BLOCK, 1) * TOKENS_PER_BLOCK
     if num_cache_tokens < max_length:

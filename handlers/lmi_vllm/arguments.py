@@ -29,7 +29,7 @@ from handlers.lmi_vllm import compiling
 from handlers.lmi_vllm.about import SPECULATIVE
 from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
-from lmi.shared import processes
+from lmi.shared import linux
 
 DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
@@ -279,7 +279,7 @@ def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[st
     is_said = any(name in arguments for name in own_words) or bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     if is_said and config.max_kv_cache_tokens is None:
         return {}
-    memory_bytes = processes.memory_bytes() // config.num_engines
+    memory_bytes = linux.memory_bytes() // config.num_engines
     ranks = config.tensor_parallel_degree
     block = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
     shape = _cache_shape(config, str(arguments["model"]))

@@ -32,7 +32,7 @@ from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.outputs import kv_cache_stats, of_request
 from handlers.lmi_vllm.work import Work, check_adapter, lora_request
-from lmi.shared import processes
+from lmi.shared import linux
 
 WAIT_S = 0.1  # for an output of another process, before deadlines are checked
 
@@ -46,7 +46,7 @@ class MultiProcess:
         self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stats.made])
         process_setup.unlink_shared_memory()
         # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
-        pids = [pid for pid in process_setup.descendants() if processes.title(pid).startswith("VLLM")]
+        pids = [pid for pid in process_setup.descendants() if linux.title(pid).startswith("VLLM")]
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._num_steps = 0  # of the core, as far as `step` has reported them
         self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()

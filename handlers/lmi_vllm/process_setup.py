@@ -28,7 +28,7 @@ from handlers.lmi_vllm.about import NOTHING_IS_SENT
 from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 from handlers.lmi_vllm.startup_log import BEGINS, SAID_AT_DEBUG
 from lmi.settings.config import EngineConfig
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.sink import guard_streams, open_again
 
 ENVIRONMENT = {
@@ -154,7 +154,7 @@ class _Stderr(io.TextIOBase):
 
 
 def _in_child() -> None:
-    processes.die_with_parent(os.getppid(), signal.SIGKILL)
+    linux.die_with_parent(os.getppid(), signal.SIGKILL)
     hide_foreign_builds()  # before logging is set up: the parent has logged it
     role, level, format, path = json.loads(os.environ.get(LOG_NAME, '["engine", "INFO", "auto", "/proc/self/fd/2"]'))
     lmi.shared.log.setup(f"{role} {multiprocessing.current_process().name}", level, format, open_again(path))

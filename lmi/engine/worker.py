@@ -31,7 +31,7 @@ from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import guard_streams, stream
@@ -205,9 +205,9 @@ def run(slot: int) -> int:
     record = runtime.attach().engines[slot]
     record.claim()
     record.phase = Phase.LOADING
-    processes.set_title(f"lmi-engine-{slot}")
+    linux.set_title(f"lmi-engine-{slot}")
     server = runtime.config.server
-    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, processes.log_fd())
+    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, linux.log_fd())
     lmi.shared.log.count_dropped_in(record)
     try:
         executor, report = load(runtime, record)
@@ -234,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.engine.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
     guard_streams()
-    processes.print_lines_at_once()
+    linux.print_lines_at_once()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
     sys.stdout.flush()

@@ -26,7 +26,7 @@ from lmi.gateway.settings import Settings
 from lmi.gateway.stores import EXTRA, S3, S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.targets import Targets
 from lmi.http.protocol import GuardedProtocol
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.log import escape, is_text
 
 FINISH_S = 25  # for requests that are still open at SIGTERM
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
     lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
-    processes.set_title("lmi-gateway")
-    if parent := os.environ.get(processes.SUPERVISOR_PID):
-        processes.die_with_parent(int(parent), signal.SIGTERM)
+    linux.set_title("lmi-gateway")
+    if parent := os.environ.get(linux.SUPERVISOR_PID):
+        linux.die_with_parent(int(parent), signal.SIGTERM)
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
     gateway = Gateway(settings)

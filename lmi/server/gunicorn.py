@@ -23,7 +23,7 @@ from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.http.worker import BEAT_S, GuardedWorker
 from lmi.runtime import ServerRuntime
 from lmi.server.start_failure import describe, explain
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.sink import guard_streams
 from lmi.shared.state import FrontEndRecord, Phase
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _runtime = ServerRuntime.from_environ()
 _block = _runtime.attach()
 _server = _runtime.config
-_supervisor_pid = int(os.environ[processes.SUPERVISOR_PID])
+_supervisor_pid = int(os.environ[linux.SUPERVISOR_PID])
 _finish_s = max(0.5, _server.drain_timeout_s - drain_notice_s(_server.drain_timeout_s))
 
 
@@ -142,7 +142,7 @@ class FrontEndWorker(GuardedWorker):
 
 
 def begin(server: Arbiter) -> None:
-    processes.set_title("lmi-gunicorn")
+    linux.set_title("lmi-gunicorn")
     keep_to_cores()
 
 
@@ -152,19 +152,19 @@ def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
     free = [i for i, record in enumerate(_block.frontends) if i not in mine and not _is_in_use(record)]
     if not free:  # masters died faster than the streams of their workers ended
         oldest = min(set(range(len(_block.frontends))) - mine, key=lambda i: _block.frontends[i].beat_s)
-        processes.send(_block.frontends[oldest].pid, signal.SIGKILL)
+        linux.send(_block.frontends[oldest].pid, signal.SIGKILL)
         free = [oldest]
     worker.slot = free[0]
 
 
 def _is_in_use(record: FrontEndRecord) -> bool:
-    return record.pid != 0 and processes.is_alive(record.pid) and time.monotonic() - record.beat_s < SILENT_S
+    return record.pid != 0 and linux.is_alive(record.pid) and time.monotonic() - record.beat_s < SILENT_S
 
 
 def settle(server: Arbiter, worker: FrontEndWorker) -> None:
     """Set the new worker's record, title and parent-death signal. Runs in the worker."""
-    processes.die_with_parent(server.pid, signal.SIGTERM)
-    processes.set_title(f"lmi-front-{worker.slot}")
+    linux.die_with_parent(server.pid, signal.SIGTERM)
+    linux.set_title(f"lmi-front-{worker.slot}")
     set_up_log(f"front end {worker.slot}")
     worker.record = _block.frontends[worker.slot]
     worker.record.claim()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import BadConfiguration
-from lmi.shared import processes
+from lmi.shared import linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Machine:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Machine:
-        return cls(processes.num_usable_cores(), _visible_gpus(environ))
+        return cls(linux.num_usable_cores(), _visible_gpus(environ))
 
 
 def num_engines(num_gpus: int, gpus_each: int, low: int | None, high: int | None) -> int:

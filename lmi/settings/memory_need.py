@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi.settings.config import Config, EngineConfig
-from lmi.shared import processes
+from lmi.shared import linux
 
 MB = 1 << 20
 PROCESS_BYTES = 300 * MB  # of an engine's process with its libraries
@@ -66,7 +66,7 @@ def _cache_bytes(engine: EngineConfig, facts: Mapping[str, Any]) -> int:
         return engine.max_kv_cache_tokens * token_bytes
     longest = engine.max_sequence_length or _count(facts, "max_position_embeddings") or USUAL_LENGTH
     num_tokens = (engine.max_num_sequences or USUAL_SEQUENCES) * min(longest, USUAL_LENGTH)
-    return min(num_tokens * token_bytes, processes.memory_bytes() // 4)
+    return min(num_tokens * token_bytes, linux.memory_bytes() // 4)
 
 
 def _token_bytes(facts: Mapping[str, Any]) -> int:

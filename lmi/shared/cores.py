@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from lmi.shared import processes
+from lmi.shared import linux
 
 VARIABLE = "LMI_CORES"
 CLAIM = "\0lmi.cores"  # an abstract socket: the kernel frees the name when its process ends
@@ -42,7 +42,7 @@ class Cores:
 def usable() -> list[int]:
     """Return the cores of this process, or none if a quota bounds its time: other containers then use them too."""
     cores = sorted(os.sched_getaffinity(0))
-    return cores if processes.num_usable_cores() == len(cores) else []
+    return cores if linux.num_usable_cores() == len(cores) else []
 
 
 @contextmanager
@@ -69,4 +69,4 @@ def keep() -> None:
     """Bind every thread of this process, and those that they start, to the cores that its environment names."""
     named = os.environ.get(VARIABLE)
     if named:
-        processes.bind_threads([int(core) for core in named.split(",")])
+        linux.bind_threads([int(core) for core in named.split(",")])

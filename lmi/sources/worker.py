@@ -29,7 +29,7 @@ from rich.progress import Progress as Bar
 
 import lmi.shared.log
 from lmi.errors import StartError
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.sink import guard_streams, stream
 from lmi.sources.fetch import fetch
 from lmi.sources.job import Job
@@ -148,8 +148,8 @@ def main() -> None:
     given = arguments()
     guard_streams()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    processes.set_title("lmi-fetch")
-    lmi.shared.log.setup("fetch", given.log_level, given.log_format, processes.log_fd())
+    linux.set_title("lmi-fetch")
+    lmi.shared.log.setup("fetch", given.log_level, given.log_format, linux.log_fd())
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # without it the client asks the hub for one more list
     _let_libraries_log()
     request = msgspec.json.decode(given.request.read_bytes(), type=FetchRequest)

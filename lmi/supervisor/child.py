@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lmi.errors import StartError
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.banner import Failure
@@ -100,7 +100,7 @@ class Child:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
         self.output = self._new_output()
-        self.pid = processes.spawn(
+        self.pid = linux.spawn(
             self.kind.argv(self._slot),
             self.kind.environ(self._slot),
             death_signal=signal.SIGKILL,  # no child is of use without its supervisor
@@ -122,7 +122,7 @@ class Child:
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to the process, or SIGKILL to its whole group. Does nothing if no process runs."""
         if self.pid is not None:
-            processes.send(self.pid, signum, to_group=signum == signal.SIGKILL)
+            linux.send(self.pid, signum, to_group=signum == signal.SIGKILL)
 
     def read_last(self) -> None:
         """Log the last output of the process."""
@@ -170,7 +170,7 @@ class Child:
         """Return why the process ended, on one line."""
         record = self.record
         said = record.reason if record is not None and code > 0 and record.pid == self.pid else ""
-        return self._hung or said or processes.describe_exit(code)
+        return self._hung or said or linux.describe_exit(code)
 
     def _stage(self) -> str:
         """Return the stage that the process had reached."""

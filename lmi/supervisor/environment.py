@@ -10,7 +10,7 @@ from lmi.settings.config import Config, EngineConfig
 from lmi.settings.handler import USER_CODE, Handler, announced
 from lmi.settings.machine import num_ranks_here
 from lmi.settings.requirements import with_installed
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.cores import Cores, usable
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
@@ -110,7 +110,7 @@ def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
     """
     if engine.num_threads is not None:
         return engine.num_threads
-    cores = processes.num_usable_cores()
+    cores = linux.num_usable_cores()
     if _weight_bytes(model_path) <= SMALL_MODEL_BYTES:
         cores -= 1  # the front end needs it more
     return max(1, cores // (engine.num_engines * _num_local_ranks(engine)))

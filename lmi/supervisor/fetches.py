@@ -23,7 +23,7 @@ import msgspec
 from lmi.errors import StartError, shorten
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import ServerConfig
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.sources.request import FAILURE, REQUEST, FetchFailure, FetchRequest, read, write
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.child import Child, ChildKind
@@ -105,7 +105,7 @@ class Fetch:
 
     @property
     def _is_wanted(self) -> bool:
-        return (self._folder / REQUEST).exists() and processes.is_alive(self._writer)
+        return (self._folder / REQUEST).exists() and linux.is_alive(self._writer)
 
     def look(self) -> None:
         if not self._is_wanted:

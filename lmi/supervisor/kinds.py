@@ -18,7 +18,7 @@ from lmi.gateway.child import argv
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.cores import Cores, variable
-from lmi.shared.processes import SUPERVISOR_PID
+from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
 from lmi.supervisor import environment
 from lmi.supervisor.child import Child, ChildKind, Hang

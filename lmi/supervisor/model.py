@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmi.runtime import Runtime
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.cores import Cores
 from lmi.shared.desired_state import Model, State
 from lmi.shared.report import LoadReport, read_report
@@ -37,7 +37,7 @@ class ModelProcesses:
 
     def num_requests(self) -> int:
         """Return how many requests of living front ends use this model, where several are served."""
-        records = [record for record in self.block.frontends if record.pid and processes.is_alive(record.pid)]
+        records = [record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)]
         return sum(record.num_in_flight for record in records)
 
     def name_children(self) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from lmi.runtime import ServerRuntime
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import Phase
 from lmi.supervisor.model import ModelProcesses
@@ -148,9 +148,9 @@ class ModelLife:
 
     def _kill_late(self, now: float) -> None:
         assert self._ended_s is not None
-        self.groups = set(filter(processes.is_group_alive, self.groups))  # the system uses the others' numbers again
+        self.groups = set(filter(linux.is_group_alive, self.groups))  # the system uses the others' numbers again
         if now - self._ended_s >= KILL_S:
             for child in self.processes.children:
                 child.send(signal.SIGKILL)
             for group in self.groups:
-                processes.send(group, signal.SIGKILL, to_group=True)
+                linux.send(group, signal.SIGKILL, to_group=True)

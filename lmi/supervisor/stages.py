@@ -19,7 +19,7 @@ from lmi.settings.config import Config, RequirementsConfig, ServerConfig
 from lmi.settings.model_sources import Fetched
 from lmi.settings.report import Resolved
 from lmi.settings.requirements import is_complete
-from lmi.shared.processes import SUPERVISOR_PID
+from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import SupervisorRecord
 from lmi.sources.progress import FetchReport
 from lmi.sources.request import FAILURE, PROGRESS, REQUEST, RESULT, FetchFailure, FetchRequest, FetchResult, read, write

@@ -25,7 +25,7 @@ from lmi.errors import StartError
 from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.report import Resolved
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.cores import claimed
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
@@ -62,7 +62,7 @@ class Supervisor:
         runtime: ServerRuntime,
         block: Block,
         listener: socket.socket,
-        signals: processes.Signals,
+        signals: linux.Signals,
         steps: Iterator[Stage | Config],
         app: str,
     ) -> None:
@@ -139,7 +139,7 @@ class Supervisor:
         cores = self._claims.enter_context(claimed(divided_cores(config, os.environ)))
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
-            processes.bind_threads(self._cores, pid)
+            linux.bind_threads(self._cores, pid)
         model = ModelProcesses(self._runtime.add_model(config), cores)
         self._single.append(model)
         self._runtime.models().add(model.entry())
@@ -156,7 +156,7 @@ class Supervisor:
     def _tick(self) -> None:
         for signum in self._wait(TICK_S):
             self._on_signal(signum)
-        for pid, code in processes.reap():
+        for pid, code in linux.reap():
             self._on_exit(pid, code, time.monotonic())
         now = time.monotonic()
         if paused_s := self._pauses.note(now):
@@ -282,7 +282,7 @@ class Supervisor:
 
     def _has_front_ends(self) -> bool:
         """Return whether the master runs, or workers of a master that died."""
-        return self._front_end.pid is not None or any(map(processes.is_alive, self._front_end_pids()))
+        return self._front_end.pid is not None or any(map(linux.is_alive, self._front_end_pids()))
 
     def _front_end_pids(self) -> list[int]:
         """Return the master, if it runs, and every worker."""
@@ -297,11 +297,11 @@ class Supervisor:
             self._wait_while(lambda: any(record.num_in_flight for record in self._block.frontends))
         self._stop([self._front_end])
         killed_s = time.monotonic()
-        while (pids := processes.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
+        while (pids := linux.children()) and time.monotonic() < killed_s + STRAYS_S + STOP_S:
             for pid in pids if time.monotonic() > killed_s + STRAYS_S else ():
-                processes.send(pid, signal.SIGKILL)
+                linux.send(pid, signal.SIGKILL)
             self._wait(0.02)
-            processes.reap()
+            linux.reap()
         for child in self._children:
             child.read_last()
 
@@ -309,14 +309,14 @@ class Supervisor:
         """Send SIGTERM to these children, and kill those that do not end."""
         pids = {child.pid for child in children if child.pid is not None}
         _send(children, signal.SIGTERM)
-        self._wait_while(lambda: pids & set(processes.children()))
+        self._wait_while(lambda: pids & set(linux.children()))
         _send(children, signal.SIGKILL)
 
     def _wait_while(self, is_so: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + STOP_S
         while is_so() and time.monotonic() < deadline_s:
             self._wait(0.02)
-            processes.reap()
+            linux.reap()
 
 
 def gateways(config: ServerConfig, listener: socket.socket) -> list[Child]:
@@ -338,9 +338,9 @@ def _send(children: Iterable[Child], signum: signal.Signals) -> None:
 
 
 def _be_supervisor() -> None:
-    processes.set_title("lmi-supervisor")
-    processes.adopt_orphans()
-    processes.set_oom_score(OWN_OOM_SCORE)
+    linux.set_title("lmi-supervisor")
+    linux.adopt_orphans()
+    linux.set_oom_score(OWN_OOM_SCORE)
 
 
 def _raise_file_limit() -> None:
@@ -367,7 +367,7 @@ def serve(resolved: Resolved, settle: Settle, app: str = APP) -> int:
     _raise_file_limit()
     listener = bind(config.host, config.port)
     _be_supervisor()
-    signals = processes.Signals()
+    signals = linux.Signals()
     runtime = ServerRuntime.create(config)
     try:
         steps = stages(resolved, settle, runtime)

@@ -32,7 +32,7 @@ import msgspec
 import lmi.shared.log
 from lmi.errors import ModelUnusable, StartError, cause_line
 from lmi.settings.requirements import WHEELS
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.sink import guard_streams
 from lmi.sources.place import Place
 from lmi.sources.request import FAILURE, PROGRESS, FetchFailure, write
@@ -147,7 +147,7 @@ def _running(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -
         text=True,
         errors="replace",
         process_group=0,
-        preexec_fn=lambda: processes.die_with_parent(pid, signal.SIGKILL),
+        preexec_fn=lambda: linux.die_with_parent(pid, signal.SIGKILL),
     )
     try:
         yield process
@@ -188,8 +188,8 @@ def main() -> None:
     given = parser.parse_args()
     guard_streams()
     signal.signal(signal.SIGTERM, _end)
-    processes.set_title("lmi-install")
-    lmi.shared.log.setup("requirements", given.log_level, given.log_format, processes.log_fd())
+    linux.set_title("lmi-install")
+    lmi.shared.log.setup("requirements", given.log_level, given.log_format, linux.log_fd())
     sys.exit(run(given.file, given.folder, given.state))
 
 

@@ -23,7 +23,7 @@ from lmi.errors import ModelUnusable
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
-from lmi.shared import processes
+from lmi.shared import linux
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import guard_streams
@@ -86,8 +86,8 @@ def run(slot: int) -> int:
     record = runtime.user_code_records(runtime.attach())[slot]
     record.claim()
     record.phase = Phase.LOADING
-    processes.set_title(f"lmi-code-{slot}")
-    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format, processes.log_fd())
+    linux.set_title(f"lmi-code-{slot}")
+    lmi.shared.log.setup(f"code {slot}", config.server.log_level, config.server.log_format, linux.log_fd())
     lmi.shared.log.count_dropped_in(record)
     try:
         _load_and_serve(runtime, slot, record)
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lmi.user_code.worker", description=__doc__)
     parser.add_argument("--slot", type=int, required=True)
     guard_streams()
-    processes.print_lines_at_once()
+    linux.print_lines_at_once()
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     code = run(parser.parse_args().slot)
     sys.stdout.flush()

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lmi.shared import cores, processes
+from lmi.shared import cores, linux
 from lmi.shared.cores import Cores
 
 
@@ -74,7 +74,7 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(monkeypatc
             release.set()
             running.result(10)
         finally:
-            processes.bind_threads(sorted(before))
+            linux.bind_threads(sorted(before))
     assert seen == [{core}, {core}]
 
 

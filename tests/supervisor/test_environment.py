@@ -68,7 +68,7 @@ def test_what_a_requirements_txt_names_comes_first_on_the_path_of_the_models_own
 def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmi.shared.processes.num_usable_cores", lambda: 8)
+    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 8)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"small")
     assert num_engine_threads(EngineConfig(), str(tmp_path)) == 7
@@ -77,7 +77,7 @@ def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(
     assert num_engine_threads(EngineConfig(), str(tmp_path)) == 8
     assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path)) == 2
     assert num_engine_threads(EngineConfig(num_threads=5), str(tmp_path)) == 5
-    monkeypatch.setattr("lmi.shared.processes.num_usable_cores", lambda: 1)
+    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 1)
     assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path)) == 1
 
 
@@ -92,7 +92,7 @@ def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tm
 
 
 def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmi.shared.processes.num_usable_cores", lambda: 8)
+    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 8)
     (tmp_path / "model.safetensors").touch()
     os.truncate(tmp_path / "model.safetensors", 65 << 20)
     assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path)) == 8
@@ -131,7 +131,7 @@ def test_what_would_change_how_gunicorn_starts_is_left_out(name: str) -> None:
 def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmi.shared.processes.num_usable_cores", lambda: 2)
+    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
 
     def config(engine: EngineConfig) -> Config:
@@ -149,5 +149,5 @@ def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_e
     ):
         assert divided_cores(config(engine), {}) is None
     assert divided_cores(config(EngineConfig()), {"OMP_NUM_THREADS": "1"}) is None
-    monkeypatch.setattr("lmi.shared.processes.num_usable_cores", lambda: 1)  # of a quota
+    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 1)  # of a quota
     assert divided_cores(small, {}) is None

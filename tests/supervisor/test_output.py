@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared import log, processes
+from lmi.shared import linux, log
 from lmi.supervisor.output import BURST_LINES, LAST_LINES, MAX_LINE_BYTES, PIPE_BYTES, Allowance, ChildOutput, level_of
 
 ROOT = Path(__file__).parents[2]
@@ -118,9 +118,9 @@ def test_an_output_is_over_when_nobody_can_write_to_it(output: ChildOutput) -> N
 
 NAMES_ITS_LOG = """
 import os
-from lmi.shared import processes
-fd = processes.log_fd()
-print(fd > 2, os.get_inheritable(fd), processes.LOG_FD_NAME in os.environ)
+from lmi.shared import linux
+fd = linux.log_fd()
+print(fd > 2, os.get_inheritable(fd), linux.LOG_FD_NAME in os.environ)
 """
 
 
@@ -129,7 +129,7 @@ def test_programs_that_a_child_starts_do_not_have_its_log(
 ) -> None:
     environ = {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", NAMES_ITS_LOG]
-    pid = processes.spawn(command, environ, death_signal=signal.SIGKILL, output_fd=output.writer)
+    pid = linux.spawn(command, environ, death_signal=signal.SIGKILL, output_fd=output.writer)
     output.belongs_to(pid)
     os.waitpid(pid, 0)
     output.read_last()

@@ -17,7 +17,7 @@ import pytest
 from handlers.lmi_vllm import about
 from lmi.errors import BadConfiguration, SecurityRefused
 from lmi.settings.config import EngineConfig
-from lmi.shared import processes
+from lmi.shared import linux
 from tests.tiny_models import CONTEXT_LENGTH, tiny_model
 
 pytestmark = pytest.mark.vllm
@@ -246,7 +246,7 @@ def test_a_cache_on_a_cpu_holds_what_the_sequences_can_use(
 def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(
     arguments: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "memory_bytes", lambda: 400 * 128 * TOKEN_BYTES)
+    monkeypatch.setattr(linux, "memory_bytes", lambda: 400 * 128 * TOKEN_BYTES)
     sizes = [
         arguments.engine_arguments(config(num_engines=number, tensor_parallel_degree=ranks), str(folder))
         for number, ranks in ((1, 1), (2, 1), (1, 2))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared import processes
+from lmi.shared import linux
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +29,9 @@ def test_a_child_gets_its_own_group_environment_folder_and_score() -> None:
     script += "; print(open('/proc/self/oom_score_adj').read())"
     code = f"""
 import os, signal, sys
-from lmi.shared import processes
+from lmi.shared import linux
 argv = [sys.executable, "-c", {script!r}]
-pid = processes.spawn(argv, {{"A": "b"}}, death_signal=signal.SIGKILL, oom_score=300, folder="/")
+pid = linux.spawn(argv, {{"A": "b"}}, death_signal=signal.SIGKILL, oom_score=300, folder="/")
 print(os.waitpid(pid, 0)[1])
 """
     assert run_python(code).split() == ["True", "b", "/", "300", "0"]
@@ -40,8 +40,8 @@ print(os.waitpid(pid, 0)[1])
 def test_a_program_that_does_not_exist_is_a_child_that_exits_127() -> None:
     code = """
 import os, signal
-from lmi.shared import processes
-pid = processes.spawn(["/no/such/program"], {}, death_signal=signal.SIGKILL)
+from lmi.shared import linux
+pid = linux.spawn(["/no/such/program"], {}, death_signal=signal.SIGKILL)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     assert run_python(code) == "127"
@@ -50,8 +50,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_a_child_dies_when_its_parent_is_killed() -> None:
     code = """
 import os, signal, sys, time
-from lmi.shared import processes
-pid = processes.spawn(["/bin/sleep", "60"], {}, death_signal=signal.SIGKILL)
+from lmi.shared import linux
+pid = linux.spawn(["/bin/sleep", "60"], {}, death_signal=signal.SIGKILL)
 print(pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -59,7 +59,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=30)
     assert done.returncode == -signal.SIGKILL
     deadline_s = time.monotonic() + 5
-    while processes.is_alive(int(done.stdout)):
+    while linux.is_alive(int(done.stdout)):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
@@ -67,11 +67,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     code = """
 import os, signal
-from lmi.shared import processes
+from lmi.shared import linux
 if os.fork() == 0:
-    processes.die_with_parent(1 << 30, signal.SIGKILL)
+    linux.die_with_parent(1 << 30, signal.SIGKILL)
     os._exit(0)
-print(processes.describe_exit(os.waitstatus_to_exitcode(os.wait()[1])))
+print(linux.describe_exit(os.waitstatus_to_exitcode(os.wait()[1])))
 """
     assert run_python(code).startswith("was killed by SIGKILL")
 
@@ -79,8 +79,8 @@ print(processes.describe_exit(os.waitstatus_to_exitcode(os.wait()[1])))
 def test_orphans_are_adopted_and_reaped() -> None:
     code = """
 import os, time
-from lmi.shared import processes
-processes.adopt_orphans()
+from lmi.shared import linux
+linux.adopt_orphans()
 if os.fork() == 0:
     if os.fork() == 0:
         time.sleep(0.3)
@@ -89,24 +89,24 @@ if os.fork() == 0:
 codes = []
 deadline = time.monotonic() + 10
 while len(codes) < 2 and time.monotonic() < deadline:
-    codes += [code for _, code in processes.reap()]
+    codes += [code for _, code in linux.reap()]
     time.sleep(0.01)
-print(codes, processes.children())
+print(codes, linux.children())
 """
     assert run_python(code) == "[3, 7] []"
 
 
 def test_the_children_of_this_process_are_found() -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as child:
-        assert child.pid in processes.children()
+        assert child.pid in linux.children()
         child.kill()
 
 
 def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
     with subprocess.Popen(["/bin/true"]) as child:
         child.wait()
-    processes.send(child.pid, signal.SIGTERM)
-    assert not processes.is_alive(child.pid)
+    linux.send(child.pid, signal.SIGTERM)
+    assert not linux.is_alive(child.pid)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:
     [(3, "exited with code 3"), (-15, "was killed by SIGTERM"), (-9, "was killed by SIGKILL, which the kernel also")],
 )
 def test_an_exit_is_told_in_words(code: int, words: str) -> None:
-    assert processes.describe_exit(code).startswith(words)
+    assert linux.describe_exit(code).startswith(words)
 
 
 def test_usable_cores_are_those_of_the_mask() -> None:
-    assert 1 <= processes.num_usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= linux.num_usable_cores() <= len(os.sched_getaffinity(0))
