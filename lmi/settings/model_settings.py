@@ -18,7 +18,6 @@ from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read
 from lmi.settings.report import Resolved
-from lmi.settings.requirements import is_complete
 from lmi.settings.resolve import resolve
 from lmi.settings.secure_mode import as_flags
 
@@ -40,12 +39,10 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
     flags = {key: text for key, text in server.model_flags.items() if _is_of_model(key) and key != MODEL}
     flags |= _of_server(server)
     resolved = resolve(properties, _of_models(environ), flags, folder=folder, cwd=folder, untrusted=[folder])
-    model, needs = resolved.config.model, resolved.config.requirements
+    model = resolved.config.model
     if resolved.request is not None:
         source = resolved.request.sources[0].source
         raise ModelUnusable(f"{file} names {source}: nothing is downloaded for one of several models")
-    if needs is not None and not is_complete(needs):
-        raise ModelUnusable(f"{needs.file}: nothing is installed for one of several models")
     checked_folder(model.path, server.model_store)
     config = replace(resolved.config, server=server, model=replace(model, name=name, aliases=()))
     return replace(resolved, config=config, notes=(*resolved.notes, *_notes(given)))

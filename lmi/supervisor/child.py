@@ -62,6 +62,7 @@ class Child:
         self.is_done = False
         self.output: ChildOutput | None = None  # of the running process, or of the last one
         self.is_retired = False  # its process may end and does not start again
+        self.waits_for: Child | None = None  # a child of one shot that must be done before this one starts
         self._slot = slot
         self._table = kind.restarts()
         self._start_s = 0.0  # when the next process may start
@@ -72,7 +73,7 @@ class Child:
 
     def look(self, now: float, pauses: Pauses) -> None:
         """Start the process when its time has come, notice that it is ready or hangs, and kill a hung one."""
-        if self.is_retired:
+        if self.is_retired or (self.waits_for is not None and not self.waits_for.is_done):
             return
         if self.pid is None:
             if now >= self._start_s and not self.is_done:

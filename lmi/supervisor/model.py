@@ -9,6 +9,7 @@ from lmi.shared.desired_state import Model, State
 from lmi.shared.report import LoadReport, read_report
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
+from lmi.supervisor.stages import Stage
 
 
 class ModelProcesses:
@@ -19,6 +20,13 @@ class ModelProcesses:
         self.config = runtime.config
         self.block = runtime.attach()
         self.children = kinds.of_model(runtime, self.block, cores)
+
+    def install_first(self, stage: Stage | None) -> None:
+        """Let the other processes wait for a stage, if there is one."""
+        if stage is not None:
+            for child in self.children:
+                child.waits_for = stage.child
+            self.children.insert(0, stage.child)
 
     @property
     def is_ready(self) -> bool:

@@ -18,6 +18,7 @@ from lmi.shared import linux
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import Phase
 from lmi.supervisor.model import ModelProcesses
+from lmi.supervisor.stages import requirements
 
 UNLOAD_S = 30.0  # for requests that run when their model is unloaded
 NOTICE_S = 0.2  # for a request that a front end took just before it saw that the model is gone
@@ -88,6 +89,7 @@ class ModelLife:
         self._unwanted_s: float | None = None  # when its entry was gone
         self._ended_s: float | None = None  # when its processes were told to end
         self.groups: set[int] = set()  # of those processes, which have left nothing once it is empty
+        model.install_first(requirements(model.config, model.runtime))
         model.name_children()
         self._enter(Phase.LOADING)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import StartError
-from lmi.runtime import ServerRuntime
-from lmi.settings.config import Config, RequirementsConfig, ServerConfig
+from lmi.runtime import Runtime, ServerRuntime
+from lmi.settings.config import Config, ServerConfig
 from lmi.settings.model_sources import Fetched
 from lmi.settings.report import Resolved
 from lmi.settings.requirements import is_complete
@@ -56,12 +56,11 @@ def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterat
     Raises StartError for settings that the fetched files make impossible.
     """
     if resolved.request is not None:
-        yield (stage := download(resolved.request, resolved.config, runtime))
-        resolved = settle(_fetched(stage))
+        yield (fetch := download(resolved.request, resolved.config, runtime))
+        resolved = settle(_fetched(fetch))
         say(resolved)
-    wanted = resolved.config.requirements
-    if wanted is not None and not is_complete(wanted):
-        yield requirements(wanted, resolved.config, runtime)
+    if (stage := requirements(resolved.config, runtime)) is not None:
+        yield stage
     yield resolved.config
 
 
@@ -78,7 +77,11 @@ def fetch_kind(title: str, folder: Path, config: ServerConfig, *words: str) -> C
     return _kind(title, argv, folder, os.environ)
 
 
-def requirements(wanted: RequirementsConfig, config: Config, runtime: ServerRuntime) -> Stage:
+def requirements(config: Config, runtime: ServerRuntime | Runtime) -> Stage | None:
+    """Return the stage that installs what the model's code needs, or None if it is there. It reports in `runtime`."""
+    wanted = config.requirements
+    if wanted is None or is_complete(wanted):
+        return None
     folder = _new_folder(runtime, "requirements")
     places = ["--file", wanted.file, "--folder", wanted.folder, "--state", str(folder), *_log_words(config.server)]
     log.info("installing what %s names", wanted.file)
@@ -128,7 +131,7 @@ def _fetched(stage: Stage) -> dict[str, Path]:
     return result.folders
 
 
-def _new_folder(runtime: ServerRuntime, name: str) -> Path:
+def _new_folder(runtime: ServerRuntime | Runtime, name: str) -> Path:
     folder = runtime.path / name
     try:
         folder.mkdir()

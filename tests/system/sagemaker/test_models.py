@@ -16,6 +16,7 @@ from tests.served import serve
 from tests.system.container import ROOT, wait_until, write_model
 from tests.system.engines.foreign_engine import write_adapter
 from tests.system.sagemaker.several import SeveralServer, error_of, several_models
+from tests.wheels import write_wheel
 
 NUM_FRONT_ENDS = 4
 ADAPTER, SESSION = "X-Amzn-SageMaker-Adapter-Identifier", "X-Amzn-SageMaker-Session-Id"
@@ -494,3 +495,28 @@ def test_a_server_with_one_model_describes_it_and_loads_no_other(tmp_path: Path)
             answer = server.request(method, path)
             assert answer.status == 404 and "SAGEMAKER_MULTI_MODEL=true" in error_of(answer)
         assert server.request("GET", "/models/other").status == 404
+
+
+NEEDS_ONE = """
+import one
+from djl_python import Output
+
+def handle(inputs):
+    return None if inputs.is_empty() else Output().add_as_json({"version": one.VERSION})
+"""
+
+
+def test_what_the_code_of_a_model_needs_is_installed_before_it_starts(tmp_path: Path) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "SERVING_DOWNLOAD_DIR": str(tmp_path / "downloads")}
+    with several_models(environ=offline) as server:
+        whole, broken = server.model("whole"), server.model("broken")
+        for url in (whole, broken):
+            Path(url, "model.py").write_text(NEEDS_ONE)
+            Path(url, "requirements.txt").write_text("one\n")
+        write_wheel(Path(whole) / "requirements", "one")
+        (Path(broken) / "requirements").mkdir()
+        assert server.load("whole", whole).status == 200
+        assert json.loads(server.invoke("whole").body) == {"version": "1.0"}
+        refused = server.load("broken", broken)
+        assert refused.status == 400 and b"ERROR: No matching distribution" in refused.body
+        assert server.described("broken")["status"] == "FAILED" and server.ping() == 200
