@@ -148,6 +148,11 @@ class Container:
         [folder] = Path(self.environ["TMPDIR"]).glob("lmi-*")
         return ServerRuntime.at(folder).attach()
 
+    def wait_for_front_ends(self, number: int) -> None:
+        """Wait until so many front ends take requests."""
+        frontends = self.block().frontends
+        wait_until(lambda: sum(record.beat_s > 0 for record in frontends) == number, f"{number} front ends serve", 60.0)
+
     def engines(self) -> list[EngineRecord]:
         """The records of the engines of its first model."""
         [folder] = Path(self.environ["TMPDIR"]).glob("lmi-*/1")

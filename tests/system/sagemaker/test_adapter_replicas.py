@@ -57,6 +57,7 @@ def num_ready(server: Server) -> int:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("replicas") / "model") as server:
+        server.wait_for_front_ends(NUM_FRONT_ENDS)
         yield server
 
 

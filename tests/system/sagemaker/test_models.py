@@ -26,6 +26,7 @@ DIE = "option.echo_die_token=33"  # "!"
 @pytest.fixture(scope="module")
 def server() -> Iterator[SeveralServer]:
     with several_models(f"frontend_workers={NUM_FRONT_ENDS}", "max_models=8") as running:
+        running.wait_for_front_ends(NUM_FRONT_ENDS)
         yield running
 
 

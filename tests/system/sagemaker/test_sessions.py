@@ -51,8 +51,8 @@ def ask(server: Server, session: str, body: object | None = None) -> Answer:
 
 def ask_every_front_end(server: Server, session: str, status: int) -> None:
     """Send requests of the session until each front end has answered one, all with this status."""
+    server.wait_for_front_ends(NUM_FRONT_ENDS)
     records = [record for record in server.block().frontends if record.pid]
-    assert len(records) == NUM_FRONT_ENDS
     before = [dict(record.num_requests.items())[str(status)] for record in records]
 
     def has_each_answered() -> bool:

@@ -82,7 +82,8 @@ def test_a_model_that_the_hub_does_not_have_ends_the_start_with_its_name(hub: Hu
 def test_a_model_whose_settings_are_impossible_ends_the_start_after_the_download(
     hub: HubServer, tmp_path: Path
 ) -> None:
-    hub.publish(ID, {"config.json": b"{", "model.safetensors": b"x" * 100})
+    files = {path.name: path.read_bytes() for path in demo_folder().iterdir() if path.is_file()}
+    hub.publish(ID, files | {"config.json": b"{"})
     with launch(Path(ID), environ(hub, tmp_path)) as server:
         assert server.wait(60) == 4
         assert "config.json" in server.last_words()["message"]
