@@ -6,8 +6,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from lmi.shared.cores import Cores
@@ -17,14 +15,14 @@ from lmi.supervisor import kinds
 FORMATTER = "def write(output):\n    return b''\n"
 
 
-def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(FORMATTER)
     code = UserCodeConfig(path=str(tmp_path / "model.py"), output_formatter="write")
     model = ModelConfig(path=str(tmp_path), name="m")
-    runtime = Runtime.create(
-        Config(server=ServerConfig(log_format="json"), model=model, engine=EngineConfig(), user_code=code)
-    )
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    config = Config(server=ServerConfig(log_format="json"), model=model, engine=EngineConfig(), user_code=code)
+    runtime = Runtime.create(config, folder)
     block, core = runtime.attach(), max(os.sched_getaffinity(0))
     *_, formatter = kinds.of_model(runtime, block, Cores(((0,),), (core,)))
     formatter.start(time.monotonic())
