@@ -28,7 +28,6 @@ OWN_KINDS: dict[tuple[str, str], Kind] = {
     ("SAGEMAKER_BIND_TO_PORT", "port"): integer(1, 65535),
     ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size"): MEGABYTES,
 }
-AS_WRITTEN = frozenset(("max_payload_in_mb",))  # options that read the variables above without a conversion
 
 # Keys of the reference that have no effect here, because processes, memory and batches are arranged differently.
 WITHOUT_EFFECT = frozenset(

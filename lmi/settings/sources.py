@@ -17,7 +17,7 @@ from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.kinds import TEXT
 from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
-from lmi.settings.reference import AS_WRITTEN, OTHER_ENV, OWN_KINDS, TRANSLATED
+from lmi.settings.reference import OTHER_ENV, OWN_KINDS, TRANSLATED
 
 NEARLY_SAME = (
     0.86  # a ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
@@ -149,8 +149,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[Given]:
     for option in OPTIONS:
         for layer, names in ((PLATFORM, option.platform), (OTHER_NAMES, option.env)):
             for order, name in enumerate(names):
-                text = environ.get(name, "") if option.key in AS_WRITTEN else _translated(name, environ)
-                yield _given(option.key, text, name, (layer, order))
+                yield _given(option.key, _translated(name, environ), name, (layer, order))
     for name, key in OTHER_ENV.items():
         yield _given(key, _translated(name, environ), name, (OTHER_NAMES, 0))
 
