@@ -42,7 +42,7 @@ def name_outside_of_body(exchange: Exchange) -> str | None:
 
 
 def attribute(attributes: str, name: str) -> str | None:
-    """Return a value of attributes such as `a=1; model_name=b`, None if it is missing."""
+    """Return a value of attributes such as `route=/v1/completions; model_name=b`, None if it is missing."""
     pairs = (pair.partition("=") for pair in attributes.split(";"))
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 

@@ -23,6 +23,7 @@ from lmi.errors import LmiError, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.schemas.common import is_text
 from lmi.server.lines import are_lines, serve_lines
+from lmi.server.model_choice import attribute
 from lmi.server.respond import Choose, serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
@@ -61,12 +62,6 @@ async def invoke_model(exchange: Exchange, service: Service) -> None:
     named = exchange.scope["path_params"]
     service.check_model(named["model"], named.get("version"))
     await invocations(exchange, service)
-
-
-def attribute(attributes: str, name: str) -> str | None:
-    """Return a value of attributes such as `a=1; route=/v1/completions`, None if it is missing."""
-    pairs = (pair.partition("=") for pair in attributes.split(";"))
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
 
 
 def always(api: AnyApi) -> Choose:
