@@ -20,7 +20,7 @@ from tests.served import Server, serve
 from tests.system.container import wait_until
 from tests.tiny_models import tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.usefixtures("machine")]
 
 NUM_STREAMS = 32
 STEP_TIMEOUT_S = 3.0
