@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPResponse
@@ -20,7 +21,7 @@ from tests.served import Server, serve
 from tests.system.container import wait_until
 from tests.tiny_models import tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.usefixtures("machine")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.usefixtures("machine")]
 
 NUM_STREAMS = 32
 STEP_TIMEOUT_S = 3.0
@@ -92,11 +93,43 @@ def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float) -
 
 @contextmanager
 def streaming(server: Server, num_streams: int) -> Iterator[list[socket.socket]]:
-    """Connections of `num_streams` running streams. They are not read yet, so that the test can send other requests."""
-    with ExitStack() as stack:
-        streams = [stack.enter_context(server.connect(LONG)) for _ in range(num_streams)]
-        wait_until(lambda: server.metrics()["lmi_requests_running"] == num_streams, "all run", 120)
-        yield streams
+    """Connections of `num_streams` running streams. They are not read yet, so that the test can send other requests.
+
+    While the engine works, a busy machine may keep the test from its work for many seconds. Then a request comes too
+    late for the server, or the first streams are over before the last one begins, and all begin again.
+    """
+    wait_until(lambda: server.ping() == 200, "the engine is back, if the test before ended early", BACK_S)
+    deadline_s = time.monotonic() + 120
+    while True:
+        with ExitStack() as stack:
+            before = num_ended(server.metrics())
+            streams = [stack.enter_context(server.connect(LONG)) for _ in range(num_streams)]
+            if all_run(server, num_streams, before, deadline_s):
+                yield streams
+                return
+        wait_until(lambda: server.metrics()["lmi_requests_in_flight"] == 0, "the others are cancelled", 60)
+
+
+def all_run(server: Server, num_streams: int, before: Counter[str], deadline_s: float) -> bool:
+    """Wait until all streams run. Returns False if one was too late or is over, so that they cannot run together."""
+    while True:
+        metrics = server.metrics()
+        if metrics["lmi_requests_running"] == num_streams:
+            return True
+        ended = num_ended(metrics) - before
+        is_wrong = ended.keys() - {"408", "length", "200", "499", "cancelled"}  # the last two are of the try before
+        if is_wrong or time.monotonic() > deadline_s:
+            log = "\n".join(server.log.read_text().splitlines()[-100:])
+            raise AssertionError(f"not all streams run; ended: {dict(ended)}; {metrics}\n{log}")
+        if ended.keys() & {"408", "length"}:
+            return False
+        time.sleep(0.02)
+
+
+def num_ended(metrics: dict[str, float]) -> Counter[str]:
+    """How many requests have ended, by status, and how many generations, by reason."""
+    families = ("lmi_requests_total{", "lmi_finished_total{")
+    return Counter({name.split('"')[1]: round(value) for name, value in metrics.items() if name.startswith(families)})
 
 
 def end_of(stream: socket.socket) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.system.container import free_port, wait_until
 from tests.system.test_vllm_life import BACK_S, LONG, SETTINGS, SHORT, end_of, segments, streaming
 from tests.tiny_models import tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.usefixtures("machine")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.usefixtures("machine")]
 
 
 def node_settings(rank: int, port: int) -> tuple[str, ...]:
