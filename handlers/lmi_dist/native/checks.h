@@ -1,0 +1,192 @@
+// What a model and a step must keep to. No number in them can make a kernel read or write outside its memory.
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+
+#include "lmi_kernels.h"
+#include "products.h"
+
+namespace lmi {
+
+inline thread_local char error[256];
+
+// Always false. The text is what lmi_error says.
+[[gnu::format(printf, 1, 2)]] inline bool refuse(const char* format, ...) {
+    va_list values;
+    va_start(values, format);
+    std::vsnprintf(error, sizeof(error), format, values);
+    va_end(values);
+    return false;
+}
+
+inline bool is_between(const char* name, long long value, long long least, long long most) {
+    if (value >= least && value <= most) return true;
+    return refuse("%s must be from %lld to %lld, given %lld", name, least, most, value);
+}
+
+inline bool is_equal(const char* name, long long value, const char* other, long long expected) {
+    return value == expected || refuse("%s must be %s, %lld, given %lld", name, other, expected, value);
+}
+
+inline bool is_there(const char* name, const void* pointer) { return pointer || refuse("%s is missing", name); }
+
+// ---- Operations ------------------------------------------------------------------------------------------------------
+
+inline bool is_panels(const Panels* panels, int num_in, int num_out) {
+    return is_there("weight", panels) && is_there("data of a weight", panels->data) &&
+           is_between("format of a weight", panels->format, LMI_F32, LMI_INT8) &&
+           is_equal("num_in of a weight", panels->num_in, "the width of the input", num_in) &&
+           is_equal("num_out of a weight", panels->num_out, "the width of the output", num_out);
+}
+
+inline bool is_linear(const Op& op, const Buffer& input, const Buffer& output) {
+    return is_between("activation", op.activation, LMI_NONE, LMI_GELU_TANH) &&
+           is_panels(op.weight, input.width, output.width) &&
+           (!op.gate || is_panels(op.gate, input.width, output.width)) &&
+           is_equal("is_wanted of Linear's output", output.is_wanted, "that of its input", input.is_wanted);
+}
+
+inline bool is_norm(const Op& op, const Buffer& input, const Buffer& output) {
+    return is_there("weight of Norm", op.norm) &&
+           is_equal("width of Norm's output", output.width, "that of its input", input.width) &&
+           is_equal("is_wanted of Norm's output", output.is_wanted, "that of its input", input.is_wanted) &&
+           (op.input != op.output || is_equal("adds of a Norm in place", op.adds, "no", 0));
+}
+
+inline bool is_embed(const Op& op, const Buffer& output) {
+    return is_there("table", op.table) && is_between("table_dtype", op.table_dtype, LMI_FLOAT32, LMI_BFLOAT16) &&
+           is_equal("is_wanted of Embed's output", output.is_wanted, "no", 0);
+}
+
+inline bool is_gather(const Buffer& input, const Buffer& output) {
+    return is_equal("width of Gather's output", output.width, "that of its input", input.width) &&
+           is_equal("is_wanted of Gather's input", input.is_wanted, "no", 0) &&
+           is_equal("is_wanted of Gather's output", output.is_wanted, "yes", 1);
+}
+
+inline bool is_attend(const Model& model, const Op& op, const Buffer& input, const Buffer& output) {
+    const int64_t heads = int64_t(model.num_heads) * model.head_dim;
+    const int64_t kv_heads = int64_t(model.num_kv_heads) * model.head_dim;
+    return is_between("layer", op.layer, 0, model.num_layers - 1) && is_between("window", op.window, 0, INT32_MAX) &&
+           is_between("num_pairs", op.num_pairs, 0, model.head_dim / 2) &&
+           (!op.num_pairs || is_there("rotations", op.rotations)) &&
+           is_between("is_wanted of Attend", op.is_wanted, 0, 1) &&
+           is_equal("is_wanted of Attend's output", output.is_wanted, "that of Attend", op.is_wanted) &&
+           is_equal("is_wanted of Attend's input", input.is_wanted, "no", 0) &&
+           is_equal("width of Attend's input", input.width, "all heads", heads + 2 * kv_heads) &&
+           is_equal("width of Attend's output", output.width, "the heads of queries", heads);
+}
+
+inline bool is_op(const Model& model, const Op& op) {
+    if (!is_between("kind", op.kind, LMI_EMBED, LMI_CAP)) return false;
+    if (!is_between("input", op.input, 0, model.num_buffers - 1)) return false;
+    if (!is_between("output", op.output, 0, model.num_buffers - 1)) return false;
+    const Buffer &input = model.buffers[op.input], &output = model.buffers[op.output];
+    const bool is_in_place = op.input == op.output;
+    switch (op.kind) {
+        case LMI_EMBED: return is_embed(op, output);
+        case LMI_NORM: return is_norm(op, input, output);
+        case LMI_CAP: return is_in_place || refuse("Cap must have one buffer");
+    }
+    if (is_in_place) return refuse("Linear, Attend and Gather must have two buffers");
+    switch (op.kind) {
+        case LMI_LINEAR: return is_linear(op, input, output);
+        case LMI_ATTEND: return is_attend(model, op, input, output);
+        default: return is_gather(input, output);
+    }
+}
+
+// ---- Models ----------------------------------------------------------------------------------------------------------
+
+inline bool is_shape(const Model& model) {
+    return is_between("num_ops", model.num_ops, 1, INT32_MAX) &&
+           is_between("num_buffers", model.num_buffers, 1, INT32_MAX) &&
+           is_between("num_layers", model.num_layers, 1, 65536) &&
+           is_between("num_heads", model.num_heads, 1, 65536) &&
+           is_between("num_kv_heads", model.num_kv_heads, 1, model.num_heads) &&
+           is_equal("num_heads modulo num_kv_heads", model.num_heads % model.num_kv_heads, "nothing", 0) &&
+           is_between("head_dim", model.head_dim, 1, MAX_HEAD_DIM) &&
+           is_between("vocab_size", model.vocab_size, 1, INT32_MAX) &&
+           is_between("max_length", model.max_length, 1, INT32_MAX - BLOCK);
+}
+
+inline bool is_model(const Model& model) {
+    if (!is_there("ops", model.ops) || !is_there("buffers", model.buffers)) return false;
+    if (!is_there("pool", model.pool) || !is_shape(model)) return false;
+    const int64_t block_bytes = lmi_block_bytes(model.num_layers, model.num_kv_heads, model.head_dim);
+    if (!is_between("num_blocks", model.num_blocks, 1, model.pool_bytes / block_bytes)) return false;
+    for (const Buffer* buffer = model.buffers; buffer < model.buffers + model.num_buffers; buffer++)
+        if (!is_between("width of a buffer", buffer->width, 1, INT32_MAX) ||
+            !is_between("is_wanted of a buffer", buffer->is_wanted, 0, 1))
+            return false;
+    for (const Op* op = model.ops; op < model.ops + model.num_ops; op++)
+        if (!is_op(model, *op)) return false;
+    const Buffer& logits = model.buffers[model.num_buffers - 1];
+    const int output = model.ops[model.num_ops - 1].output;
+    return is_equal("width of the last buffer", logits.width, "vocab_size", model.vocab_size) &&
+           is_equal("is_wanted of the last buffer", logits.is_wanted, "yes", 1) &&
+           is_equal("the output of the last operation", output, "the last buffer", model.num_buffers - 1);
+}
+
+inline bool is_quantized(const Op& op) {
+    return op.weight->format == LMI_INT8 || (op.gate && op.gate->format == LMI_INT8);
+}
+
+// Of the largest quantised input: a scale and the bytes of each group.
+inline int64_t scratch_bytes(const Model& model, int64_t num_rows) {
+    int64_t most = 0;
+    for (const Op* op = model.ops; op < model.ops + model.num_ops; op++)
+        if (op->kind == LMI_LINEAR && is_quantized(*op))
+            most = std::max(most, num_groups(model.buffers[op->input].width));
+    return most * num_rows * (GROUP + sizeof(float));
+}
+
+// ---- Steps -----------------------------------------------------------------------------------------------------------
+
+inline bool are_chunks(const Model& model, const Step& step) {
+    int64_t num_rows = 0, num_blocks = 0;
+    for (int i = 0; i < step.num_chunks; i++) {
+        const int64_t start = step.starts[i], length = step.lengths[i];
+        if (!is_between("length of a chunk", length, 1, step.num_rows - num_rows)) return false;
+        if (!is_between("start of a chunk", start, 0, model.max_length - length)) return false;
+        num_rows += length;
+        num_blocks += divide_up(start + length, BLOCK);
+    }
+    if (!is_equal("num_rows", step.num_rows, "the tokens of the chunks", num_rows)) return false;
+    if (!is_equal("the number of blocks", step.num_blocks, "what the chunks need", num_blocks)) return false;
+    for (int i = 0; i < step.num_blocks; i++)
+        if (!is_between("a block of a table", step.blocks[i], 0, model.num_blocks - 1)) return false;
+    return true;
+}
+
+inline bool are_rows(const Model& model, const Step& step) {
+    for (int i = 0; i < step.num_rows; i++)
+        if (!is_between("a token id", step.ids[i], 0, model.vocab_size - 1)) return false;
+    for (int i = 0, least = 0; i < step.num_wanted; least = step.wanted[i++] + 1)
+        if (!is_between("a wanted row", step.wanted[i], least, step.num_rows - 1)) return false;
+    return true;
+}
+
+inline bool is_room(const Model& model, const Step& step) {
+    const int64_t scratch = scratch_bytes(model, step.num_rows);
+    if (!is_between("the scratch memory of a step", scratch, 0, model.scratch_bytes)) return false;
+    for (const Buffer* buffer = model.buffers; buffer < model.buffers + model.num_buffers; buffer++) {
+        const int num_rows = buffer->is_wanted ? step.num_wanted : step.num_rows;
+        if (!is_there("data of a buffer", buffer->data)) return false;
+        if (!is_between("rows of a step", num_rows, 0, buffer->num_rows)) return false;
+    }
+    return true;
+}
+
+// `model` must be sound.
+inline bool is_step(const Model& model, const Step& step) {
+    return is_between("num_rows", step.num_rows, 1, INT32_MAX) &&
+           is_between("num_chunks", step.num_chunks, 1, step.num_rows) &&
+           is_between("num_wanted", step.num_wanted, 0, step.num_rows) && is_there("ids", step.ids) &&
+           is_there("starts", step.starts) && is_there("lengths", step.lengths) && is_there("blocks", step.blocks) &&
+           (!step.num_wanted || is_there("wanted", step.wanted)) && are_chunks(model, step) && are_rows(model, step) &&
+           is_room(model, step);
+}
+
+}  // namespace lmi

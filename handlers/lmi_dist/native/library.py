@@ -1,0 +1,342 @@
+"""The native kernels of this CPU: finds their library, packs weights for it, and runs steps of a program.
+
+`lmi_kernels.h` describes the library; all of ctypes is in this file. Memory for weights, blocks and buffers comes from
+the system directly, in huge pages where it has them, and is taken when it is first written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import platform
+from array import array
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Operation, Program
+from handlers.lmi_dist.plan import Chunk
+
+TOKENS_PER_BLOCK = 64
+F32, BF16, INT8 = range(3)  # formats of packed weights
+
+_ABI = 1
+_EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP = range(6)
+_ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_VARIANTS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}  # by what torch calls the CPU
+_LIBRARY_OF_TESTS = "LMI_NATIVE_LIBRARY"  # a path, for builds with sanitizers
+
+
+class _Panels(Structure):
+    _fields_ = [(name, c_int32) for name in ("num_out", "num_in", "format", "reserved")] + [("data", c_void_p)]
+
+
+class _Op(Structure):
+    _fields_ = [
+        *(
+            (name, c_int32)
+            for name in ("kind", "input", "output", "adds", "is_centred", "activation", "layer", "window")
+        ),
+        *((name, c_int32) for name in ("num_pairs", "is_wanted", "table_dtype")),
+        *((name, c_float) for name in ("eps", "scale", "cap")),
+        *((name, POINTER(_Panels)) for name in ("weight", "gate")),
+        *((name, c_void_p) for name in ("bias", "gate_bias", "table", "positions", "norm", "rotations")),
+        *((name, c_void_p) for name in ("query_norm", "key_norm")),
+    ]
+
+
+class _Buffer(Structure):
+    _fields_ = [("data", c_void_p), *((name, c_int32) for name in ("width", "num_rows", "is_wanted", "reserved"))]
+
+
+class _Model(Structure):
+    _fields_ = [
+        ("ops", POINTER(_Op)),
+        ("buffers", POINTER(_Buffer)),
+        ("pool", c_void_p),
+        ("scratch", c_void_p),
+        ("pool_bytes", c_int64),
+        ("scratch_bytes", c_int64),
+        *((name, c_int32) for name in ("num_ops", "num_buffers", "num_blocks", "num_layers", "num_heads")),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "vocab_size", "max_length", "reserved")),
+    ]
+
+
+class _Step(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ids", "starts", "lengths", "blocks", "wanted")),
+        *((name, c_int32) for name in ("num_rows", "num_chunks", "num_blocks", "num_wanted")),
+    ]
+
+
+class NotAvailable(Exception):
+    """There is no library for this machine. The text says why."""
+
+
+def variant() -> str | None:
+    """The kind of CPU, as names of libraries have it, or None where no library is ever built."""
+    if platform.system() != "Linux":
+        return None
+    if platform.machine() == "aarch64":
+        return "aarch64"
+    return _VARIANTS.get(torch.backends.cpu.get_cpu_capability())
+
+
+@functools.cache
+def load() -> Library:
+    """The library for this CPU; raises NotAvailable."""
+    kind = variant()
+    if kind is None:
+        raise NotAvailable(f"there are no native kernels for {platform.system()} on this CPU")
+    chosen = os.environ.get(_LIBRARY_OF_TESTS)
+    return Library(Path(chosen) if chosen else Path(__file__).with_name(f"lmi_kernels-{kind}.so"), kind)
+
+
+def allocate(num_bytes: int) -> Tensor:
+    """Zeroed bytes, (num_bytes,); raises MemoryError."""
+    if _LIBRARY_OF_TESTS in os.environ:
+        return torch.zeros(max(num_bytes, 1), dtype=torch.uint8)  # from malloc: sanitizers know where it ends
+    try:
+        memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system has no {num_bytes} bytes: {error}") from error
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without huge pages
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class Arena:
+    """Memory for many tensors, one behind the other, so that small ones lie in huge pages too."""
+
+    _CHUNK_BYTES = 64 << 20
+
+    def __init__(self) -> None:
+        self._chunk, self._num_taken = allocate(0), 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Bytes, (num_bytes,), whose address is a multiple of 64; they live as long as the tensor."""
+        if self._num_taken + num_bytes > self._chunk.numel():
+            self._chunk, self._num_taken = allocate(max(num_bytes, self._CHUNK_BYTES)), 0
+        start = self._num_taken
+        self._num_taken = -(-(start + num_bytes) // 64) * 64
+        return self._chunk[start : start + num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A weight (num_out, num_in) in the form that products read."""
+
+    num_out: int
+    num_in: int
+    format: int  # F32, BF16 or INT8
+    data: Tensor  # bytes
+
+
+class Library:
+    """The functions of one shared library."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        try:
+            self._functions = functions = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NotAvailable(f"{path.name} cannot be loaded ({error}); scripts/build-native builds it") from error
+        if functions.lmi_abi() != _ABI:
+            raise NotAvailable(f"{path.name} is of another version; scripts/build-native builds this one")
+        functions.lmi_packed_bytes.argtypes, functions.lmi_packed_bytes.restype = (c_int32,) * 3, c_int64
+        functions.lmi_pack.argtypes, functions.lmi_pack.restype = (c_void_p, *(c_int32,) * 4, c_void_p), None
+        functions.lmi_block_bytes.argtypes, functions.lmi_block_bytes.restype = (c_int32,) * 3, c_int64
+        functions.lmi_scratch_bytes.argtypes, functions.lmi_scratch_bytes.restype = (POINTER(_Model), c_int32), c_int64
+        functions.lmi_run.argtypes = (POINTER(_Model), POINTER(_Step), c_int32)
+        functions.lmi_error.restype = c_char_p
+        self.kind = kind
+        self._arena = Arena()
+        self.panel_width: int = functions.lmi_panel_width()
+
+    def pack(self, weight: Tensor, format: int) -> Panels:
+        """Pack a weight (num_out, num_in), float32, bfloat16 or float16."""
+        if weight.dtype not in _DTYPES or weight.dim() != 2 or 0 in weight.shape:
+            raise ValueError(f"a weight must be a matrix of floats, given {weight.dtype} {tuple(weight.shape)}")
+        num_out, num_in = weight.shape
+        weight = weight.contiguous()
+        data = self._arena.take(self._functions.lmi_packed_bytes(num_out, num_in, format))
+        dtype = _DTYPES[weight.dtype]
+        self._functions.lmi_pack(weight.data_ptr(), dtype, num_out, num_in, format, data.data_ptr())
+        return Panels(num_out, num_in, format, data)
+
+    def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
+        """Bytes of the keys and values of one block of tokens."""
+        return int(self._functions.lmi_block_bytes(num_layers, num_kv_heads, head_dim))
+
+    def scratch_bytes(self, model: _Model, num_rows: int) -> int:
+        return int(self._functions.lmi_scratch_bytes(model, num_rows))
+
+    def run(self, model: _Model, step: _Step, num_threads: int) -> None:
+        """Run a step; raises ValueError, with nothing done, if the model or the step breaks a rule."""
+        if self._functions.lmi_run(model, step, num_threads):
+            raise ValueError(self._functions.lmi_error().decode())
+
+
+class NativeModel:
+    """A program with its pool of blocks. Not safe to call from two threads at once."""
+
+    def __init__(self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int) -> None:
+        self._library, self._program, self._num_threads = library, program, num_threads
+        self._block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
+        self.pool = allocate(num_blocks * self._block_bytes)
+        ops = [_op(operation) for operation in program.operations]
+        self._ops = (_Op * len(ops))(*ops)  # keeps the panels alive, as the program does the tensors
+        self._buffers = (_Buffer * len(program.widths))()
+        self._memory: list[Tensor] = []
+        self._scratch = allocate(0)
+        self._max_rows = self._max_wanted = 0
+        self._model = _Model(
+            ops=self._ops,
+            buffers=self._buffers,
+            pool=self.pool.data_ptr(),
+            pool_bytes=self.pool.numel(),
+            num_ops=len(ops),
+            num_buffers=len(program.widths),
+            num_blocks=num_blocks,
+            num_layers=program.num_layers,
+            num_heads=program.num_heads,
+            num_kv_heads=program.num_kv_heads,
+            head_dim=program.head_dim,
+            vocab_size=program.vocab_size,
+            max_length=program.max_length,
+        )
+        self._reserve(1, 1)
+
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until the next call."""
+        ids: list[int] = []
+        blocks: list[int] = []
+        wanted: list[int] = []
+        for chunk in chunks:
+            ids += chunk.token_ids
+            blocks += chunk.table[: (chunk.end + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
+            wanted += range(len(ids) - chunk.num_logits, len(ids))
+        starts = [chunk.start for chunk in chunks]
+        lengths = [len(chunk.token_ids) for chunk in chunks]
+        self._reserve(len(ids), len(wanted))
+        self._step(ids, starts, lengths, blocks, wanted)
+        return self.buffer(-1)[: len(wanted)]
+
+    def _step(self, *columns: list[int]) -> None:
+        """Run a step of (ids, starts, lengths, blocks, wanted)."""
+        try:
+            ids, starts, lengths, blocks, wanted = arrays = [array("i", column) for column in columns]
+        except OverflowError as error:
+            raise ValueError(f"a number of the step does not fit in 32 bits: {error}") from error
+        step = _Step(*(column.buffer_info()[0] for column in arrays), len(ids), len(lengths), len(blocks), len(wanted))
+        self._library.run(self._model, step, self._num_threads)
+
+    def copy(self, from_block: int, to_block: int) -> None:
+        """Copy the keys and values of a whole block."""
+        blocks = self.pool.view(-1, self._block_bytes)
+        blocks[to_block].copy_(blocks[from_block])
+
+    def buffer(self, index: int) -> Tensor:
+        """The rows of a buffer after a step, (capacity, width)."""
+        width = self._program.widths[index]
+        return self._memory[index].view(torch.float32).view(-1, width)
+
+    def _reserve(self, num_rows: int, num_wanted: int) -> None:
+        """Make the buffers large enough for a step. Rows that no step has used take no memory.
+
+        If memory runs out, smaller steps still run.
+        """
+        if num_rows <= self._max_rows and num_wanted <= self._max_wanted:
+            return
+        max_rows = max(_next_power_of_two(num_rows), self._max_rows)
+        max_wanted = max(_next_power_of_two(num_wanted), self._max_wanted)
+        widths, wanted = self._program.widths, self._program.wanted
+        capacities = [max_wanted if index in wanted else max_rows for index in range(len(widths))]
+        memory = [allocate(4 * width * capacity) for width, capacity in zip(widths, capacities, strict=True)]
+        for index, width in enumerate(widths):
+            data = memory[index].data_ptr()
+            self._buffers[index] = _Buffer(data, width, capacities[index], index in wanted, 0)
+        self._memory = memory
+        self._scratch = allocate(self._library.scratch_bytes(self._model, max_rows))
+        self._model.scratch, self._model.scratch_bytes = self._scratch.data_ptr(), self._scratch.numel()
+        self._max_rows, self._max_wanted = max_rows, max_wanted
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _op(operation: Operation[Panels]) -> _Op:
+    match operation:
+        case Embed():
+            return _Op(
+                kind=_EMBED,
+                output=operation.output,
+                table_dtype=_DTYPES[operation.table.dtype],
+                scale=operation.scale,
+                table=operation.table.data_ptr(),
+                positions=_pointer(operation.positions),
+            )
+        case Norm():
+            return _Op(
+                kind=_NORM,
+                input=operation.input,
+                output=operation.output,
+                adds=operation.adds,
+                is_centred=operation.is_centred,
+                eps=operation.eps,
+                norm=operation.weight.data_ptr(),
+                bias=_pointer(operation.bias),
+            )
+        case Linear():
+            return _Op(
+                kind=_LINEAR,
+                input=operation.input,
+                output=operation.output,
+                adds=operation.adds,
+                activation=_ACTIVATIONS[operation.activation],
+                weight=_panels(operation.weight),
+                gate=None if operation.gate is None else _panels(operation.gate),
+                bias=_pointer(operation.bias),
+                gate_bias=_pointer(operation.gate_bias),
+            )
+        case Attend():
+            return _attend(operation)
+        case Gather():
+            return _Op(kind=_GATHER, input=operation.input, output=operation.output)
+        case Cap():
+            return _Op(kind=_CAP, input=operation.buffer, output=operation.buffer, cap=operation.cap)
+
+
+def _attend(operation: Attend) -> _Op:
+    return _Op(
+        kind=_ATTEND,
+        input=operation.input,
+        output=operation.output,
+        layer=operation.layer,
+        window=operation.window or 0,
+        num_pairs=0 if operation.rotations is None else operation.rotations.shape[2],
+        is_wanted=operation.is_wanted,
+        eps=operation.norm_eps,
+        scale=operation.scale,
+        cap=operation.softcap or 0.0,
+        rotations=_pointer(operation.rotations),
+        query_norm=_pointer(operation.query_norm),
+        key_norm=_pointer(operation.key_norm),
+    )
+
+
+def _panels(panels: Panels) -> ctypes._Pointer[_Panels]:
+    return ctypes.pointer(_Panels(panels.num_out, panels.num_in, panels.format, 0, panels.data.data_ptr()))
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,539 @@
+// Runs whole steps of a decoder on a CPU. lmi_kernels.h is the interface, vectors.h has functions of vectors, products.h
+// products with weights, checks.h what is refused.
+//
+// Top to bottom: functions of rows, each kind of operation, the phases of a step, the interface.
+//
+// Bits: whatever rows share a step, whatever piece of a prompt they belong to and whatever thread computes them, a row's
+// sums add the same numbers in the same order. Norms add in 16 lanes on every CPU; attention walks whole blocks at
+// absolute positions, and a key that is hidden from a query counts exactly 0.
+
+#include "lmi_kernels.h"
+
+#include "checks.h"
+#include "products.h"
+#include "vectors.h"
+
+#include <atomic>
+#include <exception>
+#include <vector>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace lmi {
+namespace {
+
+// ---- Functions of rows -----------------------------------------------------------------------------------------------
+
+float sum_of(const float* x, int width) {
+    Sum sum;
+    for (int i = 0; i < width; i += LANES)
+        for (int j = 0; j < VECS; j++) sum.lanes[j] += load(x + i + j * VL, width - i - j * VL);
+    return sum.total();
+}
+
+float sum_of_squares(const float* x, int width, float mean) {
+    Sum sum;
+    for (int i = 0; i < width; i += LANES)
+        for (int j = 0; j < VECS; j++) {
+            const int at = i + j * VL, count = width - at;
+            const Vec whole = load(x + at, count) - splat(mean);
+            const Vec rest = load(reinterpret_cast<const float*>(&whole), count);
+            sum.lanes[j] = fma(rest, rest, sum.lanes[j]);
+        }
+    return sum.total();
+}
+
+struct NormWeights {
+    const float *weight, *bias;  // (width); the bias may be null
+    float eps;
+    bool is_centred;
+};
+
+// out (+)= (x - mean) / deviation * weight + bias. `out` may be `x` if it does not add.
+void normalise(const float* x, int width, const NormWeights& norm, bool adds, float* out) {
+    const float mean = norm.is_centred ? sum_of(x, width) / width : 0.0f;
+    const float factor = 1.0f / std::sqrt(sum_of_squares(x, width, mean) / width + norm.eps);
+    for (int i = 0; i < width; i += VL) {
+        const int count = width - i;
+        const Vec bias = norm.bias ? load(norm.bias + i, count) : Vec{};
+        Vec y = fma((load(x + i, count) - splat(mean)) * splat(factor), load(norm.weight + i, count), bias);
+        if (adds) y += load(out + i, count);
+        store(out + i, y, count);
+    }
+}
+
+// Rotates channel i with channel num_pairs + i. `rotation` is (2, num_pairs): cosines and sines.
+void rotate(float* head, const float* rotation, int num_pairs) {
+    for (int i = 0; i < num_pairs; i += VL) {
+        const int count = num_pairs - i;
+        const Vec cosine = load(rotation + i, count), sine = load(rotation + num_pairs + i, count);
+        const Vec low = load(head + i, count), high = load(head + num_pairs + i, count);
+        store(head + i, fma(low, cosine, -(high * sine)), count);
+        store(head + num_pairs + i, fma(high, cosine, low * sine), count);
+    }
+}
+
+// ---- A step in progress ----------------------------------------------------------------------------------------------
+
+constexpr int ROWS_PER_ITEM = 4;  // of a phase that goes row by row
+
+// Queries of one key head, in order of rows and, in a row, of heads.
+struct QueryTile {
+    int row;         // of the output: the chunk's first
+    int first, end;  // of the chunk's queries, one for each of its rows and each head of the group
+};
+
+struct Run {
+    const Model& model;
+    const Step& step;
+    std::vector<int> positions;           // by row
+    std::vector<const int32_t*> tables;   // by row
+    std::vector<QueryTile> tiles[2];      // of all rows, and of the wanted ones
+
+    int group() const { return model.num_heads / model.num_kv_heads; }
+    const Buffer& buffer(int index) const { return model.buffers[index]; }
+    float* row(int buffer, int64_t row) const { return model.buffers[buffer].data + row * model.buffers[buffer].width; }
+    int num_rows(int buffer) const { return model.buffers[buffer].is_wanted ? step.num_wanted : step.num_rows; }
+};
+
+inline int padded(int head_dim) { return num_panels(head_dim) * NR; }
+
+// Floats of the keys and values of one head in a block: keys as panels (head_dim, NR keys), then values as panels
+// (BLOCK keys, NR channels), so that scores and sums of values are products with panels.
+inline int64_t head_floats(int head_dim) { return int64_t(BLOCK) * (head_dim + padded(head_dim)); }
+
+inline float* keys_of(const Model& model, int64_t block, int layer, int head) {
+    const int64_t index = (block * model.num_layers + layer) * model.num_kv_heads + head;
+    return reinterpret_cast<float*>(model.pool) + index * head_floats(model.head_dim);
+}
+
+inline float* values_of(const Model& model, int64_t block, int layer, int head) {
+    return keys_of(model, block, layer, head) + int64_t(BLOCK) * model.head_dim;
+}
+
+// ---- Embed, Norm, Gather, Cap: an item is a row ----------------------------------------------------------------------
+
+void embed_row(const Run& run, const Op& op, int row) {
+    const int width = run.buffer(op.output).width;
+    const int64_t from = int64_t(run.step.ids[row]) * width;
+    float* out = run.row(op.output, row);
+    for (int i = 0; i < width; i++) {
+        const float x = op.table_dtype == LMI_BFLOAT16 ? from_bfloat16(static_cast<const uint16_t*>(op.table)[from + i])
+                                                   : static_cast<const float*>(op.table)[from + i];
+        out[i] = x * op.scale;
+    }
+    if (op.positions == nullptr) return;
+    const float* position = op.positions + int64_t(run.positions[row]) * width;
+    for (int i = 0; i < width; i++) out[i] += position[i];
+}
+
+void norm_row(const Run& run, const Op& op, int row) {
+    const NormWeights norm{op.norm, op.bias, op.eps, op.is_centred != 0};
+    normalise(run.row(op.input, row), run.buffer(op.input).width, norm, op.adds, run.row(op.output, row));
+}
+
+void gather_row(const Run& run, const Op& op, int row) {
+    const int width = run.buffer(op.input).width;
+    std::memcpy(run.row(op.output, row), run.row(op.input, run.step.wanted[row]), sizeof(float) * width);
+}
+
+void cap_row(const Run& run, const Op& op, int row) {
+    const int width = run.buffer(op.output).width;
+    float* out = run.row(op.output, row);
+    for (int i = 0; i < width; i += VL)
+        store(out + i, splat(op.cap) * tanh(load(out + i, width - i) / splat(op.cap)), width - i);
+}
+
+// ---- Linear: an item is a panel and some rows, or a few panels and the only row --------------------------------------
+
+constexpr int MAX_LINEAR_ROWS = 8 * MR;           // of an item
+constexpr int64_t INPUT_BYTES = 512 * 1024;  // of an item: they stay in the second-level cache from panel to panel
+
+int rows_per_linear(const Run& run, const Op& op) {
+    const int num_rows = run.num_rows(op.output);
+    const int64_t fitting = INPUT_BYTES / (sizeof(float) * op.weight->num_in) / MR * MR;
+    const int64_t most = std::min<int64_t>(std::max<int64_t>(fitting, MR), MAX_LINEAR_ROWS);
+    return divide_up(num_rows, divide_up(num_rows, most));
+}
+
+int num_linear_items(const Run& run, const Op& op) {
+    const int num_rows = run.num_rows(op.output);
+    if (num_rows == 1) return divide_up(num_panels(op.weight->num_out), PANELS);
+    return divide_up(num_rows, rows_per_linear(run, op)) * num_panels(op.weight->num_out);
+}
+
+// Writes `num_rows` rows of products, (num_rows, width), to columns of the output. `gates` may be null.
+void finish(const Run& run, const Op& op, const float* products, const float* gates, int width, int row, int num_rows,
+            int column) {
+    const int num_columns = std::min(width, op.weight->num_out - column);
+    for (int r = 0; r < num_rows; r++) {
+        float* out = run.row(op.output, row + r) + column;
+        for (int i = 0; i < num_columns; i += VL) {
+            const int count = num_columns - i, at = column + i;
+            Vec y = vec(products + r * width + i), gate = splat(1.0f);
+            if (op.bias) y += load(op.bias + at, count);
+            if (gates) {
+                gate = y, y = vec(gates + r * width + i);
+                if (op.gate_bias) y += load(op.gate_bias + at, count);
+            }
+            store(out + i, fma(activate(y, op.activation), gate, op.adds ? load(out + i, count) : Vec{}), count);
+        }
+    }
+}
+
+// The input from a row on. Its quantised form is in the scratch memory: the scales of all rows, then their bytes.
+Rows input_of(const Run& run, const Op& op, int64_t row) {
+    const int width = run.buffer(op.input).width;
+    const int64_t groups = num_groups(width);
+    float* scales = reinterpret_cast<float*>(run.model.scratch);
+    const char* bytes = run.model.scratch + run.num_rows(op.input) * groups * sizeof(float);
+    const uint8_t* quantized = reinterpret_cast<const uint8_t*>(bytes) + row * groups * GROUP;
+    return {run.row(op.input, row), width, quantized, scales + row * groups};
+}
+
+void quantize_row(const Run& run, const Op& op, int row) {
+    const Rows rows = input_of(run, op, row);
+    const int width = run.buffer(op.input).width;
+    quantize(rows.values, width, const_cast<uint8_t*>(rows.bytes), const_cast<float*>(rows.scales));
+}
+
+void linear_of_one(const Run& run, const Op& op, int item) {
+    alignas(64) float products[PANELS * NR], gates[PANELS * NR];
+    const int panel = item * PANELS, count = std::min<int>(PANELS, num_panels(op.weight->num_out) - panel);
+    const Rows rows = input_of(run, op, 0);
+    product_of_one(*op.weight, panel, count, rows, products);
+    if (op.gate) product_of_one(*op.gate, panel, count, rows, gates);
+    finish(run, op, products, op.gate ? gates : nullptr, count * NR, 0, 1, panel * NR);
+}
+
+void linear(const Run& run, const Op& op, int item) {
+    if (run.num_rows(op.output) == 1) return linear_of_one(run, op, item);
+    alignas(64) float products[MAX_LINEAR_ROWS * NR], gates[MAX_LINEAR_ROWS * NR];
+    const int panels = num_panels(op.weight->num_out), most = rows_per_linear(run, op);
+    const int panel = item % panels, row = item / panels * most;
+    const int num_rows = std::min(most, run.num_rows(op.output) - row);
+    const Rows rows = input_of(run, op, row);
+    product(*op.weight, panel, rows, num_rows, products);
+    if (op.gate) product(*op.gate, panel, rows, num_rows, gates);
+    finish(run, op, products, op.gate ? gates : nullptr, NR, row, num_rows, panel * NR);
+}
+
+// ---- Attend: first the keys and values of each row, then queries -----------------------------------------------------
+
+void store_key(const float* key, int head_dim, int slot, float* keys) {
+    float* to = keys + int64_t(slot / NR) * head_dim * NR + slot % NR;
+    for (int i = 0; i < head_dim; i++) to[i * NR] = key[i];
+}
+
+void store_value(const float* value, int head_dim, int slot, float* values) {
+    for (int i = 0; i < head_dim; i += NR)
+        std::memcpy(values + int64_t(i) * BLOCK + slot * NR, value + i, sizeof(float) * std::min(NR, head_dim - i));
+}
+
+// Normalises and rotates queries and keys of a row where they are, and stores its keys and values.
+void store_row(const Run& run, const Op& op, int row) {
+    const Model& model = run.model;
+    const int head_dim = model.head_dim, position = run.positions[row], slot = position % BLOCK;
+    const int64_t block = run.tables[row][position / BLOCK];
+    float* heads = run.row(op.input, row);
+    for (int i = 0; i < model.num_heads + model.num_kv_heads; i++) {
+        const NormWeights norm{i < model.num_heads ? op.query_norm : op.key_norm, nullptr, op.eps, false};
+        float* head = heads + i * head_dim;
+        if (norm.weight) normalise(head, head_dim, norm, false, head);
+        if (op.num_pairs) rotate(head, op.rotations + int64_t(position) * 2 * op.num_pairs, op.num_pairs);
+    }
+    const float* key = heads + model.num_heads * head_dim;
+    for (int head = 0; head < model.num_kv_heads; head++, key += head_dim) {
+        store_key(key, head_dim, slot, keys_of(model, block, op.layer, head));
+        store_value(key + model.num_kv_heads * head_dim, head_dim, slot, values_of(model, block, op.layer, head));
+    }
+}
+
+constexpr int MAX_QUERIES = 48;  // of a tile
+
+int queries_per_tile(int group) { return group > MAX_QUERIES ? MAX_QUERIES : MAX_QUERIES / group * group; }
+
+// A tile of queries on its way through the blocks of its sequence.
+struct Attention {
+    int num_queries, head_dim, width;         // width: head_dim rounded up to panels
+    const int32_t* table;
+    int positions[MAX_QUERIES];
+    float* outputs[MAX_QUERIES];              // (head_dim) each
+    float largest[MAX_QUERIES];               // score so far
+    float factors[MAX_QUERIES];               // by which what was summed up to the last block must be multiplied
+    Sum sums[MAX_QUERIES];                    // of weights so far
+    alignas(64) float rows[MAX_QUERIES * MAX_HEAD_DIM];  // the queries as (num_queries, head_dim)
+    alignas(64) float weights[MAX_QUERIES * BLOCK];      // of the block's keys, e^(score - largest score)
+    alignas(64) float scores[MAX_QUERIES * BLOCK];       // (panel of keys, num_queries, NR)
+    alignas(64) float totals[MAX_QUERIES * MAX_HEAD_DIM];  // (panel of channels, num_queries, NR): weighted values
+};
+
+// Makes weights of the scores of one query with a block's keys. Keys first ... last are visible.
+void weigh(Attention& a, const Op& op, int query, int num_keys, int first, int last) {
+    float* weights = a.weights + query * BLOCK;
+    Ints lane;
+    for (int i = 0; i < VL; i++) lane[i] = i;
+    Vec most = splat(a.largest[query]);
+    for (int k = 0; k < num_keys; k += VL) {
+        Vec score = vec(a.scores + (k / NR * a.num_queries + query) * NR + k % NR) * splat(op.scale);
+        if (op.cap > 0) score = splat(op.cap) * tanh(score / splat(op.cap));
+        const Ints key = lane + k;
+        score = (key >= first) & (key <= last) ? score : splat(HIDDEN);
+        vec(weights + k) = score;
+        most = max(score, most);
+    }
+    const float largest_now = largest(most);
+    Sum sum;
+    for (int k = 0; k < num_keys; k += VL) {
+        const Vec score = vec(weights + k);
+        const Vec weight = score == splat(HIDDEN) ? Vec{} : exp(score - splat(largest_now));
+        vec(weights + k) = weight;
+        sum.lanes[k / VL % VECS] += weight;
+    }
+    const Vec factor = exp(splat(a.largest[query]) - splat(largest_now));
+    for (int j = 0; j < VECS; j++) a.sums[query].lanes[j] = fma(a.sums[query].lanes[j], factor, sum.lanes[j]);
+    a.factors[query] = factor[0];
+    a.largest[query] = largest_now;
+}
+
+// Adds the values of a block's keys, by weight.
+void add_values(Attention& a, const float* values, int num_keys) {
+    alignas(64) float sums[MAX_QUERIES * NR];
+    const Rows weights{a.weights, BLOCK, nullptr, nullptr};
+    for (int channel = 0; channel < a.width; channel += NR) {
+        product({NR, num_keys, LMI_F32, 0, values + int64_t(channel) * BLOCK}, 0, weights, a.num_queries, sums);
+        float* totals = a.totals + channel * a.num_queries;
+        for (int query = 0; query < a.num_queries; query++)
+            for (int i = query * NR; i < (query + 1) * NR; i += VL)
+                vec(totals + i) = fma(vec(totals + i), splat(a.factors[query]), vec(sums + i));
+    }
+}
+
+void attend_block(Attention& a, const Run& run, const Op& op, int64_t block, int head, int start) {
+    const int num_keys = std::min(BLOCK, a.positions[a.num_queries - 1] + 1 - start);
+    const Panels keys{BLOCK, a.head_dim, LMI_F32, 0, keys_of(run.model, block, op.layer, head)};
+    const Rows rows{a.rows, a.head_dim, nullptr, nullptr};
+    for (int panel = 0; panel < num_panels(num_keys); panel++)
+        product(keys, panel, rows, a.num_queries, a.scores + panel * a.num_queries * NR);
+    for (int query = 0; query < a.num_queries; query++) {
+        const int position = a.positions[query];
+        const int first = op.window ? position - op.window + 1 : 0;
+        weigh(a, op, query, num_keys, first - start, position - start);
+    }
+    add_values(a, values_of(run.model, block, op.layer, head), num_keys);
+}
+
+void begin(Attention& a, const Run& run, const Op& op, const QueryTile& tile, int head) {
+    const int group = run.group();
+    a.num_queries = tile.end - tile.first;
+    a.head_dim = run.model.head_dim;
+    a.width = padded(a.head_dim);
+    for (int query = 0; query < a.num_queries; query++) {
+        const int index = tile.first + query, out = tile.row + index / group;
+        const int channel = (head * group + index % group) * a.head_dim;
+        const int row = op.is_wanted ? run.step.wanted[out] : out;
+        a.table = run.tables[row];
+        a.positions[query] = run.positions[row];
+        a.outputs[query] = run.row(op.output, out) + channel;
+        std::memcpy(a.rows + query * a.head_dim, run.row(op.input, row) + channel, sizeof(float) * a.head_dim);
+        a.largest[query] = HIDDEN;
+        a.sums[query] = Sum();
+    }
+    std::memset(a.totals, 0, sizeof(float) * a.width * a.num_queries);
+}
+
+void end(Attention& a) {
+    for (int query = 0; query < a.num_queries; query++) {
+        const Vec factor = splat(1.0f / a.sums[query].total());
+        for (int i = 0; i < a.head_dim; i += VL) {
+            const float* totals = a.totals + (i / NR * a.num_queries + query) * NR + i % NR;
+            store(a.outputs[query] + i, vec(totals) * factor, a.head_dim - i);
+        }
+    }
+}
+
+void attend(const Run& run, const Op& op, int item) {
+    const int num_heads = run.model.num_kv_heads, head = item % num_heads;
+    const QueryTile& tile = run.tiles[op.is_wanted][item / num_heads];
+    Attention a;
+    begin(a, run, op, tile, head);
+    const int first = op.window ? std::max(a.positions[0] - op.window + 1, 0) : 0;
+    const int last = a.positions[a.num_queries - 1];
+    for (int block = first / BLOCK; block <= last / BLOCK; block++)
+        attend_block(a, run, op, a.table[block], head, block * BLOCK);
+    end(a);
+}
+
+// ---- Phases ----------------------------------------------------------------------------------------------------------
+
+typedef void Work(const Run&, const Op&, int index);
+
+// Work that may be done in any order. Threads that are free take the next `grain` indices. A phase ends when all work is
+// done, not when all threads arrived: a thread that lost its core holds up only what it has taken.
+struct alignas(64) Phase {
+    const Op* op;
+    Work* work;
+    int num, grain;
+    std::atomic<int> next{0}, done{0};
+
+    bool is_small() const { return num <= grain; }
+
+    // Takes and does work until none is left. Returns whether this thread did the last of it.
+    bool join(const Run& run) {
+        int count = 0;
+        for (int first; (first = next.fetch_add(grain)) < num;) {
+            const int end = std::min(first + grain, num);
+            for (int index = first; index < end; index++) work(run, *op, index);
+            count += end - first;
+        }
+        return count && done.fetch_add(count) + count == num;
+    }
+};
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// How many phases are finished. Threads that wait spin for a while, then sleep.
+class Progress {
+  public:
+    void publish(int count) {
+        finished.store(count);
+        if (sleepers.load()) futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
+    }
+
+    // Waits until more than `count` are finished, and returns how many.
+    int wait(int count) {
+        for (int i = 0; i < 2000; i++, pause())
+            if (const int now = finished.load(); now > count) return now;
+        sleepers.fetch_add(1);
+        int now;
+        while ((now = finished.load()) <= count) futex(FUTEX_WAIT_PRIVATE, now);
+        sleepers.fetch_sub(1);
+        return now;
+    }
+
+  private:
+    void futex(int operation, int value) { syscall(SYS_futex, &finished, operation, value, nullptr, nullptr, 0); }
+
+    alignas(64) std::atomic<int> finished{0};
+    std::atomic<int> sleepers{0};
+};
+
+struct Phases {
+    std::vector<Phase> phases;
+    int count = 0;
+
+    explicit Phases(const Run& run) : phases(2 * run.model.num_ops) {
+        for (int i = 0; i < run.model.num_ops; i++) add_op(run, run.model.ops[i]);
+    }
+
+    void add_op(const Run& run, const Op& op) {
+        const int num_rows = run.num_rows(op.output);
+        switch (op.kind) {
+            case LMI_EMBED: return add(op, embed_row, num_rows, ROWS_PER_ITEM);
+            case LMI_NORM: return add(op, norm_row, num_rows, ROWS_PER_ITEM);
+            case LMI_GATHER: return add(op, gather_row, num_rows, ROWS_PER_ITEM);
+            case LMI_CAP: return add(op, cap_row, num_rows, 1);
+            case LMI_LINEAR:
+                if (is_quantized(op)) add(op, quantize_row, num_rows, ROWS_PER_ITEM);
+                return add(op, linear, num_rows ? num_linear_items(run, op) : 0, 1);
+            case LMI_ATTEND:
+                add(op, store_row, run.step.num_rows, ROWS_PER_ITEM);
+                add(op, attend, run.tiles[op.is_wanted].size() * run.model.num_kv_heads, 1);
+        }
+    }
+
+    void add(const Op& op, Work* work, int num, int grain) {
+        if (num == 0) return;
+        Phase& phase = phases[count++];
+        phase.op = &op, phase.work = work, phase.num = num, phase.grain = grain;
+    }
+
+    // What each thread of the step does. The thread that ends a phase also does the small phases behind it: to hand
+    // them to another thread would take longer.
+    void join(const Run& run, Progress& progress) {
+        for (int i = 0; i < count; i = progress.wait(i)) {
+            if (!phases[i].join(run)) continue;
+            int finished = i + 1;
+            while (finished < count && phases[finished].is_small()) phases[finished++].join(run);
+            progress.publish(finished);
+        }
+    }
+};
+
+void add_tiles(std::vector<QueryTile>& tiles, int row, int num_rows, int group) {
+    const int num_queries = num_rows * group, most = queries_per_tile(group);
+    for (int first = 0; first < num_queries; first += most)
+        tiles.push_back({row, first, std::min(first + most, num_queries)});
+}
+
+Run begin_run(const Model& model, const Step& step) {
+    Run run{model, step, {}, {}, {}};
+    const int32_t* table = step.blocks;
+    for (int chunk = 0, wanted = 0; chunk < step.num_chunks; chunk++) {
+        const int row = run.positions.size(), start = step.starts[chunk], length = step.lengths[chunk], first = wanted;
+        while (wanted < step.num_wanted && step.wanted[wanted] < row + length) wanted++;
+        add_tiles(run.tiles[0], row, length, run.group());
+        add_tiles(run.tiles[1], first, wanted - first, run.group());
+        for (int i = 0; i < length; i++) run.positions.push_back(start + i);
+        run.tables.resize(row + length, table);
+        table += divide_up(start + length, BLOCK);
+    }
+    return run;
+}
+
+void run_step(const Model& model, const Step& step, int num_threads) {
+    const Run run = begin_run(model, step);
+    Phases phases(run);
+    Progress progress;
+#pragma omp parallel num_threads(num_threads)
+    phases.join(run, progress);
+}
+
+}  // namespace
+}  // namespace lmi
+
+// ---- The interface ---------------------------------------------------------------------------------------------------
+
+using namespace lmi;
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT int lmi_abi(void) { return LMI_ABI; }
+
+EXPORT int lmi_panel_width(void) { return NR; }
+
+EXPORT int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format) {
+    return packed_bytes(num_out, num_in, format);
+}
+
+EXPORT void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data) {
+    pack(weight, dtype, num_out, num_in, format, data);
+}
+
+EXPORT int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim) {
+    return sizeof(float) * num_layers * num_kv_heads * head_floats(head_dim);
+}
+
+EXPORT int64_t lmi_scratch_bytes(const Model* model, int32_t num_rows) {
+    return is_model(*model) ? scratch_bytes(*model, num_rows) : 0;
+}
+
+EXPORT int lmi_run(const Model* model, const Step* step, int32_t num_threads) {
+    if (!is_model(*model) || !is_step(*model, *step)) return 1;
+    try {
+        run_step(*model, *step, std::max(num_threads, 1));
+    } catch (const std::exception& exception) {
+        return !refuse("%s", exception.what());
+    }
+    return 0;
+}
+
+EXPORT const char* lmi_error(void) { return lmi::error; }

@@ -1,0 +1,93 @@
+// What lmi_kernels offers to library.py. A change of anything here is a change of LMI_ABI.
+//
+// A model is a list of operations over numbered buffers, as operations.py describes them. A step runs all of them over
+// the tokens of its chunks. A chunk is consecutive tokens of one sequence; the keys and values of its earlier tokens are
+// in the blocks of its table already: position p lies in block table[p / 64].
+#pragma once
+
+#include <cstdint>
+
+#define LMI_ABI 1
+
+extern "C" {
+
+enum LmiKind : int32_t { LMI_EMBED, LMI_NORM, LMI_LINEAR, LMI_ATTEND, LMI_GATHER, LMI_CAP };
+enum LmiActivation : int32_t { LMI_NONE, LMI_SILU, LMI_RELU, LMI_GELU, LMI_GELU_TANH };
+enum LmiDtype : int32_t { LMI_FLOAT32, LMI_BFLOAT16, LMI_FLOAT16 };
+enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8 };  // of packed weights
+
+struct LmiPanels {  // a weight (num_out, num_in) that lmi_pack has packed
+    int32_t num_out, num_in, format, reserved;
+    const void* data;  // 64-byte aligned
+};
+
+struct LmiOp {
+    int32_t kind, input, output;  // an LmiKind and two buffers; Embed has no input, Cap has one buffer as both
+    int32_t adds;                 // Norm, Linear: the result is added to the output
+    int32_t is_centred;           // Norm
+    int32_t activation;           // Linear: an LmiActivation
+    int32_t layer;                // Attend
+    int32_t window;               // Attend: 0 is none
+    int32_t num_pairs;            // Attend: channels that rotate with another
+    int32_t is_wanted;            // Attend
+    int32_t table_dtype;          // Embed: LMI_FLOAT32 or LMI_BFLOAT16
+    float eps;                    // Norm, Attend
+    float scale;                  // Embed, Attend
+    float cap;                    // Cap, Attend: 0 is none
+    const LmiPanels *weight, *gate;  // Linear
+    const float *bias, *gate_bias;   // Linear (num_out); Norm has a bias (width)
+    const void* table;               // Embed (vocab_size, width)
+    const float* positions;          // Embed (max_length, width)
+    const float* norm;               // Norm (width)
+    const float* rotations;          // Attend (max_length, 2, num_pairs)
+    const float *query_norm, *key_norm;  // Attend (head_dim)
+};
+
+struct LmiBuffer {
+    float* data;  // (num_rows, width), 64-byte aligned
+    int32_t width, num_rows, is_wanted, reserved;
+};
+
+struct LmiModel {
+    const LmiOp* ops;
+    const LmiBuffer* buffers;
+    char* pool;     // (num_blocks, lmi_block_bytes), 64-byte aligned
+    char* scratch;  // at least lmi_scratch_bytes, 64-byte aligned
+    int64_t pool_bytes, scratch_bytes;
+    int32_t num_ops, num_buffers, num_blocks, num_layers, num_heads, num_kv_heads, head_dim, vocab_size, max_length;
+    int32_t reserved;
+};
+
+struct LmiStep {
+    const int32_t* ids;      // (num_rows): the tokens of the chunks, in order
+    const int32_t* starts;   // (num_chunks): the position of a chunk's first token
+    const int32_t* lengths;  // (num_chunks): its tokens
+    const int32_t* blocks;   // (num_blocks): the tables of the chunks, in order, each up to the chunk's last token
+    const int32_t* wanted;   // (num_wanted): rows, ascending
+    int32_t num_rows, num_chunks, num_blocks, num_wanted;
+};
+
+int lmi_abi(void);
+int lmi_panel_width(void);
+int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format);
+void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data);
+int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim);
+int64_t lmi_scratch_bytes(const LmiModel* model, int32_t num_rows);  // 0 if the model breaks a rule
+
+// Runs a step. The logits are then in the last buffer. Returns 0, or 1 if the model or the step breaks a rule, which
+// lmi_error names until the thread's next call; nothing was done then.
+int lmi_run(const LmiModel* model, const LmiStep* step, int num_threads);
+const char* lmi_error(void);
+}
+
+namespace lmi {
+
+using Op = LmiOp;
+using Buffer = LmiBuffer;
+using Model = LmiModel;
+using Step = LmiStep;
+
+constexpr int BLOCK = 64;  // tokens
+constexpr int MAX_HEAD_DIM = 512;
+
+}  // namespace lmi

@@ -1,0 +1,424 @@
+// Products of rows with constant weights, out = x W^T, in float32 or in 8-bit integers.
+//
+// A weight W (num_out, num_in) is packed once into panels of NR output channels with the input channel outermost, so a
+// product reads its weight once, front to back. M rows times one panel keeps M x NR sums in registers.
+//
+// Bits: a float sum adds its inputs in order by fused multiply-add, in runs of RUN inputs whose sums are added in
+// order. An 8-bit sum is exact within a group of inputs, and groups are added in order. So the bits of a row depend on
+// that row only, whatever rows, panels, threads or widths of vectors do the work. Widths of vectors and the number of
+// rows in a tile are the only things that differ between CPUs.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "lmi_kernels.h"
+
+namespace lmi {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16, MR = 12;  // of 32 registers: 24 of sums, 2 of weights, 1 of inputs
+#elif defined(__AVX2__)
+constexpr int VL = 8, MR = 6;  // of 16 registers
+#else
+constexpr int VL = 4, MR = 12;  // of 32 registers
+#endif
+constexpr int NR = 2 * VL;    // output channels of a panel
+constexpr int PANELS = 3;     // that one row takes at a time: two sums of one panel would wait for each other
+constexpr int RUN = 192;      // inputs: the weights of a run stay in the first-level cache from tile to tile
+constexpr int GROUP = 64;     // inputs that share a scale in INT8
+constexpr int GROUPS = 8;     // of a run in INT8
+constexpr int PREFETCH = 64;  // inputs ahead: the hardware's prefetcher stops at the end of a page
+
+using Panels = LmiPanels;
+
+struct Rows {
+    const float* values;   // (rows, stride): read by F32 and BF16
+    int64_t stride;
+    const uint8_t* bytes;  // (rows, groups, GROUP) and
+    const float* scales;   // (rows, groups), as `quantize` writes them: read by INT8
+};
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+typedef float Vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+
+inline Vec& vec(float* at) { return *reinterpret_cast<Vec*>(at); }
+inline Vec vec(const void* at) { return *static_cast<const Vec*>(at); }
+inline Ints ints(const void* at) { return *static_cast<const Ints*>(at); }
+inline Vec splat(float x) { return x - Vec{}; }
+inline Ints splat(int32_t x) { return x - Ints{}; }
+
+template <class To, class From>
+inline To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+// The bfloat16 in the upper half of each word.
+inline Vec upper_half(Ints words) { return bits_as<Vec>(words & splat(int32_t(0xffff0000))); }
+
+// ---- Sizes ----------------------------------------------------------------------------------------------------------
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t num_panels(int64_t num_out) { return divide_up(num_out, NR); }
+inline int64_t num_groups(int64_t num_in) { return divide_up(num_in, GROUP); }
+
+// A group of an INT8 panel: (GROUP / 4, NR, 4) weights, then a word per channel with its scale (as bfloat16) in the
+// upper half and the sum of its weights in the lower half.
+constexpr int64_t GROUP_BYTES = GROUP * NR + 4 * NR;
+
+inline int64_t panel_bytes(int64_t num_in, int format) {
+    if (format == LMI_INT8) return num_groups(num_in) * GROUP_BYTES;
+    return num_in * NR * (format == LMI_F32 ? 4 : 2);
+}
+
+inline int64_t packed_bytes(int64_t num_out, int64_t num_in, int format) {
+    return num_panels(num_out) * panel_bytes(num_in, format);
+}
+
+// ---- Tiles in float32 -----------------------------------------------------------------------------------------------
+
+struct Float32Weights {  // (num_in, NR) floats
+    static constexpr int STEP = 4 * NR;  // bytes per input
+    static void load(const char* at, Vec& low, Vec& high) { low = vec(at), high = vec(at + 4 * VL); }
+};
+
+struct BFloat16Weights {  // (num_in, VL) words: channel i in the lower half, channel VL + i in the upper half
+    static constexpr int STEP = 2 * NR;
+    static void load(const char* at, Vec& low, Vec& high) {
+        low = bits_as<Vec>(ints(at) << 16), high = upper_half(ints(at));
+    }
+};
+
+template <class Weights>
+struct FloatTile {
+    static constexpr int ROWS = MR;
+    static int64_t num_runs(int64_t num_in) { return divide_up(num_in, RUN); }
+
+    // One run of inputs of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
+    template <int M, int P>
+    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, float* out) {
+        const int first = run * RUN, last = std::min(first + RUN, panels.num_in);
+        const int64_t bytes = panel_bytes(panels.num_in, panels.format), stride = rows.stride;
+        const float* x = rows.values + row * stride;
+        Vec sums[M][2 * P];
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < 2 * P; j++) sums[m][j] = Vec{};
+        for (int k = first; k < last; k++) {
+            Vec weights[2 * P];
+#pragma GCC unroll 16
+            for (int p = 0; p < P; p++) {
+                const char* at = panel + p * bytes + int64_t(k) * Weights::STEP;
+                Weights::load(at, weights[2 * p], weights[2 * p + 1]);
+#pragma GCC unroll 16
+                for (int i = 0; i < Weights::STEP; i += 64) __builtin_prefetch(at + PREFETCH * Weights::STEP + i);
+            }
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++) {
+                const Vec input = splat(x[m * stride + k]);
+#pragma GCC unroll 16
+                for (int j = 0; j < 2 * P; j++) sums[m][j] += input * weights[j];
+            }
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < 2 * P; j++) {
+                Vec& total = vec(out + (m * P * 2 + j) * VL);
+                total = run ? total + sums[m][j] : sums[m][j];
+            }
+    }
+};
+
+// ---- Tiles in 8-bit integers ----------------------------------------------------------------------------------------
+
+// dot(sums, inputs, weights) adds to each channel's sum the products of 4 unsigned inputs and 4 signed weights. Every
+// kind gives the same integers.
+
+#if defined(__x86_64__)
+struct VnniDot {  // in assembly, for a function that is compiled for VNNI can only be inlined into such functions
+    static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
+#if defined(__AVX512F__)
+        asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(inputs), "v"(weights));
+#else
+        asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(inputs), "x"(weights));
+#endif
+        return sums;
+    }
+
+    static bool is_supported() { return __builtin_cpu_supports(VL == 16 ? "avx512vnni" : "avxvnni"); }
+};
+#endif
+
+struct PlainDot {
+    static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
+        const Shorts weight = bits_as<Shorts>(weights);
+        return sums + pairs(even(inputs), weight << 8 >> 8) + pairs(even(inputs >> 8), weight >> 8);
+    }
+
+    // Bytes 0 and 2 of each word.
+    static inline Shorts even(Ints words) { return bits_as<Shorts>(words & splat(0x00ff00ff)); }
+
+    // The sums of neighbouring products, each of which fits in 16 bits.
+    static inline Ints pairs(Shorts a, Shorts b) {
+#if defined(__AVX2__)
+        Ints sums;
+        asm("vpmaddwd %2, %1, %0" : "=v"(sums) : "v"(a), "v"(b));
+        return sums;
+#else
+        const Ints products = bits_as<Ints>(a * b);
+        return (products << 16 >> 16) + (products >> 16);
+#endif
+    }
+};
+
+template <class Dot>
+struct Int8Tile {
+    static constexpr int ROWS = MR / 2;  // registers hold the integers of a group and the totals
+    static int64_t num_runs(int64_t num_in) { return divide_up(num_groups(num_in), GROUPS); }
+
+    // One run of groups of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
+    template <int M, int P>
+    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, float* out) {
+        const int64_t groups = num_groups(panels.num_in), bytes = groups * GROUP_BYTES;
+        const int first = run * GROUPS, last = std::min<int64_t>(first + GROUPS, groups);
+        const uint8_t* x = rows.bytes + row * groups * GROUP;
+        const float* scales = rows.scales + row * groups;
+        Vec totals[M][2 * P];
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < 2 * P; j++) totals[m][j] = run ? vec(out + (m * P * 2 + j) * VL) : Vec{};
+        for (int g = first; g < last; g++) {
+            const char* at = panel + g * GROUP_BYTES;
+            Ints sums[M][2 * P];
+#pragma GCC unroll 16
+            for (int j = 0; j < 2 * P; j++) {
+                // Inputs are 128 too large, so sums are 128 times the sum of the weights too large.
+                const Ints start = -(ints(word_of(at, bytes, j)) << 16 >> 9);
+#pragma GCC unroll 16
+                for (int m = 0; m < M; m++) sums[m][j] = start;
+            }
+            for (int k = 0; k < GROUP; k += 4) {
+                Ints weights[2 * P];
+#pragma GCC unroll 16
+                for (int p = 0; p < P; p++) {
+                    const char* here = at + p * bytes + k * NR;
+                    weights[2 * p] = ints(here), weights[2 * p + 1] = ints(here + 4 * VL);
+#pragma GCC unroll 16
+                    for (int i = 0; i < 4 * NR; i += 64) __builtin_prefetch(here + PREFETCH * 4 * NR + i);
+                }
+#pragma GCC unroll 16
+                for (int m = 0; m < M; m++) {
+                    int32_t four;
+                    std::memcpy(&four, x + (m * groups + g) * GROUP + k, 4);
+#pragma GCC unroll 16
+                    for (int j = 0; j < 2 * P; j++) sums[m][j] = Dot::dot(sums[m][j], splat(four), weights[j]);
+                }
+            }
+#pragma GCC unroll 16
+            for (int j = 0; j < 2 * P; j++) {
+                const Vec scale = upper_half(ints(word_of(at, bytes, j)));
+#pragma GCC unroll 16
+                for (int m = 0; m < M; m++)
+                    totals[m][j] += __builtin_convertvector(sums[m][j], Vec) * splat(scales[m * groups + g]) * scale;
+            }
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 16
+            for (int j = 0; j < 2 * P; j++) vec(out + (m * P * 2 + j) * VL) = totals[m][j];
+    }
+
+    // The words of vector j of a group's channels.
+    static const char* word_of(const char* group, int64_t bytes, int j) {
+        return group + j / 2 * bytes + GROUP * NR + j % 2 * 4 * VL;
+    }
+};
+
+// ---- Products -------------------------------------------------------------------------------------------------------
+
+typedef void AddRun(const Panels&, const char* panel, const Rows&, int64_t row, int run, float* out);
+
+// By number of rows, from 1 on.
+template <class Tile, int... M>
+constexpr std::array<AddRun*, sizeof...(M)> by_rows(std::integer_sequence<int, M...>) {
+    return {Tile::template add_run<M + 1, 1>...};
+}
+
+// Rows are cut evenly into tiles of at most ROWS. Tiles are innermost, so a run's weights are read once from memory.
+template <class Tile>
+void product_by(const Panels& panels, int panel, const Rows& rows, int num_rows, float* out) {
+    static constexpr auto add_run = by_rows<Tile>(std::make_integer_sequence<int, Tile::ROWS>());
+    const char* data = static_cast<const char*>(panels.data) + panel * panel_bytes(panels.num_in, panels.format);
+    const int num_tiles = divide_up(num_rows, Tile::ROWS);
+    for (int run = 0; run < Tile::num_runs(panels.num_in); run++)
+        for (int tile = 0; tile < num_tiles; tile++) {
+            const int row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+            add_run[end - row - 1](panels, data, rows, row, run, out + row * NR);
+        }
+}
+
+template <class Tile>
+void product_of_one_by(const Panels& panels, int panel, int count, const Rows& row, float* out) {
+    static constexpr std::array<AddRun*, PANELS> add_run = {
+        Tile::template add_run<1, 1>, Tile::template add_run<1, 2>, Tile::template add_run<1, 3>};
+    const char* data = static_cast<const char*>(panels.data) + panel * panel_bytes(panels.num_in, panels.format);
+    for (int run = 0; run < Tile::num_runs(panels.num_in); run++) add_run[count - 1](panels, data, row, 0, run, out);
+}
+
+struct Multiply {
+    void (*rows)(const Panels&, int panel, const Rows&, int num_rows, float* out);
+    void (*one)(const Panels&, int panel, int count, const Rows&, float* out);
+};
+
+template <class Tile>
+constexpr Multiply by = {product_by<Tile>, product_of_one_by<Tile>};
+
+inline const Multiply& int8_multiply() {
+#if defined(__x86_64__)
+    static const bool has_vnni = VnniDot::is_supported();
+    if (has_vnni) return by<Int8Tile<VnniDot>>;
+#endif
+    return by<Int8Tile<PlainDot>>;
+}
+
+inline const Multiply& multiply(int format) {
+    if (format == LMI_INT8) return int8_multiply();
+    return format == LMI_F32 ? by<FloatTile<Float32Weights>> : by<FloatTile<BFloat16Weights>>;
+}
+
+// `out` (num_rows, NR) = rows times one panel.
+inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, float* out) {
+    multiply(panels.format).rows(panels, panel, rows, num_rows, out);
+}
+
+// `out` (count * NR) = one row times 1 to PANELS neighbouring panels, with the bits of `product`.
+inline void product_of_one(const Panels& panels, int panel, int count, const Rows& row, float* out) {
+    multiply(panels.format).one(panels, panel, count, row, out);
+}
+
+// ---- Quantised rows -------------------------------------------------------------------------------------------------
+
+// The largest of GROUP sizes. As integers, the bits of NaN are above those of infinity, and these above all others.
+inline float largest_of(const float* x) {
+    int32_t largest = 0;
+    for (int k = 0; k < GROUP; k++) largest = std::max(largest, bits_as<int32_t>(x[k]) & 0x7fffffff);
+    return bits_as<float>(largest);
+}
+
+// The nearest integer of a size below 2^21, in the lowest bits, as two's complement.
+inline uint32_t rounded(float x) { return bits_as<uint32_t>(x + 0x1.8p23f); }
+
+// A group of inputs -> bytes = 128 + x / scale. Infinity and NaN become the scale, and so make the row's results.
+inline float quantize_group(const float* x, uint8_t* bytes) {
+    const float largest = largest_of(x), inverse = largest > 0 ? 127 / largest : 0;
+    for (int k = 0; k < GROUP; k++) bytes[k] = 128 + rounded(x[k] * inverse);
+    return largest * (1.0f / 127);
+}
+
+// One row, for INT8: `bytes` (groups, GROUP) and `scales` (groups). Inputs behind the last are zero.
+inline void quantize(const float* x, int num_in, uint8_t* bytes, float* scales) {
+    for (int k = 0; k < num_in; k += GROUP) {
+        float rest[GROUP] = {};
+        if (num_in - k < GROUP) std::copy(x + k, x + num_in, rest);
+        *scales++ = quantize_group(num_in - k < GROUP ? rest : x + k, bytes + k);
+    }
+}
+
+// ---- Packing --------------------------------------------------------------------------------------------------------
+
+inline float from_bfloat16(uint16_t bits) { return bits_as<float>(uint32_t(bits) << 16); }
+
+// To nearest, ties to even. Rounding could carry NaN to infinity, so NaN only gets quiet.
+inline uint16_t to_bfloat16(float x) {
+    const uint32_t bits = bits_as<uint32_t>(x);
+    if (x != x) return bits >> 16 | 0x40;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline float from_float16(uint16_t bits) {
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16, rest = uint32_t(bits & 0x7fff) << 13;
+    const float size = rest >= 0x0f800000 ? bits_as<float>(rest | 0x7f800000) : bits_as<float>(rest) * 0x1p112f;
+    return bits_as<float>(bits_as<uint32_t>(size) | sign);
+}
+
+struct Source {  // the weight as the checkpoint has it
+    const void* data;  // (num_out, num_in)
+    int dtype, num_out, num_in;
+
+    float at(int64_t out, int64_t in) const {
+        if (out >= num_out || in >= num_in) return 0;
+        const int64_t i = out * num_in + in;
+        if (dtype == LMI_FLOAT32) return static_cast<const float*>(data)[i];
+        const uint16_t bits = static_cast<const uint16_t*>(data)[i];
+        return dtype == LMI_BFLOAT16 ? from_bfloat16(bits) : from_float16(bits);
+    }
+};
+
+inline void pack_float32(const Source& source, int64_t panel, float* to) {
+    for (int64_t k = 0; k < source.num_in; k++)
+        for (int i = 0; i < NR; i++) *to++ = source.at(panel * NR + i, k);
+}
+
+inline void pack_bfloat16(const Source& source, int64_t panel, uint32_t* to) {
+    for (int64_t k = 0; k < source.num_in; k++)
+        for (int i = 0; i < VL; i++) {
+            const uint32_t low = to_bfloat16(source.at(panel * NR + i, k));
+            *to++ = low | uint32_t(to_bfloat16(source.at(panel * NR + VL + i, k))) << 16;
+        }
+}
+
+// The scale of a channel in a group is rounded up to bfloat16, so that its largest weight stays within 127.
+inline uint16_t scale_of(float largest) {
+    if (largest != largest) return 0x7fc0;
+    return (bits_as<uint32_t>(largest / 127) + 0xffff) >> 16;
+}
+
+// A group of a channel: writes its weights, and returns its word.
+inline uint32_t pack_group(const Source& source, int64_t channel, int64_t k, int8_t* to) {
+    float weights[GROUP];
+    for (int i = 0; i < GROUP; i++) weights[i] = source.at(channel, k + i);
+    const float largest = largest_of(weights);
+    const uint16_t scale = scale_of(largest);
+    const float inverse = largest > 0 ? 1 / from_bfloat16(scale) : 0;
+    int32_t sum = 0;
+    for (int i = 0; i < GROUP; i++) {
+        const int8_t weight = rounded(weights[i] * inverse);
+        to[i / 4 * 4 * NR + i % 4] = weight;
+        sum += weight;
+    }
+    return uint32_t(scale) << 16 | uint16_t(sum);
+}
+
+inline void pack_int8(const Source& source, int64_t panel, char* to) {
+    for (int64_t k = 0; k < source.num_in; k += GROUP, to += GROUP_BYTES)
+        for (int i = 0; i < NR; i++) {
+            const uint32_t word = pack_group(source, panel * NR + i, k, reinterpret_cast<int8_t*>(to) + 4 * i);
+            std::memcpy(to + GROUP * NR + 4 * i, &word, 4);
+        }
+}
+
+inline void pack(const void* weight, int dtype, int num_out, int num_in, int format, void* data) {
+    const Source source{weight, dtype, num_out, num_in};
+#pragma omp parallel for schedule(static)
+    for (int64_t panel = 0; panel < num_panels(num_out); panel++) {
+        char* to = static_cast<char*>(data) + panel * panel_bytes(num_in, format);
+        if (format == LMI_F32) pack_float32(source, panel, reinterpret_cast<float*>(to));
+        if (format == LMI_BF16) pack_bfloat16(source, panel, reinterpret_cast<uint32_t*>(to));
+        if (format == LMI_INT8) pack_int8(source, panel, to);
+    }
+}
+
+}  // namespace lmi

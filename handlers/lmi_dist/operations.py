@@ -1,0 +1,114 @@
+"""The operations of a decoder's step, which the native kernels run over rows of activations.
+
+A program is made once, at load, by `program`. The kernels run it in every step. Each row of a buffer is one token of
+the step; some buffers have rows only for the tokens whose logits are wanted. Weights are in the form that `pack` of the
+builder gave them. On a CPU all arithmetic and all buffers are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from torch import Tensor
+
+Packed = TypeVar("Packed")
+Pack = Callable[[Tensor], Packed]
+"""Takes a weight (num_out, num_in), in the dtype of the checkpoint, and gives the form that the kernels multiply by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """output = table[token id] * scale + positions[position]"""
+
+    output: int
+    table: Tensor  # (vocab_size, width), float32 or bfloat16
+    scale: float = 1.0
+    positions: Tensor | None = None  # (max_length, width), float32
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """output (+)= normalised input * weight + bias. `input` and `output` may be one buffer if it does not add."""
+
+    input: int
+    output: int
+    weight: Tensor  # (width,), float32
+    eps: float
+    bias: Tensor | None = None  # (width,), float32
+    is_centred: bool = False  # LayerNorm: the mean is subtracted first; otherwise RMSNorm
+    adds: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Generic[Packed]):
+    """output (+)= activation(input weight^T + bias)
+
+    With a gate: output = activation(input gate^T + gate_bias) * (input weight^T + bias)
+    """
+
+    input: int
+    output: int
+    weight: Packed  # of (width of output, width of input)
+    bias: Tensor | None = None  # (width of output,), float32
+    gate: Packed | None = None
+    gate_bias: Tensor | None = None
+    activation: str = "none"  # none, silu, relu, gelu, gelu_tanh
+    adds: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Normalise and rotate the heads of queries and keys, store keys and values in the cache, and attend.
+
+    A row of `input` has all queries, then all keys, then all values, by head. `output` has a row of all heads, only for
+    wanted tokens with `is_wanted`.
+    """
+
+    input: int
+    output: int
+    layer: int
+    scale: float  # of the products of query and key
+    softcap: float | None = None
+    window: int | None = None  # how many positions back a query sees, itself included
+    rotations: Tensor | None = None  # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with
+    # channel num_pairs + i; channels from 2 * num_pairs on do not rotate.
+    query_norm: Tensor | None = None  # (head_dim,), float32: an RMSNorm of each head before it is rotated
+    key_norm: Tensor | None = None
+    norm_eps: float = 0.0
+    is_wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """output = the wanted rows of input"""
+
+    input: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """buffer = cap * tanh(buffer / cap)"""
+
+    buffer: int
+    cap: float
+
+
+Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program(Generic[Packed]):
+    """A whole decoder. The last operation leaves the logits in the last buffer, whose rows are the wanted ones."""
+
+    operations: tuple[Operation[Packed], ...]
+    widths: tuple[int, ...]  # floats in a row of each buffer
+    wanted: frozenset[int]  # the buffers that have only wanted rows
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_length: int  # positions from 0 on

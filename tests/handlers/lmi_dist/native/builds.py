@@ -1,0 +1,51 @@
+"""Libraries of the native kernels for tests: what scripts/build-native made, or a build in a temporary folder."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from handlers.lmi_dist.native.library import Library, variant
+
+NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
+SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden")
+
+
+@functools.cache
+def library(kind: str) -> Library:
+    """The library of a variant, of the sources as they are now."""
+    chosen = os.environ.get("LMI_NATIVE_LIBRARY")
+    return Library(Path(chosen) if chosen else _fresh(kind), kind)
+
+
+def variants() -> list[str]:
+    """Those that this CPU can run, the best first."""
+    best = variant()
+    assert best is not None, "this CPU has no native kernels"
+    is_one = platform.machine() != "x86_64" or "LMI_NATIVE_LIBRARY" in os.environ
+    return [best] if is_one or best == "x86-64-v3" else [best, "x86-64-v3"]
+
+
+def _fresh(kind: str) -> Path:
+    built = NATIVE / f"lmi_kernels-{kind}.so"
+    if built.is_file() and built.stat().st_mtime > max(source.stat().st_mtime for source in SOURCES):
+        return built
+    assert shutil.which("g++"), f"{built.name} is not there or is old: run scripts/build-native"
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:16]
+    path = Path(tempfile.gettempdir(), f"lmi-kernels-{os.getuid()}-{digest}-{kind}.so")
+    with path.with_suffix(".lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if not path.is_file():
+            march = {"aarch64": "armv8.2-a"}.get(kind, kind)
+            partial = path.with_suffix(".partial")
+            subprocess.run(["g++", *FLAGS, f"-march={march}", "-o", partial, NATIVE / "lmi_kernels.cpp"], check=True)
+            partial.replace(path)
+    return path

@@ -1,0 +1,171 @@
+"""What breaks a rule is refused before anything is read or written, with a line that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handlers.lmi_dist.native.library import F32, NativeModel
+from handlers.lmi_dist.plan import Chunk
+from tests.handlers.lmi_dist.native.builds import library, variants
+from tests.handlers.lmi_dist.native.models import llama, packed
+
+KERNELS = library(variants()[0])
+NUM_BLOCKS, MAX_LENGTH = 4, 200
+
+
+def new_model() -> NativeModel:
+    program = llama(max_length=MAX_LENGTH)
+    return NativeModel(KERNELS, packed(KERNELS, program, F32), NUM_BLOCKS, num_threads=2)
+
+
+MODEL = new_model()
+numbers = st.one_of(st.integers(-3, 300), st.sampled_from([2**31 - 1, -(2**31), 2**31]))
+columns = st.lists(numbers, max_size=8)
+
+
+@settings(max_examples=500)
+@given(ids=columns, starts=columns, lengths=columns, blocks=columns, wanted=columns)
+def test_steps_of_any_numbers_run_or_are_refused(
+    ids: list[int], starts: list[int], lengths: list[int], blocks: list[int], wanted: list[int]
+) -> None:
+    num_chunks = min(len(starts), len(lengths))
+    try:
+        MODEL._step(ids, starts[:num_chunks], lengths[:num_chunks], blocks, wanted)
+    except ValueError as error:
+        assert str(error)
+
+
+VALID: tuple[list[int], ...] = ([5, 6, 7, 8], [62, 0], [3, 1], [2, 0, 1], [2, 3])
+"""Two chunks: three tokens over the border of two blocks, and one token."""
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_a_step_with_one_wrong_number_runs_or_is_refused(data: st.DataObject) -> None:
+    step = [list(column) for column in VALID]
+    column = step[data.draw(st.integers(0, len(step) - 1))]
+    column[data.draw(st.integers(0, len(column) - 1))] = data.draw(numbers)
+    MODEL._reserve(4, 2)
+    try:
+        MODEL._step(*step)
+    except ValueError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "says"),
+    [
+        (Chunk(0, 0, [96], table=[0]), "a token id must be from 0 to 95, given 96"),
+        (Chunk(0, 0, [-1], table=[0]), "a token id must be from 0 to 95, given -1"),
+        (Chunk(0, 0, [1], table=[4]), "a block of a table must be from 0 to 3, given 4"),
+        (Chunk(0, 0, [1], table=[-1]), "a block of a table must be from 0 to 3, given -1"),
+        (Chunk(0, 64, [1], table=[0]), "the number of blocks must be what the chunks need, 2, given 1"),
+        (Chunk(0, 200, [1], table=[0, 1, 2, 3]), "start of a chunk must be from 0 to 199, given 200"),
+        (Chunk(0, -1, [1, 2], table=[0]), "start of a chunk must be from 0 to 198, given -1"),
+        (Chunk(0, 0, [], table=[]), "num_rows must be from 1 to 2147483647, given 0"),
+        (Chunk(0, 0, [1], 2, table=[0]), "num_wanted must be from 0 to 1, given 2"),
+        (Chunk(0, 0, [2**31], table=[0]), "a number of the step does not fit in 32 bits"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_refusal_names_the_rule_and_the_value(chunk: Chunk, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        MODEL.run([chunk])
+
+
+def test_a_refused_step_leaves_no_trace() -> None:
+    ids = list(range(60))
+    whole = MODEL.run([Chunk(0, 0, ids, 60, [0])]).clone()
+    pool = MODEL.pool.clone()
+    with pytest.raises(ValueError):
+        MODEL.run([Chunk(0, 0, [9, 9], 2, [0]), Chunk(0, 0, [96], 1, [1])])
+    assert torch.equal(MODEL.pool, pool)
+    assert torch.equal(MODEL.run([Chunk(0, 0, ids, 60, [0])]), whole)
+
+
+EMBED, NORM, LINEAR, ATTEND, GATHER, HEAD = 0, 1, 2, 3, 12, -1  # of llama()
+BAD_FIELDS: list[tuple[int, str, Any]] = [
+    *(
+        (op, field, value)
+        for op in (NORM, LINEAR, ATTEND, GATHER)
+        for field in ("input", "output")
+        for value in (-1, 11)
+    ),
+    *((op, "kind", value) for op in (EMBED, LINEAR) for value in (-1, 6)),
+    *((op, field, 5) for op in (NORM, LINEAR, ATTEND) for field in ("input", "output")),  # rows of another number
+    (EMBED, "output", 5),
+    (EMBED, "table", None),
+    (EMBED, "table_dtype", 2),
+    (NORM, "norm", None),
+    (NORM, "output", 2),  # of another width
+    (LINEAR, "weight", None),
+    (LINEAR, "activation", 5),
+    (LINEAR, "activation", -1),
+    (LINEAR, "output", 1),  # its input
+    (LINEAR, "input", 4),
+    (LINEAR, "output", 0),
+    (ATTEND, "layer", 2),
+    (ATTEND, "layer", -1),
+    (ATTEND, "window", -1),
+    (ATTEND, "num_pairs", 9),
+    (ATTEND, "num_pairs", -1),
+    (ATTEND, "rotations", None),
+    (ATTEND, "is_wanted", 1),
+    (ATTEND, "is_wanted", 2),
+    (ATTEND, "output", 2),
+    (ATTEND, "input", 1),
+    (GATHER, "output", 1),
+    (GATHER, "input", 5),
+    (HEAD, "output", 9),
+]
+
+
+@pytest.mark.parametrize(("op", "field", "value"), BAD_FIELDS)
+def test_a_wrong_field_of_an_operation_is_refused(op: int, field: str, value: Any) -> None:
+    model = new_model()
+    setattr(model._ops[op % len(model._ops)], field, value)
+    with pytest.raises(ValueError):
+        model.run([Chunk(0, 0, [1, 2], 1, [0])])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, 0) for field in ("num_ops", "num_buffers", "num_blocks", "num_layers", "num_heads", "num_kv_heads")),
+        *((field, 0) for field in ("head_dim", "vocab_size", "max_length", "ops", "buffers", "pool", "pool_bytes")),
+        ("num_blocks", NUM_BLOCKS + 1),
+        ("num_layers", 3),  # more than the pool has
+        ("num_heads", 3),
+        ("num_heads", 8),
+        ("num_kv_heads", 3),
+        ("num_kv_heads", 4),
+        ("head_dim", 513),
+        ("head_dim", 17),
+        ("vocab_size", 97),
+    ],
+)
+def test_a_wrong_field_of_a_model_is_refused(field: str, value: int) -> None:
+    model = new_model()
+    setattr(model._model, field, value or (None if field in ("ops", "buffers", "pool") else 0))
+    with pytest.raises(ValueError):
+        model.run([Chunk(0, 0, [1, 2], 1, [0])])
+
+
+@pytest.mark.parametrize(("field", "value"), [("data", None), ("width", 0), ("is_wanted", 2), ("num_rows", 1)])
+def test_a_wrong_buffer_is_refused(field: str, value: int | None) -> None:
+    model = new_model()
+    model._reserve(2, 2)
+    setattr(model._buffers[0], field, value)
+    with pytest.raises(ValueError):
+        model._step([1, 2], [0], [2], [0], [1])
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(3), torch.zeros(0, 3), torch.zeros(3, 3, dtype=torch.float64)])
+def test_only_matrices_of_floats_are_packed(weight: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="a weight must be a matrix of floats"):
+        KERNELS.pack(weight, F32)
