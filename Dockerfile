@@ -37,9 +37,14 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=600s --retries=3 \
 ENTRYPOINT ["lmi"]
 CMD ["serve"]
 
-# The image ships pip, which installs what the requirements.txt of a model names, and no compiler.
+# The image ships pip, which installs what the requirements.txt of a model names, and no compiler. The one here builds
+# the native kernels of the embedded engine, for every CPU of this architecture.
 FROM runtime AS build-cpu
 ENV PYTHONDONTWRITEBYTECODE=
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/lmi
 COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/torch.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
@@ -54,6 +59,7 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=
     /opt/lmi/bin/pip install --only-binary=:all: "torch==${TORCH_VERSION}" \
         ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"}
 COPY pyproject.toml README.md LICENSE /src/
+COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
 RUN /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index --root /own /src
@@ -72,6 +78,7 @@ FROM gpu AS build-gpu
 ENV PYTHONDONTWRITEBYTECODE=
 RUN python3 -m venv --system-site-packages /opt/lmi
 COPY pyproject.toml README.md LICENSE /src/
+COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
 

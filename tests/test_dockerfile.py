@@ -103,6 +103,16 @@ def test_everything_that_it_copies_is_in_the_repository_and_not_ignored() -> Non
         assert any(source == name or source.startswith(f"{name}/") for name in allowed), source
 
 
+def test_the_default_image_gets_native_kernels_and_their_compiler_stays_in_the_build_stage() -> None:
+    stages = TEXT.split("\nFROM ")
+    (build,) = (stage for stage in stages if stage.startswith("runtime AS build-cpu"))
+    assert build.index("g++") < build.index("COPY scripts/build-native") < build.index("install --no-deps --no-build")
+    assert [stage.split("\n")[0] for stage in stages if re.search(r"install .*g\+\+", stage)] == [
+        "runtime AS build-cpu",
+        "build-gpu AS build-trtllm",
+    ]
+
+
 def test_torch_has_the_version_that_install_pins() -> None:
     (version,) = re.findall(r"^readonly torch_version=(\S+)$", (ROOT / "scripts" / "install").read_text(), re.MULTILINE)
     assert f"TORCH_VERSION={version}" in said("ARG")

@@ -261,6 +261,11 @@ def check_words(report: Report, docker: Docker, image: str) -> None:
         expect(run("version").stdout, run("lmi", "version").stdout, "the output of version")
         expect(run("lmi", "config").returncode, 0, "the exit code of lmi config")
 
+    with report.check("the native kernels load"):
+        code = "from handlers.lmi_dist.native import library; print(library.load().kind in library.variant())"
+        done = docker.run("run", "--rm", *PLATFORM, "--entrypoint=python", image, "-c", code)
+        expect((done.stdout, done.stderr), ("True\n", ""), "what Python says")
+
     with report.check("pip is there for the requirements.txt of a model"):
         done = docker.run("run", "--rm", *PLATFORM, "--entrypoint=python", image, "-m", "pip", "--version")
         expect((done.returncode, done.stdout.split()[:1]), (0, ["pip"]), "the exit code and the first word")
