@@ -1,9 +1,7 @@
-"""Rotary position embeddings as one complex product.
+"""Rotary position embeddings: the angles by which pairs of a head's channels rotate.
 
-A pair of a head's channels is a complex number that rotates with the position. Checkpoints keep the two parts of a pair
-half a head apart. `interleave` gives the order in which they are neighbours; the rows of query and key projections are
-reordered once, so that a step needs a single multiplication. Frequencies come from transformers, which knows every
-scaling rule.
+The two parts of a pair are half of the rotated channels apart, as in checkpoints. Frequencies come from transformers,
+which knows every scaling rule.
 """
 
 from __future__ import annotations
@@ -29,18 +27,10 @@ class Rotary:
     frequencies: tuple[float, ...]
     factor: float = 1.0
 
-    def table(self, max_length: int, head_dim: int, device: torch.device) -> Tensor:
-        """Complex numbers of length `factor`, (max_length, head_dim / 2); 1 for channels that do not change."""
+    def rotations(self, max_length: int) -> Tensor:
+        """Cosines and sines of every position times `factor`, (max_length, 2, num_pairs)."""
         angles = torch.arange(max_length).float()[:, None] * torch.tensor(self.frequencies)
-        rotations = torch.complex(angles.cos() * self.factor, angles.sin() * self.factor)
-        unrotated = torch.ones(max_length, head_dim // 2 - len(self.frequencies), dtype=rotations.dtype)
-        return torch.cat((rotations, unrotated), dim=1).to(device)
-
-    def interleave(self, head_dim: int) -> Tensor:
-        """The order (head_dim,) of a head's channels in which the two parts of each pair are neighbours."""
-        num_pairs = len(self.frequencies)
-        pairs = torch.arange(2 * num_pairs).view(2, num_pairs).t().reshape(-1)
-        return torch.cat((pairs, torch.arange(2 * num_pairs, head_dim)))
+        return torch.stack((angles.cos(), angles.sin()), dim=1) * self.factor
 
 
 def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple[Rotary, ...] | None:

@@ -120,8 +120,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """Read the tensor `name` as `dtype`; its shape must be `shape`. Take each tensor once. Raises ModelUnusable."""
+    def take(self, name: str, shape: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
+        """Read the tensor `name`, as `dtype` if one is given; its shape must be `shape`. Raises ModelUnusable.
+
+        Take each tensor once.
+        """
         file = self._files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
@@ -132,7 +135,7 @@ class Checkpoint:
             )
         self._num_taken += 1
         self._progress("weights", min(1.0, self._num_taken / len(self._files)))
-        return tensor.to(dtype)
+        return tensor if dtype is None else tensor.to(dtype)
 
     def _read(self, file: Path, name: str) -> Tensor:
         """Read a tensor in the shape and dtype of the file."""

@@ -1,0 +1,289 @@
+"""The program of a decoder: its operations and their weights, from a checkpoint and the name table of its family.
+
+`build` lists the operations of every layer in the order in which they run. All tokens of a step are rows of the same
+buffers. Behind the attention of the last layer only the tokens whose logits are wanted go on, in buffers of their own:
+of the others only keys and values are needed. Heads stay in the order of the checkpoint: the queries that share a key
+head are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from handlers.lmi_dist.families import Architecture
+from handlers.lmi_dist.operations import (
+    Attend,
+    Cap,
+    Embed,
+    Gather,
+    Linear,
+    Norm,
+    Operation,
+    Pack,
+    Packed,
+    Program,
+)
+from handlers.lmi_dist.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The buffers that have the same tokens as rows."""
+
+    x: int  # the residual, (hidden_size,)
+    h: int  # what a block reads, (hidden_size,)
+    heads: int  # what attention gives, (num_heads * head_dim,)
+    up: int  # the inside of the feed-forward, (intermediate_size,)
+
+
+_ALL, _QKV, _WANTED, _LOGITS = _Rows(0, 1, 2, 3), 4, _Rows(5, 6, 7, 8), 9
+
+
+def build(
+    architecture: Architecture,
+    checkpoint: Checkpoint,
+    pack: Pack[Packed],
+    max_length: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Program[Packed]:
+    """Read every tensor once, in the order of the operations, and pack it before the next one is read.
+
+    `dtype` and `device` are those of norms, biases and tables, which are not packed. A bfloat16 table of embeddings
+    stays as it is, mapped from its file.
+    """
+    a = architecture
+    reader = _Reader(a, checkpoint, pack, max_length, dtype, device or torch.device("cpu"))
+    operations: list[Operation[Packed]] = [reader.embed(_ALL.x)]
+    for layer in range(a.num_layers):
+        operations += _layer(reader, layer)
+    operations += _head(reader)
+    row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
+    return Program(
+        operations=tuple(operations),
+        widths=(*row, sum(_qkv_widths(a)), *row, a.vocab_size),
+        wanted=frozenset(range(_WANTED.x, _LOGITS + 1)),
+        num_layers=a.num_layers,
+        num_heads=a.num_heads,
+        num_kv_heads=a.num_kv_heads,
+        head_dim=a.head_dim,
+        vocab_size=a.vocab_size,
+        max_length=max_length,
+    )
+
+
+def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
+    """Attention of all tokens, and what follows it: in the last layer only for the wanted ones."""
+    a, is_last = reader.architecture, layer == reader.architecture.num_layers - 1
+    rows = _WANTED if is_last else _ALL
+    if not a.is_post_norm:
+        yield reader.norm("input_norm", _ALL.x, _ALL.h, layer)
+    yield reader.qkv(layer, _ALL.x if a.is_post_norm else _ALL.h, _QKV)
+    yield reader.attend(layer, _QKV, rows.heads, is_wanted=is_last)
+    if is_last:
+        yield Gather(_ALL.x, rows.x)
+    if is_last and a.is_parallel:
+        yield Gather(_ALL.h, rows.h)
+    if a.is_parallel:
+        yield from _parallel(reader, layer, rows)
+    elif a.is_post_norm:
+        yield from _post_norm(reader, layer, rows)
+    elif "post_attention_norm" in a.names:
+        yield from _sandwich(reader, layer, rows)
+    else:
+        yield from _sequential(reader, layer, rows)
+
+
+def _sequential(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+    """x += output(heads); x += feed_forward(norm(x)), as in Llama."""
+    yield reader.output(layer, rows.heads, rows.x, adds=True)
+    yield reader.norm("mlp_norm", rows.x, rows.h, layer)
+    yield reader.up(layer, rows.h, rows.up)
+    yield reader.down(layer, rows.up, rows.x, adds=True)
+
+
+def _sandwich(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+    """x += norm(output(heads)); x += norm(feed_forward(norm(x))), as in Gemma 2."""
+    yield reader.output(layer, rows.heads, rows.h)
+    yield reader.norm("post_attention_norm", rows.h, rows.x, layer, adds=True)
+    yield reader.norm("mlp_norm", rows.x, rows.h, layer)
+    yield reader.up(layer, rows.h, rows.up)
+    yield reader.down(layer, rows.up, rows.h)
+    yield reader.norm("post_mlp_norm", rows.h, rows.x, layer, adds=True)
+
+
+def _parallel(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+    """x += output(heads) + feed_forward(h), where attention has read the same h, as in Phi."""
+    yield reader.output(layer, rows.heads, rows.x, adds=True)
+    yield reader.up(layer, rows.h, rows.up)
+    yield reader.down(layer, rows.up, rows.x, adds=True)
+
+
+def _post_norm(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Operation[Packed]]:
+    """x = norm(x + output(heads)); x = norm(x + feed_forward(x)), as in the first transformers."""
+    yield reader.output(layer, rows.heads, rows.x, adds=True)
+    yield reader.norm("input_norm", rows.x, rows.x, layer)
+    yield reader.up(layer, rows.x, rows.up)
+    yield reader.down(layer, rows.up, rows.x, adds=True)
+    yield reader.norm("mlp_norm", rows.x, rows.x, layer)
+
+
+def _head(reader: _Reader[Packed]) -> Iterator[Operation[Packed]]:
+    """The last norm, which not every family has, and the logits."""
+    a = reader.architecture
+    if "norm" in a.names:
+        yield reader.norm("norm", _WANTED.x, _WANTED.h)
+    yield reader.head(_WANTED.h if "norm" in a.names else _WANTED.x, _LOGITS)
+    if a.final_softcap is not None:
+        yield Cap(_LOGITS, a.final_softcap)
+
+
+class _Reader(Generic[Packed]):
+    """Reads tensors by the name table, and makes operations of them."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        checkpoint: Checkpoint,
+        pack: Pack[Packed],
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        a = self.architecture = architecture
+        self._checkpoint, self._pack, self._max_length = checkpoint, pack, max_length
+        self._dtype, self._device = dtype, device
+        name = a.names["embedding"] + ".weight"
+        # A checkpoint of the model without its head lacks the first word of each name.
+        self._has_prefix = name in checkpoint or name.partition(".")[2] not in checkpoint
+        self._embedding = self._matrix("embedding", (a.vocab_size, a.embedding_size or a.hidden_size))
+        self._rotations = {
+            rotary: rotary.rotations(max_length).to(device) for rotary in set(a.rotaries) if rotary is not None
+        }
+
+    def embed(self, output: int) -> Embed:
+        """Narrow embeddings are projected to the hidden size here, not in every step."""
+        a, table = self.architecture, self._embedding
+        if "project_in" in a.names:
+            table = table.float() @ self._matrix("project_in", (a.hidden_size, a.embedding_size)).float().t()
+        table = table if table.dtype == torch.bfloat16 else table.to(self._dtype)
+        return Embed(output, table.to(self._device), a.embedding_scale, self._positions())
+
+    def _positions(self) -> Tensor | None:
+        a = self.architecture
+        if "positions" not in a.names:
+            return None
+        table = self._matrix("positions", (a.context_length + a.position_offset, a.hidden_size))
+        return self._place(table[a.position_offset :][: self._max_length])
+
+    def norm(self, name: str, input: int, output: int, layer: int | None = None, adds: bool = False) -> Norm:
+        a, path = self.architecture, self._path(name, layer)
+        is_centred = a.norm == "layer"
+        weight = self._checkpoint.take(path + ".weight", (a.hidden_size,))
+        bias = self._place(self._checkpoint.take(path + ".bias", (a.hidden_size,))) if is_centred else None
+        return Norm(input, output, self._offset(weight), a.norm_eps, bias, is_centred, adds)
+
+    def qkv(self, layer: int, input: int, output: int) -> Linear[Packed]:
+        """One linear for all queries, then all keys, then all values."""
+        a, widths = self.architecture, _qkv_widths(self.architecture)
+        if "qkv" in a.names:
+            weight, bias = self._linear("qkv", layer, sum(widths), a.hidden_size)
+        else:
+            parts = [self._linear(name, layer, width, a.hidden_size) for name, width in zip("qkv", widths, strict=True)]
+            weight = torch.cat([weight for weight, _ in parts])
+            biases = [bias for _, bias in parts if bias is not None]
+            bias = torch.cat(biases) if biases else None
+        return Linear(input, output, self._pack(weight), bias)
+
+    def attend(self, layer: int, input: int, output: int, is_wanted: bool) -> Attend:
+        a = self.architecture
+        rotary = a.rotaries[layer]
+        return Attend(
+            input,
+            output,
+            layer,
+            a.scale,
+            softcap=a.softcap,
+            window=a.windows[layer],
+            rotations=None if rotary is None else self._rotations[rotary],
+            query_norm=self._head_norm("q_norm", layer),
+            key_norm=self._head_norm("k_norm", layer),
+            norm_eps=a.norm_eps,
+            is_wanted=is_wanted,
+        )
+
+    def _head_norm(self, name: str, layer: int) -> Tensor | None:
+        a = self.architecture
+        if name not in a.names:
+            return None
+        return self._offset(self._checkpoint.take(self._path(name, layer) + ".weight", (a.head_dim,)))
+
+    def output(self, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
+        a = self.architecture
+        weight, bias = self._linear("o", layer, a.hidden_size, a.num_heads * a.head_dim)
+        return Linear(input, output, self._pack(weight), bias, adds=adds)
+
+    def up(self, layer: int, input: int, output: int) -> Linear[Packed]:
+        """The first linear of the feed-forward, with its activation and, in most families, its gate."""
+        a = self.architecture
+        shape = (a.intermediate_size, a.hidden_size)
+        if "gate_up" in a.names:
+            both, _ = self._linear("gate_up", layer, 2 * a.intermediate_size, a.hidden_size)
+            gate, weight = both.split(a.intermediate_size)
+            return Linear(input, output, self._pack(weight), gate=self._pack(gate), activation=a.activation)
+        weight, bias = self._linear("up", layer, *shape)
+        packed = self._pack(weight)
+        if not a.is_gated:
+            return Linear(input, output, packed, bias, activation=a.activation)
+        gate, gate_bias = self._linear("gate", layer, *shape)
+        return Linear(input, output, packed, bias, self._pack(gate), gate_bias, a.activation)
+
+    def down(self, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
+        a = self.architecture
+        weight, bias = self._linear("down", layer, a.hidden_size, a.intermediate_size)
+        return Linear(input, output, self._pack(weight), bias, adds=adds)
+
+    def head(self, input: int, output: int) -> Linear[Packed]:
+        """Narrow embeddings are projected from the hidden size here, not in every step."""
+        a, weight = self.architecture, self._embedding
+        if not a.is_tied:
+            weight = self._matrix("head", tuple(weight.shape))
+        if "project_out" in a.names:
+            weight = weight.float() @ self._matrix("project_out", (a.embedding_size, a.hidden_size)).float()
+        return Linear(input, output, self._pack(weight), self._bias("head", None, a.vocab_size))
+
+    def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor | None]:
+        """The weight (num_out, num_in) as the checkpoint has it, and the bias (num_out,) or None."""
+        is_transposed = self.architecture.is_transposed
+        weight = self._matrix(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
+        return weight.t() if is_transposed else weight, self._bias(name, layer, num_out)
+
+    def _bias(self, name: str, layer: int | None, size: int) -> Tensor | None:
+        """The bias (size,), or None if this linear has none."""
+        if name not in self.architecture.biases:
+            return None
+        return self._place(self._checkpoint.take(self._path(name, layer) + ".bias", (size,)))
+
+    def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Tensor:
+        return self._checkpoint.take(self._path(name, layer) + ".weight", shape).to(self._device)
+
+    def _path(self, name: str, layer: int | None) -> str:
+        path = self.architecture.names[name].format(layer)
+        return path if self._has_prefix or name == "head" else path.partition(".")[2]
+
+    def _offset(self, weight: Tensor) -> Tensor:
+        """The weight of a norm, which a family may keep as a difference from 1."""
+        return self._place(weight.float() + self.architecture.norm_offset)
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype)
+
+
+def _qkv_widths(a: Architecture) -> tuple[int, int, int]:
+    """The channels of all queries, all keys and all values."""
+    return a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.head_dim
