@@ -1,15 +1,13 @@
 """Attention of one step over the slots of the cache.
 
-Decodes are computed in groups of neighbouring slots: one call over views of the slots, all padded to the longest, with
-a mask. The queries that share a key head are folded into the query length, so no key is repeated. Prompt chunks are
-computed one by one with a causal mask. Padded lengths come from the `Grid`, on which the kernel gives the same bits for
-each length. This module knows nothing of projections.
+Decodes are computed in groups of neighbouring slots: one call over views of the slots, with a mask where the sequences
+differ in length. Prompt chunks are computed one by one. This module knows nothing of projections.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,208 +17,137 @@ from torch.nn import functional
 from handlers.lmi_dist.kv_slots import KvSlots, Span
 from handlers.lmi_dist.plan import Chunk, Plan
 
-KEY_BLOCK = 512  # keys that torch's CPU kernel takes at a time; whole blocks never change each other's rounding
 # The cost of one more call, as the bytes of keys and values read in that time. A group is split where that saves more.
 _SPLIT_BYTES = 400_000
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The shapes of decode attention: the number of queries for each key head, and the padded numbers of keys.
+@dataclass(slots=True)
+class Call:
+    """One call of the kernel: the last `num_queries` tokens of a chunk, or of the chunk in each slot of the span."""
 
-    `rests` are the lengths allowed over a multiple of KEY_BLOCK. Which of them give a sequence the same bits depends on
-    the CPU: see `invariance`.
-    """
-
+    span: Span
+    first: int  # the rows of the queries, and of their answers
+    last: int
     num_queries: int
-    rests: tuple[int, ...] = tuple(range(16, KEY_BLOCK + 1, 16))
-
-    def length(self, num_keys: int) -> int:
-        whole, rest = divmod(num_keys - 1, KEY_BLOCK)
-        return whole * KEY_BLOCK + next(size for size in self.rests if size > rest)
-
-
-def query_counts(group: int) -> list[int]:
-    """The numbers of queries that a group may be padded to, best first. An even number is faster than an odd one."""
-    first = group if group == 1 else group + group % 2
-    return list(dict.fromkeys([first, *(-(-group // multiple) * multiple for multiple in (2, 4, 8))]))
+    is_causal: bool  # each query sees the positions up to its own; the first query is at position 0
+    mask: Tensor | None = None  # (slots, 1, queries, positions), 0 or -inf
+    queries: Tensor | None = None  # (slots,), the rows of the queries if slots without one lie between
+    answers: Tensor | None = None  # (last - first,), in that case the slots whose answers are kept
 
 
-@dataclass(slots=True)
-class SlotGroup:
-    """Decodes of neighbouring slots, computed in one call. The query of slot i of the span is `first_query` + i."""
-
-    span: Span
-    mask: Tensor  # (slots, 1, 1, positions), 0 or -inf
-    first_query: int
-    first_token: int  # the first of the `num_tokens` tokens that get the answers
-    num_tokens: int
-    queries: Tensor | None = None  # (slots,), replaces first_query if slots without a token lie between
-    answers: Tensor | None = None  # (num_tokens,), in that case the slots whose answers are kept
-
-    @property
-    def num_plain_slots(self) -> int:
-        """The number of slots if the query of each slot i is `first_query` + i, else 0."""
-        return self.span.last_slot - self.span.first_slot if self.queries is None else 0
-
-
-@dataclass(slots=True)
-class ChunkSpan:
-    """One prompt chunk: its tokens and the keys that they attend to."""
-
-    span: Span
-    mask: Tensor | None  # (tokens, positions), or None for a causal mask from position 0
-    first_token: int
-    last_token: int
-
-
-@dataclass(slots=True)
-class View:
-    """The attention calls of one step in the layers of one window size."""
-
-    num_tokens: int
-    groups: list[SlotGroup]
-    chunks: list[ChunkSpan]
-
-
-@dataclass(frozen=True)
 class Attention:
-    """Attention over `kv` with `group` queries for each key head, padded by the caller to `grid.num_queries`.
+    """Writes the keys and values of a step and attends to those of each sequence, in any layer.
 
-    With `is_paired` no decode call has a single row, which may round differently than in a batch.
+    The rows of a step are the tokens of the chunks of its plan, in their order.
     """
 
-    kv: KvSlots
-    grid: Grid
-    group: int
-    is_paired: bool
+    def __init__(self, kv: KvSlots, plan: Plan, cells: Tensor) -> None:
+        """`cells` are the cells of the rows, see KvSlots.cell_indices."""
+        self._kv, self._plan, self._cells = kv, plan, cells
+        self._calls: dict[tuple[int | None, bool], list[Call]] = {}
 
-    def new_queries(self, num_rows: int) -> Tensor | None:
-        """Zeros (num_rows, num_queries, kv_heads, head_dim) for padded queries, or None if no padding is needed."""
-        if self.grid.num_queries == self.group:
-            return None
-        shape = (num_rows, self.grid.num_queries, self.kv.num_heads, self.kv.head_dim)
-        return torch.zeros(shape, dtype=self.kv.dtype, device=self.kv.device)
+    def write(self, layer: int, keys_values: Tensor) -> None:
+        """Store the keys of all heads, then the values of all heads, of each row: (rows, 2 * kv_heads, head_dim)."""
+        self._kv.write(layer, self._cells, keys_values.reshape(-1, self._kv.head_dim))
 
-    def plan(self, plan: Plan, num_tokens: int, window: int | None) -> View:
-        """The groups and masks of a step. Its `num_tokens` rows are those of the plan and any padding behind them."""
-        groups = [
-            self._group(plan.decodes[first:last], first, num_tokens, window)
-            for first, last in self._split(plan.decodes)
-        ]
-        chunks, first_token = [], len(plan.decodes)
-        for chunk in plan.prefills:
-            chunks.append(self._chunk(chunk, first_token, window))
-            first_token += len(chunk.token_ids)
-        return View(num_tokens, groups, chunks)
+    def __call__(
+        self,
+        layer: int,
+        queries: Tensor,
+        scale: float,
+        *,
+        softcap: float | None = None,
+        window: int | None = None,
+        is_wanted: bool = False,
+    ) -> Tensor:
+        """(rows, heads, head_dim) to (rows, heads * head_dim). With `is_wanted` these are only the wanted rows."""
+        calls = self._calls.get((window, is_wanted))
+        if calls is None:
+            calls = self._calls[window, is_wanted] = list(self._plan_calls(window, is_wanted))
+        answers = [self._answer(call, layer, queries, scale, softcap) for call in calls] or [queries.flatten(1)]
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+    def _answer(self, call: Call, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """The answers of the rows of one call: (last - first, heads * head_dim)."""
+        keys, values = self._kv.read(layer, call.span)
+        if call.num_queries > 1:
+            heads = queries[call.first : call.last].transpose(0, 1)[None]  # (1, heads, queries, head_dim)
+            return _attend(heads, keys, values, call, scale, softcap)[0].transpose(0, 1).flatten(1)
+        rows = queries[call.first : call.last] if call.queries is None else queries.index_select(0, call.queries)
+        groups = rows.unflatten(1, (self._kv.num_heads, -1))  # (slots, kv_heads, queries of a key head, head_dim)
+        num_queries = groups.shape[2]
+        if num_queries % 2 and num_queries > 1:  # torch is up to twice as fast with an even number
+            groups = functional.pad(groups, (0, 0, 0, 1))
+        answers = _attend(groups, keys, values, call, scale, softcap)[:, :, :num_queries].flatten(1)
+        return answers if call.answers is None else answers.index_select(0, call.answers)
+
+    def _plan_calls(self, window: int | None, is_wanted: bool) -> Iterator[Call]:
+        """The calls of a layer, in the order of rows. With `is_wanted` only the last tokens of a chunk are rows."""
+        decodes = [chunk for chunk in self._plan.decodes if chunk.num_logits or not is_wanted]
+        for first, last in self._split(decodes):
+            yield self._call(decodes[first:last], 1, first, window)
+        row = len(decodes)
+        for chunk in self._plan.prefills:
+            num_queries = chunk.num_logits if is_wanted else len(chunk.token_ids)
+            if num_queries:
+                yield self._call([chunk], num_queries, row, window)
+            row += num_queries
 
     def _split(self, decodes: Sequence[Chunk]) -> list[tuple[int, int]]:
         """Cut the decodes where padding them together would cost more than one more call."""
-        spare_keys = _SPLIT_BYTES // self.kv.bytes_per_key
+        spare_keys = _SPLIT_BYTES // self._kv.bytes_per_key
         cuts: list[int] = []
         first_slot = last_slot = longest = 0
         for index, chunk in enumerate(decodes):
-            length = self.grid.length(chunk.end)
-            together = (chunk.slot + 1 - first_slot) * max(longest, length)
-            if not cuts or together > (last_slot - first_slot) * longest + length + spare_keys:
+            together = (chunk.slot + 1 - first_slot) * max(longest, chunk.end)
+            if not cuts or together > (last_slot - first_slot) * longest + chunk.end + spare_keys:
                 cuts.append(index)
                 first_slot, longest = chunk.slot, 0
-            last_slot, longest = chunk.slot + 1, max(longest, length)
+            last_slot, longest = chunk.slot + 1, max(longest, chunk.end)
         return list(zip(cuts, [*cuts[1:], len(decodes)], strict=True)) if cuts else []
 
-    def _group(self, decodes: Sequence[Chunk], first_token: int, num_tokens: int, window: int | None) -> SlotGroup:
-        first_slot, last_slot, first_query = decodes[0].slot, decodes[-1].slot + 1, first_token
-        if self.is_paired and len(decodes) == 1:  # a neighbour joins in; its answer is dropped
-            if first_token + 1 < num_tokens:
-                last_slot += 1
-            else:
-                first_slot, first_query = first_slot - 1, first_query - 1
-        end = self.grid.length(max(chunk.end for chunk in decodes))
-        start = 0 if window is None else max(0, min(chunk.end for chunk in decodes) - window) // KEY_BLOCK * KEY_BLOCK
-        span = Span(first_slot, last_slot, start, end)
-        group = SlotGroup(span, self._mask(span, decodes, window), first_query, first_token, len(decodes))
-        if len(decodes) > 1 and last_slot - first_slot > len(decodes):
-            tokens_of = {chunk.slot: first_token + index for index, chunk in enumerate(decodes)}
-            queries = [tokens_of.get(slot, first_token) for slot in range(first_slot, last_slot)]
-            group.queries = torch.tensor(queries, device=self.kv.device)
-            group.answers = torch.tensor([chunk.slot - first_slot for chunk in decodes], device=self.kv.device)
-        return group
+    def _call(self, chunks: Sequence[Chunk], num_queries: int, first: int, window: int | None) -> Call:
+        """The call for the last tokens of each chunk, whose rows begin at `first`."""
+        slots, ends = [chunk.slot for chunk in chunks], [chunk.end for chunk in chunks]
+        start = 0 if window is None else max(0, min(ends) - num_queries + 1 - window)
+        span = Span(slots[0], slots[-1] + 1, start, max(ends))
+        is_causal = start == 0 and 1 < num_queries == span.end <= (window or span.end)
+        call = Call(span, first, first + len(chunks) * num_queries, num_queries, is_causal)
+        if not is_causal and (num_queries > 1 or min(ends) < span.end):
+            call.mask = self._mask(span, dict(zip(slots, ends, strict=True)), num_queries, window)
+        if span.last_slot - span.first_slot > len(chunks):
+            rows = {slot: first + index for index, slot in enumerate(slots)}
+            call.queries = self._indices(rows.get(slot, first) for slot in range(span.first_slot, span.last_slot))
+            call.answers = self._indices(slot - span.first_slot for slot in slots)
+        return call
 
-    def _mask(self, span: Span, decodes: Sequence[Chunk], window: int | None) -> Tensor:
-        """The mask of the new token of each slot: (slots, 1, 1, positions).
-
-        Nothing is hidden from slots without a token, because a slot with every position hidden gives NaN.
-        """
-        ends = dict.fromkeys(range(span.first_slot, span.last_slot), span.end)
-        ends.update((chunk.slot, chunk.end) for chunk in decodes)
-        positions = torch.arange(span.start, span.end, device=self.kv.device)
-        ends_of_slots = torch.tensor(list(ends.values()), device=self.kv.device)[:, None]
-        is_hidden = positions >= ends_of_slots  # (slots, positions)
+    def _mask(self, span: Span, ends: dict[int, int], num_queries: int, window: int | None) -> Tensor:
+        """The mask of the last queries of each slot: (slots, 1, queries, positions)."""
+        last = self._indices(ends.get(slot, span.end) for slot in range(span.first_slot, span.last_slot))
+        queries = (last[:, None] + torch.arange(-num_queries, 0, device=self._kv.device))[:, None, :, None]
+        positions = torch.arange(span.start, span.end, device=self._kv.device)
+        is_hidden = positions > queries
         if window is not None:
-            firsts = {slot: 0 for slot in ends} | {chunk.slot: chunk.end - window for chunk in decodes}
-            is_hidden |= positions < torch.tensor(list(firsts.values()), device=self.kv.device)[:, None]
-        mask = torch.zeros(is_hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
-        return mask.masked_fill_(is_hidden, -math.inf)[:, None, None]
+            is_hidden |= positions <= queries - window
+        mask = torch.zeros(is_hidden.shape, dtype=self._kv.dtype, device=self._kv.device)
+        return mask.masked_fill_(is_hidden, -math.inf)
 
-    def _chunk(self, chunk: Chunk, first_token: int, window: int | None) -> ChunkSpan:
-        start = 0 if window is None else max(0, chunk.start + 1 - window) // KEY_BLOCK * KEY_BLOCK
-        span = Span(chunk.slot, chunk.slot + 1, start, chunk.end)
-        last_token = first_token + len(chunk.token_ids)
-        if chunk.start == 0 and (window is None or window >= chunk.end):
-            return ChunkSpan(span, None, first_token, last_token)
-        keys = torch.arange(start, chunk.end, device=self.kv.device)
-        queries = torch.arange(chunk.start, chunk.end, device=self.kv.device)[:, None]
-        is_hidden = keys > queries  # (tokens, positions)
-        if window is not None:
-            is_hidden |= keys <= queries - window
-        mask = torch.zeros(is_hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
-        return ChunkSpan(span, mask.masked_fill_(is_hidden, -math.inf), first_token, last_token)
-
-    def __call__(self, layer: int, query: Tensor, view: View, scale: float, softcap: float | None = None) -> Tensor:
-        """(tokens, num_queries, kv_heads, head_dim) to (tokens, group * kv_heads * head_dim)."""
-        if len(view.groups) == 1 and view.groups[0].num_plain_slots == view.num_tokens and not view.chunks:
-            return self._decode(layer, query, view.groups[0], scale, softcap).flatten(1)
-        output = query.new_zeros(query.shape[0], self.group, *query.shape[2:])
-        for group in view.groups:
-            answer = self._decode(layer, query, group, scale, softcap)
-            if group.answers is not None:
-                answer = answer.index_select(0, group.answers)
-            else:
-                offset = group.first_token - group.first_query
-                answer = answer[offset : offset + group.num_tokens]
-            output[group.first_token : group.first_token + group.num_tokens] = answer
-        for chunk in view.chunks:
-            output[chunk.first_token : chunk.last_token] = self._prefill(layer, query, chunk, scale, softcap)
-        return output.flatten(1)
-
-    def _decode(self, layer: int, query: Tensor, group: SlotGroup, scale: float, softcap: float | None) -> Tensor:
-        """The answers of all slots of a group: (slots, group, kv_heads, head_dim)."""
-        keys, values = self.kv.read(layer, group.span)
-        if group.queries is None:
-            query = query[group.first_query : group.first_query + keys.shape[0]]
-        else:
-            query = query.index_select(0, group.queries)
-        query = query.transpose(1, 2)  # (slots, kv_heads, queries, head_dim)
-        answer = _attend(query, keys, values, group.mask, scale, softcap)
-        return answer.transpose(1, 2)[:, : self.group]
-
-    def _prefill(self, layer: int, query: Tensor, chunk: ChunkSpan, scale: float, softcap: float | None) -> Tensor:
-        """The answer of one chunk, with its query groups as a batch: (tokens, group, kv_heads, head_dim)."""
-        keys, values = self.kv.read(layer, chunk.span)
-        query = query[chunk.first_token : chunk.last_token, : self.group].permute(1, 2, 0, 3)
-        keys, values = keys.expand(self.group, -1, -1, -1), values.expand(self.group, -1, -1, -1)
-        return _attend(query, keys, values, chunk.mask, scale, softcap).permute(2, 0, 1, 3)
+    def _indices(self, numbers: Iterator[int]) -> Tensor:
+        return torch.tensor(list(numbers), device=self._kv.device)
 
 
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
-) -> Tensor:
-    """Attend with (rows, heads, length, head_dim) tensors; causal without a mask. Returns the shape of `query`."""
+def _attend(query: Tensor, keys: Tensor, values: Tensor, call: Call, scale: float, softcap: float | None) -> Tensor:
+    """Attend with (slots, heads, queries, head_dim) tensors, of which keys and values may have fewer heads."""
     if softcap is None:
         return functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+            query, keys, values, attn_mask=call.mask, is_causal=call.is_causal, scale=scale, enable_gqa=True
         )
-    scores = torch.matmul(query, keys.transpose(2, 3)).mul_(scale / softcap).tanh_().mul_(softcap)
-    if mask is None:
-        mask = torch.full(scores.shape[2:], -math.inf, dtype=scores.dtype, device=scores.device).triu_(1)
-    return torch.matmul(scores.add_(mask).softmax(dim=-1, dtype=torch.float32).to(values.dtype), values)
+    folded = query.reshape(*keys.shape[:2], -1, query.shape[3])  # the queries of a key head in one product
+    scores = torch.matmul(folded, keys.mT).mul_(scale / softcap).tanh_().mul_(softcap)
+    mask = call.mask
+    if call.is_causal:
+        mask = torch.full((call.num_queries, call.num_queries), -math.inf, device=scores.device).triu_(1)
+    if mask is not None:
+        scores = (scores.unflatten(2, (-1, call.num_queries)) + mask.unsqueeze(-3)).flatten(2, 3)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
+    return torch.matmul(weights, values).view(query.shape)

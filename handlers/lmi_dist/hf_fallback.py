@@ -1,7 +1,7 @@
 """Any other decoder, run by the modules of transformers on the slots of the KV cache.
 
 transformers lets a model call an attention function by name. `_attend` writes to the cache slots and reads from them,
-so the modules see one long ragged "sequence" and keep no cache. Linears are replaced by packed ones. A model is refused
+so the modules see one long ragged "sequence" and keep no cache. The weights of linears are packed. A model is refused
 at load if it keeps its past elsewhere, or if its attention needs more than this function knows: a few tokens, step by
 step, must give the logits of the untouched model.
 """
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.linear import Linear, LinearBuilder
-from handlers.lmi_dist.model import StepTensors
+from handlers.lmi_dist.linear import Weight
+from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.operations import Pack
+from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.weights import ModelFacts
 from lmi.errors import ModelUnusable, cause_line
@@ -31,18 +32,11 @@ _SITE = "lmi_site"  # the attribute of an attention module that holds its _Site
 
 
 class HuggingFaceModel:
-    """A transformers model. Call it with a StepTensors for the logits of the wanted rows, (num_wanted, vocab_size)."""
+    """A transformers model. Call it with a Step for the logits of the wanted rows, (num_wanted, vocab_size)."""
 
-    def __init__(
-        self,
-        facts: ModelFacts,
-        build: LinearBuilder,
-        attention: Attention,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, facts: ModelFacts, placement: Placement, pack: Pack[Weight], progress: Progress) -> None:
         config = facts.config
-        self.attention = attention
-        self._step: StepTensors | None = None
+        self._step: Step | None = None
         self._name = facts.name
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
@@ -51,15 +45,16 @@ class HuggingFaceModel:
         AttentionInterface.register(_NAME, _attend)
         transformers_logging.disable_progress_bar()
         progress("weights", 0.0)
-        self._model = _load(facts, build)
+        self._model = _load(facts, placement)
         progress("weights", 1.0)
         for module in self._model.modules():
             if isinstance(layer := getattr(module, "layer_idx", None), int):
                 setattr(module, _SITE, _Site(self, layer))
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
+        _pack_linears(self._model, pack)
 
-    def __call__(self, step: StepTensors) -> Tensor:
+    def __call__(self, step: Step) -> Tensor:
         self._step = step
         output = self._model(
             input_ids=step.token_ids[None],
@@ -71,7 +66,7 @@ class HuggingFaceModel:
         return logits.float()
 
     @property
-    def step(self) -> StepTensors:
+    def step(self) -> Step:
         assert self._step is not None, "attention is asked for outside of a step"
         return self._step
 
@@ -80,10 +75,6 @@ class HuggingFaceModel:
         if self._layer_types is None:
             return given
         return self._window if self._layer_types[layer] == "sliding_attention" else None
-
-    def pack(self, build: LinearBuilder) -> None:
-        """Replace the linears by those of `build`. Call it after `check`, whose tolerance is too narrow for int8."""
-        _swap_linears(self._model, build)
 
     def check(self, forward: Callable[[Plan], Tensor]) -> None:
         """Compare a prompt chunk and three decodes in slot 0 with the untouched model.
@@ -120,12 +111,12 @@ class _Site:
     layer: int
 
 
-def _load(facts: ModelFacts, build: LinearBuilder) -> PreTrainedModel:
+def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             facts.path,
             config=facts.config,
-            dtype=build.dtype,
+            dtype=placement.dtype,
             attn_implementation=_NAME,
             local_files_only=True,
             output_loading_info=True,
@@ -135,7 +126,7 @@ def _load(facts: ModelFacts, build: LinearBuilder) -> PreTrainedModel:
     model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):
         raise ModelUnusable(f"{facts.path}: tensor {missing[0]} is missing from its weight files")
-    model.eval().to(build.device)
+    model.eval().to(placement.device)
     return model
 
 
@@ -152,36 +143,34 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """transformers calls this function with q (1, heads, rows, d), k and v (1, kv_heads, rows, d)."""
     site: _Site = getattr(module, _SITE)
-    attention, step, layer = site.model.attention, site.model.step, site.layer
-    num_kv_heads, num_rows, head_dim = key.shape[1:]
-    keys_values = torch.cat((key[0], value[0])).transpose(0, 1)[: step.num_tokens]
-    attention.kv.write(layer, step.cells, keys_values.reshape(-1, head_dim))
-    queries = query.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 1, 0, 3)  # (rows, group, kv_heads, d)
-    if step.queries is not None:
-        step.queries[:, : attention.group] = queries
-        queries = step.queries
-    view = step.views[site.model.window(layer, sliding_window)]
-    answer = attention(layer, queries, view, scaling or head_dim**-0.5, softcap)
-    answer = answer.view(num_rows, attention.group, num_kv_heads, head_dim).transpose(1, 2)
-    return answer.reshape(1, num_rows, -1, head_dim), None
+    attention, layer = site.model.step.attention, site.layer
+    attention.write(layer, torch.cat((key[0], value[0])).transpose(0, 1))
+    answer = attention(
+        layer,
+        query[0].transpose(0, 1),
+        scaling or query.shape[-1] ** -0.5,
+        softcap=softcap,
+        window=site.model.window(layer, sliding_window),
+    )
+    return answer.view(1, len(answer), -1, query.shape[-1]), None
 
 
-class _Wrapped(nn.Module):
-    """A Linear as the module that transformers expects."""
+class _PackedLinear(nn.Module):
+    """A linear with a packed weight, as the module that transformers expects."""
 
-    def __init__(self, linear: Linear, plain: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, pack: Pack[Weight]) -> None:
         super().__init__()
-        self._linear = linear
-        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._weight, self._bias = pack(linear.weight.detach()), linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the Linear to (…, in_features). Returns (…, out_features)."""
-        return self._linear(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+        """(…, in_features) to (…, out_features)."""
+        return self._weight(x.reshape(-1, self.in_features), self._bias).view(*x.shape[:-1], self.out_features)
 
 
-def _swap_linears(model: nn.Module, build: LinearBuilder) -> None:
+def _pack_linears(model: nn.Module, pack: Pack[Weight]) -> None:
     for name, child in model.named_children():
         if type(child) is nn.Linear:
-            setattr(model, name, _Wrapped(build(child.weight.detach(), child.bias), child))
+            setattr(model, name, _PackedLinear(child, pack))
         else:
-            _swap_linears(child, build)
+            _pack_linears(child, pack)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_MAX_CACHED_SPANS = 512
 _MAP_NORESERVE = 0x4000  # Linux: slots may be longer in sum than the memory; Python 3.11 has no name for it
 
 
@@ -57,7 +56,7 @@ class KvSlots:
         self._flat = [flat[layer * heads_of_layer :] for layer in range(num_layers)]
         self._heads = torch.arange(2 * num_heads, device=device) * max_length
         self._slot_stride = num_layers * heads_of_layer
-        self._spans: dict[Span, list[tuple[Tensor, Tensor]]] = {}
+        self._layers = [(slots[:, :num_heads], slots[:, num_heads:]) for slots in self._storage.unbind(1)]
 
     def cell_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
         """The cells of each token, which are the same in every layer. A cell is one head's key or value.
@@ -73,32 +72,15 @@ class KvSlots:
 
     def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
         """Views of keys and values, each (slots, num_heads, positions, head_dim)."""
-        views = self._spans.get(span)
-        if views is None:
-            views = self._views(span)
-        return views[layer]
-
-    def _views(self, span: Span) -> list[tuple[Tensor, Tensor]]:
-        """The views of `read` for all layers, each (slots, num_heads, positions, head_dim)."""
-        if len(self._spans) >= _MAX_CACHED_SPANS:
-            self._spans.clear()
-        slots = self._storage[span.first_slot : span.last_slot, :, :, span.start : span.end]
-        views = [
-            (slots[:, layer, : self.num_heads], slots[:, layer, self.num_heads :]) for layer in range(slots.shape[1])
-        ]
-        self._spans[span] = views
-        return views
+        keys, values = self._layers[layer]
+        part = (slice(span.first_slot, span.last_slot), slice(None), slice(span.start, span.end))
+        return keys[part], values[part]
 
     def copy(self, slot: int, to_slots: list[int], length: int) -> None:
         """Copy the first `length` positions of a slot, in every layer, to other slots, without a buffer."""
         source = self._storage[slot, :, :, :length]
         for to_slot in to_slots:
             self._storage[to_slot, :, :, :length] = source
-
-    @torch.inference_mode()
-    def randomize(self, num_slots: int, length: int) -> None:
-        """Fill the first slots with random keys and values, for measurements. `release` clears them."""
-        self._storage[:num_slots, :, :, :length].normal_()
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:

@@ -1,31 +1,27 @@
-"""The interface of a model: a function of the tensors of one step. It knows no layer and no checkpoint."""
+"""The interface of a model: a function of one step. It knows no layer and no checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from handlers.lmi_dist.attention import View
+from handlers.lmi_dist.attention import Attention
 
 
-@dataclass(slots=True)
-class StepTensors:
-    """The tensors of one step. Rows past `num_tokens` are padding and leave no keys and values."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rows of one step are the tokens of all its chunks."""
 
     token_ids: Tensor  # (rows,)
     positions: Tensor  # (rows,)
-    num_tokens: int
-    cells: Tensor  # the cells of keys and values, see KvSlots.cell_indices
-    views: Mapping[int | None, View]  # by window
     wanted: Tensor  # (num_wanted,): rows whose logits are asked for
-    queries: Tensor | None  # zeros (rows, padded group, kv_heads, head_dim) for the queries, if groups are padded
+    attention: Attention
 
 
 class Model(Protocol):
     """A decoder on its device, with its weights."""
 
-    def __call__(self, step: StepTensors) -> Tensor:
+    def __call__(self, step: Step) -> Tensor:
         """Logits of the wanted rows, float32 (num_wanted, vocab_size)."""

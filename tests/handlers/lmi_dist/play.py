@@ -1,4 +1,4 @@
-"""Drives a ModelRunner greedily with plans built by hand: requests join, are computed in chunks, and leave."""
+"""Drives a runner greedily with plans built by hand: requests join, are computed in chunks, and leave."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from handlers.lmi_dist.model_runner import ModelRunner
+from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, load
+from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.placement import choose_placement
 from handlers.lmi_dist.plan import Chunk, Plan
-from handlers.lmi_dist.scheduler import CHUNK_LENGTH
+from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.weights import read_facts
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
@@ -26,10 +28,34 @@ def load_runner(
     max_length: int,
     progress: Progress = lambda stage, share: None,
 ) -> ModelRunner:
-    """The runner that the executor would make, with the test's limits."""
+    """The torch runner that the executor would make, with the test's limits."""
     facts, config = read_facts(str(path)), config or EngineConfig()
     placement = choose_placement(config, facts.dtype)
     return ModelRunner(facts, placement, config, num_slots=num_slots, max_length=max_length, progress=progress)
+
+
+MAX_SLOTS = 64  # of a native runner
+PIECE = 128  # tokens of a prompt in one chunk
+PIECES = (1, 2, 5, 17, 64, 130)  # where it is cut at random
+
+
+def load_native(
+    path: str | Path,
+    config: EngineConfig | None = None,
+    *,
+    max_length: int,
+    progress: Progress = lambda stage, share: None,
+) -> NativeRunner:
+    """The native runner that the executor would make, with blocks for MAX_SLOTS sequences."""
+    num_blocks = len(table_of(0, max_length)) * MAX_SLOTS
+    facts, config = read_facts(str(path)), config or EngineConfig()
+    return NativeRunner(facts, load(), config, num_blocks=num_blocks, max_length=max_length, progress=progress)
+
+
+def table_of(slot: int, length: int) -> list[int]:
+    """The blocks of a slot. They lie apart from each other, from the last of the pool to the first."""
+    num_blocks = -(-length // TOKENS_PER_BLOCK)
+    return [MAX_SLOTS * block + slot for block in reversed(range(num_blocks))]
 
 
 @dataclass
@@ -39,15 +65,21 @@ class Player:
     prompt: list[int]
     num_answers: int
     slot: int = -1
+    table: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     position: int = 0
     answers: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
-    def sit(self, slot: int) -> None:
+    def sit(self, slot: int, draw: random.Random | None = None) -> None:
+        """Cut the prompt into chunks, at random with `draw`."""
         self.slot, self.position = slot, len(self.prompt)
-        starts = range(0, len(self.prompt), CHUNK_LENGTH)
-        self.chunks = [Chunk(slot, start, self.prompt[start : start + CHUNK_LENGTH], 0) for start in starts]
+        self.table = table_of(slot, len(self.prompt) + self.num_answers)
+        self.chunks, start = [], 0
+        while start < len(self.prompt):
+            end = start + (PIECE if draw is None else draw.choice(PIECES))
+            self.chunks.append(Chunk(slot, start, self.prompt[start:end], 0, self.table))
+            start = end
         self.chunks[-1].num_logits = 1
 
     def take(self, logits: Tensor) -> None:
@@ -55,7 +87,7 @@ class Player:
         self.answers.append(int(logits.argmax()))
 
     def next_decode(self) -> Chunk:
-        chunk = Chunk(self.slot, self.position, [self.answers[-1]])
+        chunk = Chunk(self.slot, self.position, [self.answers[-1]], table=self.table)
         self.position += 1
         return chunk
 
@@ -64,7 +96,7 @@ class Player:
         return len(self.answers) == self.num_answers
 
 
-def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
+def play_alone(runner: Runner, player: Player, slot: int = 0) -> Player:
     """Run one step for each chunk and each token, with an otherwise empty batch."""
     player.sit(slot)
     for chunk in player.chunks:
@@ -77,9 +109,14 @@ def play_alone(runner: ModelRunner, player: Player, slot: int = 0) -> Player:
 
 
 def play_together(
-    runner: ModelRunner, players: list[Player], num_slots: int, seed: int, *, start_together: bool = False
+    runner: Runner,
+    players: list[Player],
+    num_slots: int,
+    seed: int,
+    *,
+    start_together: bool = False,
 ) -> int:
-    """Draw arrivals, slots and the number of chunks a step at random. Return the largest number of decodes in one step.
+    """Draw arrivals, slots and the prompts that go on at random. Return the largest number of decodes in one step.
 
     With `start_together` no player decodes before all prompts are in, so that the first decodes fill every slot.
     """
@@ -90,15 +127,14 @@ def play_together(
             if waiting and free:
                 slot = free.pop(draw.randrange(len(free)) if draw.random() < 0.3 else free.index(min(free)))
                 seated[slot] = waiting.pop(0)
-                seated[slot].sit(slot)
+                seated[slot].sit(slot, draw if runner.shares_blocks else None)
         decodes = [seated[slot] for slot in sorted(seated) if not seated[slot].chunks]
         if start_together and len(decodes) < len(seated):
             decodes = []
         prefills: list[tuple[Player, Chunk]] = []
         for player in (seated[slot] for slot in sorted(seated) if seated[slot].chunks):
-            for _ in range(draw.randint(0, 3)):
-                if player.chunks and len(prefills) < 6:
-                    prefills.append((player, player.chunks.pop(0)))
+            if draw.random() < 0.7 and len(prefills) < 6:
+                prefills.append((player, player.chunks.pop(0)))
         if not decodes and not prefills:
             continue
         most = max(most, len(decodes))

@@ -1,0 +1,115 @@
+"""A decoder's program, run with torch: on CUDA, and on a CPU that the native kernels do not know.
+
+All tokens of a step, decodes and prompt chunks, are rows of the same buffers. A model small enough for a CPU spends
+much of a step between the calls of torch, so norms and rotations take few of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from handlers.lmi_dist.linear import Weight
+from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Program
+
+
+class TorchModel:
+    """Call it with a Step for the logits of the wanted rows, float32 (num_wanted, vocab_size)."""
+
+    def __init__(self, program: Program[Weight], dtype: torch.dtype) -> None:
+        """`dtype` is that of the activations."""
+        self._program, self._dtype = program, dtype
+        self._logits = len(program.widths) - 1
+        tables = [one.rotations for one in program.operations if isinstance(one, Attend) and one.rotations is not None]
+        self._rotations = {id(table): _spread(table).to(dtype) for table in tables}
+
+    def __call__(self, step: Step) -> Tensor:
+        buffers: dict[int, Tensor] = {}
+        rotations = {table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()}
+        for operation in self._program.operations:
+            match operation:
+                case Embed():
+                    buffers[operation.output] = _embed(operation, step, self._dtype)
+                case Norm():
+                    _put(buffers, operation, _normalise(operation, buffers[operation.input]))
+                case Linear():
+                    _put(buffers, operation, _multiply(operation, buffers[operation.input]))
+                case Attend():
+                    heads = buffers[operation.input].unflatten(1, (-1, self._program.head_dim))
+                    self._rotate(operation, heads, rotations)
+                    buffers[operation.output] = self._attend(operation, heads, step)
+                case Gather():
+                    buffers[operation.output] = buffers[operation.input].index_select(0, step.wanted)
+                case Cap():
+                    buffers[operation.buffer] = _cap(operation, buffers[operation.buffer])
+        return buffers[self._logits].float()
+
+    def _rotate(self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor]) -> None:
+        """Normalise and rotate queries and keys, in place, of (rows, heads of queries, keys and values, head_dim)."""
+        num_heads, num_rotated = self._program.num_heads, self._program.num_heads + self._program.num_kv_heads
+        if operation.query_norm is not None:
+            queries, keys = heads[:, :num_heads], heads[:, num_heads:num_rotated]
+            for part, weight in ((queries, operation.query_norm), (keys, operation.key_norm)):
+                part.copy_(functional.rms_norm(part, part.shape[-1:], weight, operation.norm_eps))
+        if operation.rotations is not None:
+            cosines, sines = rotations[id(operation.rotations)].unbind(1)  # (rows, 1, channels) each
+            rotated = heads[:, :num_rotated, : cosines.shape[-1]]
+            swapped = rotated.roll(cosines.shape[-1] // 2, dims=2)
+            rotated.mul_(cosines).addcmul_(swapped, sines)
+
+    def _attend(self, operation: Attend, heads: Tensor, step: Step) -> Tensor:
+        """Store keys and values, and attend: (rows, heads of queries, keys and values, head_dim) to (rows, width)."""
+        queries, keys_values = heads[:, : self._program.num_heads], heads[:, self._program.num_heads :]
+        step.attention.write(operation.layer, keys_values)
+        return step.attention(
+            operation.layer,
+            queries.index_select(0, step.wanted) if operation.is_wanted else queries,
+            operation.scale,
+            softcap=operation.softcap,
+            window=operation.window,
+            is_wanted=operation.is_wanted,
+        )
+
+
+def _put(buffers: dict[int, Tensor], operation: Norm | Linear[Weight], result: Tensor) -> None:
+    output = operation.output
+    buffers[output] = buffers[output].add_(result) if operation.adds else result
+
+
+def _embed(operation: Embed, step: Step, dtype: torch.dtype) -> Tensor:
+    """(rows, width)"""
+    x = operation.table.index_select(0, step.token_ids).to(dtype)
+    if operation.scale != 1.0:
+        x = x * operation.scale
+    return x if operation.positions is None else x + operation.positions.index_select(0, step.positions)
+
+
+def _normalise(operation: Norm, x: Tensor) -> Tensor:
+    """(rows, width) to the same shape."""
+    if operation.is_centred:
+        return functional.layer_norm(x, x.shape[1:], operation.weight, operation.bias, operation.eps)
+    x = functional.rms_norm(x, x.shape[1:], operation.weight, operation.eps)
+    return x if operation.bias is None else x.add_(operation.bias)
+
+
+def _multiply(operation: Linear[Weight], x: Tensor) -> Tensor:
+    """(rows, width of input) to (rows, width of output)."""
+    if operation.gate is None:
+        return operation.weight(x, operation.bias, operation.activation)
+    return operation.gate(x, operation.gate_bias, operation.activation).mul_(operation.weight(x, operation.bias))
+
+
+def _cap(operation: Cap, x: Tensor) -> Tensor:
+    """Any shape, in float32: (rows, width) to the same shape."""
+    return x.float().div_(operation.cap).tanh_().mul_(operation.cap)
+
+
+def _spread(rotations: Tensor) -> Tensor:
+    """The factors of each channel and of its partner in its pair.
+
+    From cosines and sines (max_length, 2, num_pairs) to (max_length, 2, 1, 2 * num_pairs).
+    """
+    cosines, sines = rotations.unbind(1)
+    return torch.stack((torch.cat((cosines, cosines), 1), torch.cat((-sines, sines), 1)), 1)[:, :, None]
