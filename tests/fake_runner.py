@@ -1,23 +1,35 @@
-"""A runner without weights: the logits of a position are a fixed function of the tokens up to it.
+"""Runners without weights: the logits of a position are a fixed function of the tokens up to it.
 
-It keeps the tokens of each slot as a real cache keeps keys and values. It refuses a plan that reads what was never
-written, and so finds a scheduler that forgets to recompute.
+They keep tokens as a real cache keeps keys and values, and refuse a plan that reads what was never written, or what
+belongs to other tokens. So they find a scheduler that forgets to recompute, or that shares what differs.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.pace import Pace
+from handlers.lmi_dist.plan import Chunk, Plan
 
 _FACTOR = 0x9E3779B97F4A7C15
 
 
+class SteadyPace(Pace):
+    """A pace that allows as many prompt tokens beside decodes as without."""
+
+    def num_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
+        return super().num_prompt_tokens(0)
+
+
 class FakeRunner:
-    dtype, device, is_batch_invariant = "float32", "cpu", True
+    """Keeps the state after each token of each slot."""
+
+    dtype, device, kernels, is_batch_invariant = "float32", "cpu", "none", True
+    tokens_per_block, shares_blocks = 16, False
 
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
         """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in an answer."""
@@ -32,20 +44,27 @@ class FakeRunner:
         for chunk in plan.chunks:
             slot = self.slots.setdefault(chunk.slot, [])
             assert chunk.start <= len(slot), "reads keys that nobody wrote"
-            slot[chunk.start :] = chunk.token_ids
-            logits += [self.logits(slot[: end + 1]) for end in range(chunk.end - chunk.num_logits, chunk.end)]
+            del slot[chunk.start :]
+            for token_id in chunk.token_ids:
+                slot.append(_next_state(slot[-1] if slot else 0, token_id))
+            first = len(chunk.token_ids) - chunk.num_logits
+            logits += map(self._logits, slot[chunk.start + first :], chunk.token_ids[first:])
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
     def logits(self, token_ids: list[int]) -> Tensor:
         """(vocab,) float32, between -4 and 4."""
         state = 0
         for token_id in token_ids:
-            state = (state * 31 + token_id + 1) * _FACTOR % 2**64
-        steps = torch.arange(1, self.vocab_size + 1, dtype=torch.float64)
-        logits = (4 * torch.sin(steps * (1 + state % 100_003))).float()
-        logits[list(self.poison)] = -math.inf
-        if token_ids[-1] in self.poison:
-            logits[3] = self.poison[token_ids[-1]]
+            state = _next_state(state, token_id)
+        return self._logits(state, token_ids[-1])
+
+    def _logits(self, state: int, token_id: int) -> Tensor:
+        """The logits after `token_id`, with which all tokens together lead to `state`."""
+        logits = _waves(self.vocab_size, state % 100_003)
+        if self.poison:
+            logits = logits.clone()
+            logits[list(self.poison)] = -math.inf
+            logits[3] = self.poison.get(token_id, logits[3])
         return logits
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
@@ -54,3 +73,71 @@ class FakeRunner:
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
+
+
+class SharingRunner(FakeRunner):
+    """Keeps tokens by block, each with the state before it and the state after it.
+
+    The state says all tokens up to a position, as keys and values do. So a block is known to be read by a sequence that
+    begins with other tokens than its writer, or to be overwritten while others read it.
+    """
+
+    tokens_per_block, shares_blocks = 16, True
+
+    def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
+        super().__init__(vocab_size, context_length, poison)
+        self.cells: dict[tuple[int, int], tuple[int, int]] = {}  # (block, place) -> states before and after its token
+
+    def forward(self, plan: Plan) -> Tensor:
+        self.plans.append(plan)
+        for source, block in plan.copies:
+            assert source != block
+            for place in range(self.tokens_per_block):
+                self.cells.pop((block, place), None)
+                if (source, place) in self.cells:
+                    self.cells[block, place] = self.cells[source, place]
+        written: set[tuple[int, int]] = set()
+        for chunk in plan.chunks:
+            self._write(chunk, written)
+        logits = [self._logits(*one) for chunk in plan.chunks for one in self._read(chunk)]
+        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+
+    def _cell(self, chunk: Chunk, position: int) -> tuple[int, int]:
+        return chunk.table[position // self.tokens_per_block], position % self.tokens_per_block
+
+    def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
+        state = 0
+        if chunk.start:
+            cell = self._cell(chunk, chunk.start - 1)
+            assert cell in self.cells, "reads keys that nobody wrote"
+            state = self.cells[cell][1]
+        for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
+            cell = self._cell(chunk, position)
+            assert cell not in written, "two sequences write to one place"
+            written.add(cell)
+            self.cells[cell] = state, _next_state(state, token_id)
+            state = self.cells[cell][1]
+
+    def _read(self, chunk: Chunk) -> list[tuple[int, int]]:
+        """State and token of each wanted position, after a look at every key that the chunk attends to."""
+        state, states = 0, []
+        for position in range(chunk.end):
+            cell = self._cell(chunk, position)
+            assert cell in self.cells, "reads keys that nobody wrote"
+            before, after = self.cells[cell]
+            assert before == state, "reads keys of other tokens"
+            state = after
+            states.append(state)
+        start = len(chunk.token_ids) - chunk.num_logits
+        return list(zip(states[chunk.start + start :], chunk.token_ids[start:], strict=True))
+
+
+@cache
+def _waves(vocab_size: int, state: int) -> Tensor:
+    """(vocab_size,) float32, not to be changed."""
+    steps = torch.arange(1, vocab_size + 1, dtype=torch.float64)
+    return (4 * torch.sin(steps * (1 + state))).float()
+
+
+def _next_state(state: int, token_id: int) -> int:
+    return (state * 31 + token_id + 1) * _FACTOR % 2**64

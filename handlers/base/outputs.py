@@ -33,14 +33,14 @@ class SequenceOutput:
     log_probs: LogProbs | None = None
     prompt_log_probs: LogProbs | None = None
     end: FinishReason | Exception | None = None
-    num_reused_tokens: int = 0  # of the prompt, reported with its first token
+    num_cached_tokens: int = 0  # of the prompt, reported with its first token
 
 
 def feed(sequence: Sequence, output: SequenceOutput) -> None:
     """Append the new tokens. End the sequence at its last token and drop the tokens after it."""
     sequence.num_computed = sequence.num_tokens
-    if sequence.perf_metrics is not None and not sequence.num_generated:
-        sequence.perf_metrics.num_reused_tokens = output.num_reused_tokens
+    if not sequence.num_generated:
+        sequence.count_cached(output.num_cached_tokens)
     if output.prompt_log_probs is not None and sequence.lacks_prompt_log_probs:
         _note_prompt(sequence, output.prompt_log_probs)
     known, num_top = output.log_probs, sequence.request.output_config.num_top_log_probs

@@ -56,6 +56,7 @@ class Sequence:
     end_ids: frozenset[int]
     stop_words: dict[int, list[list[int]]]  # by their last token
     num_computed: int = 0
+    num_cached_tokens: int = 0  # of the prompt, those whose keys and values were in the cache
     slot: int | None = None
     num_sent: int = 0  # generated tokens that Responses have carried
     log_probs: list[float] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Sequence:
     error: ResponseError | None = None
     perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
     sampler_state: object = None  # what a sampler knows of this sequence, a type of the sampler
+    drafter: object = None  # what drafts its next tokens, a type of the engine
 
     @property
     def num_tokens(self) -> int:
@@ -133,9 +135,22 @@ class Sequence:
         for sequence in self.group.sequences:
             sequence.error = ResponseError(message, kind, field)
 
+    def reuse(self, num_tokens: int) -> None:
+        """Take keys and values of the first `num_tokens` from the cache."""
+        if self.num_generated == 0:
+            self.count_cached(self.num_cached_tokens + num_tokens - self.num_computed)
+        self.num_computed = num_tokens
+
+    def count_cached(self, num_tokens: int) -> None:
+        self.num_cached_tokens = num_tokens
+        if self.perf_metrics is not None:
+            self.perf_metrics.num_reused_tokens = num_tokens
+
     def restart(self) -> None:
         """Start over after a preemption: all tokens known so far become the prompt to recompute."""
         self.slot, self.num_computed, self.num_prefill = None, 0, self.num_tokens
+        if self.num_generated == 0:
+            self.count_cached(0)
         if self.lacks_prompt_log_probs:
             self.prompt_log_probs.clear()
 
@@ -171,6 +186,7 @@ class Sequence:
             top_log_probs=[self.top_log_probs[start:]] if output.num_top_log_probs else None,
             prompt_log_probs=self.prompt_log_probs if is_first and output.num_prompt_log_probs is not None else None,
             request_perf_metrics=self.perf_metrics if self.is_finished else None,
+            num_cached_tokens=0 if num_sent else self.num_cached_tokens,
         )
 
 

@@ -52,6 +52,7 @@ class Step:
     touched: list[Sequence] = field(default_factory=list)
     num_context_tokens: int = 0
     num_generation_tokens: int = 0
+    num_reused_tokens: int = 0
     num_preemptions: int = 0
     is_empty: bool = False
 
@@ -336,6 +337,7 @@ class SteppedExecutor(Executor):
                 max_num_active_requests=self.info.max_num_sequences,
                 num_context_tokens=step.num_context_tokens,
                 num_generation_tokens=step.num_generation_tokens,
+                num_reused_tokens=step.num_reused_tokens,
                 num_preemptions=step.num_preemptions,
                 kv_cache_stats=self._kv_cache_stats(),
             )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Chunk:
     """Consecutive tokens of one sequence, computed in one step.
 
-    A decode is a chunk of one token. A prompt comes in chunks cut at fixed positions (multiples of the chunk length),
-    so that its bits do not depend on the load. The keys and values of positions before `start` are in cache slot `slot`
-    already, or an earlier chunk of the same plan writes them.
+    A decode is a chunk of one token and, behind it, perhaps a draft of the next ones. The keys and values of positions
+    before `start` are in the cache already. Position p lies in block `table[p // tokens_per_block]`; a runner that does
+    not share blocks uses slot `slot` instead.
     """
 
     slot: int
     start: int
     token_ids: list[int]
     num_logits: int = 1  # logits of the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
+    table: list[int] = field(default_factory=list)  # blocks of the sequence, at least up to `end`; not to be changed
 
     @property
     def end(self) -> int:
@@ -26,10 +27,14 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """Decode chunks first, in order of slots, then prompt chunks."""
+    """Decode chunks first, in order of slots, then prompt chunks. A sequence has at most one chunk.
+
+    A runner that shares blocks first copies whole blocks, in the order of `copies`.
+    """
 
     decodes: list[Chunk]
     prefills: list[Chunk]
+    copies: list[tuple[int, int]] = field(default_factory=list)  # from block, to block
 
     @property
     def chunks(self) -> list[Chunk]:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
+from handlers.lmi_dist.kv_cache import KvCache
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
 def test_blocks_are_rounded_up(num_tokens: int, num_blocks: int) -> None:
-    assert num_blocks_for(num_tokens) == num_blocks
+    assert KvCache(num_blocks=10, num_slots=1).num_blocks_for(num_tokens) == num_blocks
 
 
 def test_the_lowest_free_slot_comes_first() -> None:
@@ -35,7 +35,7 @@ def test_growth_is_charged_by_whole_blocks_and_refused_without_a_change() -> Non
 
 def test_a_reserve_is_kept_at_admission() -> None:
     cache = KvCache(num_blocks=3, num_slots=3)
-    assert cache.can_allocate(32, num_reserved=1) and not cache.can_allocate(32, num_reserved=2)
+    assert cache.can_allocate(32, num_kept=1) and not cache.can_allocate(32, num_kept=2)
 
 
 def test_a_freed_slot_is_told_before_it_can_be_given_again() -> None:
@@ -62,4 +62,4 @@ def test_free_and_held_blocks_always_sum_to_the_budget(actions: list[tuple[int, 
             slot = min(held)
             cache.free(slot)
             del held[slot]
-        assert cache.num_free_blocks == 12 - sum(num_blocks_for(num) for num in held.values()) >= 0
+        assert cache.num_free_blocks == 12 - sum(cache.num_blocks_for(num) for num in held.values()) >= 0

@@ -8,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.base.sequence import Sequence, new_sequences
-from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
-from handlers.lmi_dist.kv_cache import KvCache, num_blocks_for
+from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from lmi.executor import OutputConfig, Request, SamplingConfig
+from tests.fake_runner import SteadyPace
 
 
-def scheduler(num_blocks: int = 1000, num_slots: int = 8, **options: Any) -> Scheduler:
-    limits = {"max_num_sequences": num_slots, "max_prefill_tokens": MAX_PREFILL_TOKENS, "chunk_length": 8}
-    return Scheduler(KvCache(num_blocks, num_slots), **limits | options)
+def scheduler(num_blocks: int = 1000, num_slots: int = 8, max_prefill_tokens: int = 256) -> Scheduler:
+    return Scheduler(KvCache(num_blocks, num_slots), SteadyPace(max_prefill_tokens))
 
 
 def sequences(
@@ -37,7 +36,7 @@ def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fi
     return sequences(number, 1, num_prompt_tokens, max_tokens, **fields)[0]
 
 
-def run(batch: Batch) -> list[Sequence]:
+def run(one_scheduler: Scheduler, batch: Batch) -> list[Sequence]:
     """Do what an executor does with a batch, with 7 as every token; return the sequences with a new token."""
     advanced = []
     for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
@@ -46,12 +45,13 @@ def run(batch: Batch) -> list[Sequence]:
             if chunk.end == one.num_tokens:
                 one.append(7)
                 advanced.append(one)
+    one_scheduler.commit(batch)
     return advanced
 
 
 def step(one: Scheduler) -> Batch:
     batch = one.schedule()
-    for done in run(batch):
+    for done in run(one, batch):
         if done.is_finished:
             one.remove(done)
     return batch
@@ -61,28 +61,21 @@ def spans(chunks: list[Chunk]) -> list[tuple[int, int, int]]:
     return [(chunk.slot, chunk.start, chunk.end) for chunk in chunks]
 
 
-def test_prompts_are_cut_at_fixed_positions_under_the_budget() -> None:
+def test_prompts_are_cut_where_the_budget_ends() -> None:
     one = scheduler(max_prefill_tokens=16)
     one.add(sequence(1, num_prompt_tokens=20))
     one.add(sequence(2, num_prompt_tokens=15))
-    assert spans(step(one).plan.prefills) == [(0, 0, 8), (0, 8, 16)]
-    assert spans(step(one).plan.prefills) == [(0, 16, 20), (1, 0, 8)]
+    assert spans(step(one).plan.prefills) == [(0, 0, 16)]
+    assert spans(step(one).plan.prefills) == [(0, 16, 20), (1, 0, 12)]
     batch = step(one)
-    assert spans(batch.plan.decodes) == [(0, 20, 21)] and spans(batch.plan.prefills) == [(1, 8, 15)]
-
-
-def test_one_chunk_comes_however_small_the_budget_is() -> None:
-    one = scheduler(max_prefill_tokens=1)
-    one.add(sequence(1, num_prompt_tokens=20))
-    one.add(sequence(2, num_prompt_tokens=20))
-    assert spans(step(one).plan.prefills) == [(0, 0, 8)]
+    assert spans(batch.plan.decodes) == [(0, 20, 21)] and spans(batch.plan.prefills) == [(1, 12, 15)]
 
 
 def test_logits_are_asked_for_at_the_end_of_a_prompt_and_everywhere_for_prompt_log_probs() -> None:
-    one = scheduler()
+    one = scheduler(max_prefill_tokens=8)
     one.add(sequence(1, num_prompt_tokens=10))
     one.add(sequence(2, num_prompt_tokens=10, output_config=OutputConfig(num_prompt_log_probs=0)))
-    assert [chunk.num_logits for chunk in step(one).plan.prefills] == [0, 1, 8, 2]
+    assert [[chunk.num_logits for chunk in step(one).plan.prefills] for _ in range(3)] == [[0], [1, 6], [4]]
 
 
 def test_decodes_come_first_and_in_order_of_slots() -> None:
@@ -287,7 +280,7 @@ def test_under_any_load_the_budget_holds_and_everyone_ends(
                     open_ones.discard(doomed)
         batch = one.schedule()
         check(one, batch, max_prefill_tokens)
-        for done in run(batch):
+        for done in run(one, batch):
             if done.is_finished:
                 one.remove(done)
                 open_ones.discard(done)
@@ -303,10 +296,10 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
     assert batch.sequences or not (one.running or one.waiting), "a step that does nothing while there is work"
     assert 0 <= cache.num_free_blocks
     assert len(one.running) == len({running.slot for running in one.running})
-    needed = sum(num_blocks_for(running.num_tokens) for running in one.running)
+    needed = sum(cache.num_blocks_for(running.num_tokens) for running in one.running)
     assert needed <= cache.num_used_blocks
     lengths = [len(chunk.token_ids) for chunk in batch.plan.prefills]
-    assert sum(lengths) <= max_prefill_tokens or len(lengths) == 1
+    assert sum(lengths) <= max_prefill_tokens
     for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
         assert chunk.slot == owner.slot and chunk.token_ids == owner.token_ids[chunk.start : chunk.end]
         assert chunk.num_logits >= (chunk.end == owner.num_tokens)
@@ -319,5 +312,3 @@ def check(one: Scheduler, batch: Batch, max_prefill_tokens: int) -> None:
         if not leader.num_generated:
             before = leader.group.sequences[: leader.index]
             assert all(sibling.slot is None or sibling.num_generated for sibling in before), "one prompt computed twice"
-    for chunk in batch.plan.prefills:
-        assert chunk.start % one.chunk_length == 0 and len(chunk.token_ids) <= one.chunk_length

@@ -1,0 +1,418 @@
+"""Reuse of prefixes: what is shared, what is waited for, and that no answer ever changes.
+
+The runner's logits are a function of all tokens up to a position, and it refuses to read keys of other tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from handlers.base.sequence import Sequence, new_sequences
+from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.scheduler import Batch, Scheduler
+from lmi.executor import FinishReason, OutputConfig, Request, SamplingConfig
+from tests.fake_runner import SharingRunner, SteadyPace
+
+SIZE = SharingRunner.tokens_per_block
+PROMPT = tuple(range(200))
+
+
+class Engine:
+    """A scheduler and a runner, without an executor's thread. The next token is the most likely one."""
+
+    def __init__(
+        self,
+        num_blocks: int = 1000,
+        num_slots: int = 8,
+        max_prefill_tokens: int = 1000,
+        *,
+        reuses_prefixes: bool = True,
+    ) -> None:
+        self.runner = SharingRunner(vocab_size=500)
+        self.cache = KvCache(num_blocks, num_slots, SIZE, shares_blocks=True, reuses_prefixes=reuses_prefixes)
+        self.scheduler = Scheduler(self.cache, SteadyPace(max_prefill_tokens))
+        self.num_requests = 0
+
+    def add(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int = 4,
+        num_sequences: int = 1,
+        cache_salt: str | None = None,
+        priority: float = 0.5,
+        num_prompt_log_probs: int | None = None,
+    ) -> list[Sequence]:
+        self.num_requests += 1
+        request = Request(
+            input_token_ids=prompt,
+            max_tokens=max_tokens,
+            sampling_config=SamplingConfig(num_return_sequences=num_sequences),
+            output_config=OutputConfig(num_prompt_log_probs=num_prompt_log_probs),
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+        added = new_sequences(self.num_requests, request, 10_000)
+        for sequence in added:
+            self.scheduler.add(sequence)
+        return added
+
+    def step(self) -> Batch:
+        batch = self.scheduler.schedule()
+        self.check(batch)
+        logits = self.runner.forward(batch.plan)
+        row, drawn = 0, []
+        for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
+            row += chunk.num_logits
+            for one in (owner, *batch.followers.get(owner, ())):
+                one.num_computed = chunk.end
+                if chunk.end == one.num_tokens:
+                    drawn.append((one, int(logits[row - 1].argmax())))
+        for one, token_id in drawn:
+            one.append(token_id)
+        self.scheduler.commit(batch)
+        for one, _ in drawn:
+            if one.is_finished:
+                self.scheduler.remove(one)
+        return batch
+
+    def run(self) -> list[Batch]:
+        batches = []
+        while self.scheduler.running or self.scheduler.waiting:
+            batches.append(self.step())
+        assert self.cache.num_used_blocks == 0
+        return batches
+
+    def check(self, batch: Batch) -> None:
+        """Every block is in one place; every count of references is that of tables and copies."""
+        cache, tables = self.cache, [one.table for one in self.cache._holdings]
+        held = Counter(block for table in tables for block in table)
+        held.update(source for source, _ in cache._copies.values())
+        assert [held[block] for block in range(cache.num_blocks)] == cache._num_references
+        assert all(len(table) == len(set(table)) for table in tables)
+        assert not held.keys() & set(cache._empty) and not held.keys() & set(cache._idle)
+        assert len(held) + len(set(cache._empty) | set(cache._idle)) == cache.num_blocks
+        assert len(cache._empty) + len(cache._idle) == cache.num_free_blocks + cache._num_promised
+        assert cache.num_free_blocks >= 0 and cache._num_promised == sum(one.num_promised for one in cache._holdings)
+        assert set(cache._tree._places) <= held.keys() | set(cache._idle)
+        assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), "nothing is done"
+        copied = [one for followers in batch.followers.values() for one in followers]
+        assert len({*batch.sequences, *copied}) == len(batch.sequences) + len(copied), "someone draws twice"
+        for chunk in batch.plan.chunks:
+            assert len(chunk.table) * SIZE >= chunk.end
+
+    def evict_all(self) -> None:
+        slot = self.cache.allocate(self.cache.num_blocks * SIZE)
+        self.cache.cover(slot, self.cache.num_blocks * SIZE)
+        self.cache.free(slot)
+        assert self.cache.num_idle_blocks == len(self.cache._tree) == len(self.cache._tree._children) == 0
+
+
+def num_computed(batches: list[Batch]) -> list[int]:
+    """The prompt tokens of each step."""
+    return [sum(len(chunk.token_ids) for chunk in batch.plan.prefills) for batch in batches]
+
+
+def test_a_prompt_that_came_before_is_computed_only_at_its_last_token() -> None:
+    engine = Engine()
+    [first] = engine.add(PROMPT)
+    assert num_computed(engine.run()) == [200, 0, 0, 0]
+    [again] = engine.add(PROMPT)
+    assert num_computed(engine.run()) == [1, 0, 0, 0]
+    assert again.token_ids == first.token_ids
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 199)
+
+
+@pytest.mark.parametrize(
+    ("num_equal", "num_cached"), [(0, 0), (3, 0), (4, 4), (15, 15), (16, 16), (18, 16), (20, 20), (64, 64), (100, 100)]
+)
+def test_the_longest_common_beginning_is_reused_and_a_part_of_a_block_is_copied(
+    num_equal: int, num_cached: int
+) -> None:
+    """A copy of fewer than four tokens would cost as much as computing them."""
+    engine = Engine()
+    engine.add(PROMPT)
+    engine.run()
+    [other] = engine.add(PROMPT[:num_equal] + tuple(range(300, 350)))
+    batch = engine.step()
+    assert other.num_cached_tokens == num_cached == batch.num_reused_tokens
+    assert len(batch.plan.copies) == (num_cached % SIZE > 0)
+    assert engine.cache.copies == []
+
+
+def test_an_answer_is_reused_too_down_to_its_last_token_with_keys() -> None:
+    engine = Engine()
+    [first] = engine.add(PROMPT, max_tokens=30)
+    engine.run()
+    [next_turn] = engine.add((*first.token_ids, 1, 2, 3))
+    engine.step()
+    assert next_turn.num_cached_tokens == 229  # the last token of an answer was never computed
+
+
+def test_a_running_sequence_gives_its_blocks() -> None:
+    engine = Engine()
+    engine.add(PROMPT, max_tokens=40)
+    engine.step()
+    [other] = engine.add(PROMPT)
+    batch = engine.step()
+    assert other.num_cached_tokens == 199
+    assert batch.plan.decodes[0].table[:12] == batch.plan.prefills[0].table[:12]
+    assert batch.plan.decodes[0].table[12] != batch.plan.prefills[0].table[12]
+
+
+def test_an_answer_is_reused_while_it_grows() -> None:
+    engine = Engine()
+    [first] = engine.add(PROMPT, max_tokens=40)
+    for _ in range(30):
+        engine.step()
+    [other] = engine.add(tuple(first.token_ids))
+    engine.step()
+    assert other.num_cached_tokens == 224  # the whole blocks
+
+
+def test_nobody_waits_for_tokens_that_come_after_others() -> None:
+    engine = Engine(max_prefill_tokens=150)
+    engine.add((300, *PROMPT))
+    engine.step()
+    engine.add((301, *PROMPT))
+    assert num_computed([engine.step()]) == [150]
+
+
+def test_nobody_waits_for_another_salt() -> None:
+    engine = Engine()
+    engine.add(PROMPT, cache_salt="one")
+    engine.add(PROMPT, cache_salt="two")
+    assert num_computed([engine.step()]) == [400]
+
+
+def test_nobody_waits_for_whoever_computes_what_is_cached() -> None:
+    engine = Engine()
+    engine.add(PROMPT)
+    engine.run()
+    [asking] = engine.add(PROMPT, num_prompt_log_probs=0)
+    [other] = engine.add(PROMPT)
+    batch = engine.step()
+    assert batch.sequences == [asking, other] and num_computed([batch]) == [201]
+
+
+def test_whoever_asks_for_prompt_log_probs_waits_for_nobody() -> None:
+    engine = Engine()
+    engine.add(PROMPT)
+    engine.add(PROMPT, num_prompt_log_probs=0)
+    assert num_computed([engine.step()]) == [400]
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
+    engine = Engine(max_prefill_tokens=100)
+    group = [engine.add((*PROMPT[:150], number))[0] for number in range(6)]
+    batches = engine.run()
+    assert num_computed(batches)[:3] == [100, 51, 5]
+    assert [one.num_cached_tokens for one in group] == [0] + [150] * 5
+
+
+def test_whoever_needs_something_else_does_not_wait() -> None:
+    engine = Engine(max_prefill_tokens=300)
+    engine.add(PROMPT)
+    engine.add(PROMPT)
+    engine.add(tuple(range(300, 350)))
+    batch = engine.step()
+    assert [
+        (one.id, len(chunk.token_ids)) for one, chunk in zip(batch.sequences, batch.plan.prefills, strict=True)
+    ] == [
+        (1, 200),
+        (3, 50),
+    ]
+
+
+def test_a_short_common_beginning_is_computed_twice_at_once() -> None:
+    engine = Engine()
+    engine.add(PROMPT[:15] + (300,) * 9)
+    engine.add(PROMPT[:15] + (301,) * 9)
+    assert num_computed(engine.run())[0] == 48
+
+
+def test_the_cancel_of_a_leader_lets_the_next_go_on_where_it_was() -> None:
+    engine = Engine(max_prefill_tokens=60)
+    [leader], [other] = engine.add(PROMPT), engine.add(PROMPT)
+    engine.step()
+    leader.finish(FinishReason.CANCELLED)
+    engine.scheduler.remove(leader)
+    assert num_computed(engine.run())[:3] == [60, 60, 20]
+    assert other.num_cached_tokens == 60
+
+
+def test_a_salt_keeps_requests_apart() -> None:
+    engine = Engine()
+    engine.add(PROMPT, cache_salt="one")
+    engine.run()
+    sequences = [engine.add(PROMPT, cache_salt=salt)[0] for salt in ("two", None, "one")]
+    engine.run()
+    assert [one.num_cached_tokens for one in sequences] == [0, 0, 199]
+
+
+def test_whoever_asks_for_prompt_log_probs_gets_its_prompt_computed_and_gives_its_blocks() -> None:
+    engine = Engine()
+    engine.add(PROMPT[:100])
+    engine.run()
+    [asking] = engine.add(PROMPT, num_prompt_log_probs=0)
+    [chunk] = engine.step().plan.prefills
+    assert (chunk.num_logits, asking.num_cached_tokens) == (200, 0)
+    asking.fail("the test has seen enough")
+    engine.scheduler.remove(asking)
+    [asking] = engine.add(PROMPT, num_prompt_log_probs=0)
+    asking.prompt_log_probs = []
+    engine.step()
+    [other] = engine.add(PROMPT)
+    engine.step()
+    assert other.num_cached_tokens == 199
+
+
+def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> None:
+    engine = Engine(num_blocks=12)
+    for number in (1, 2, 3):
+        engine.add((number,) * 63, max_tokens=2)
+        engine.run()
+    assert engine.cache.num_free_blocks == engine.cache.num_idle_blocks == 12
+    engine.add((1,) * 63, max_tokens=1)
+    engine.run()
+    engine.add((4,) * 49, max_tokens=1)
+    engine.run()
+    found = {number: engine.scheduler._match(engine.add((number,) * 63)[0]).blocks for number in (1, 2, 3)}
+    assert {number: len(blocks) for number, blocks in found.items()} == {1: 3, 2: 0, 3: 3}
+
+
+def test_a_prompt_as_long_as_the_cache_does_not_need_room_for_a_copy() -> None:
+    engine = Engine(num_blocks=4)
+    engine.add(PROMPT[:60], max_tokens=1)
+    engine.run()
+    [long] = engine.add(PROMPT[:64], max_tokens=1)
+    engine.run()
+    assert long.num_cached_tokens == 48
+
+
+def test_a_preempted_sequence_comes_back_to_its_blocks() -> None:
+    engine = Engine(num_blocks=8)
+    engine.add(PROMPT[:48], max_tokens=40)
+    engine.add(PROMPT[100:148], max_tokens=40)
+    batches = engine.run()
+    assert sum(batch.num_preemptions for batch in batches) == 1
+    assert sum(batch.num_reused_tokens for batch in batches) >= 2 * SIZE
+
+
+@pytest.mark.parametrize("reuses_prefixes", [True, False])
+@pytest.mark.parametrize("length", [64, 70])
+def test_the_sequences_of_a_request_share_the_blocks_of_its_prompt(length: int, reuses_prefixes: bool) -> None:
+    engine = Engine(num_blocks=12, reuses_prefixes=reuses_prefixes)
+    group = engine.add(PROMPT[:length], num_sequences=4, max_tokens=3)
+    batch = engine.step()
+    assert num_computed([batch]) == [length] and batch.followers == {group[0]: group[1:]}
+    batch = engine.step()
+    assert len({tuple(chunk.table[:4]) for chunk in batch.plan.decodes}) == 1
+    assert len({chunk.table[4] for chunk in batch.plan.decodes}) == 4
+    assert len(batch.plan.copies) == (3 if length % SIZE else 0)
+    engine.run()
+    assert len({tuple(one.token_ids) for one in group}) == 1
+
+
+def test_nothing_is_kept_where_reuse_is_off() -> None:
+    engine = Engine(reuses_prefixes=False)
+    for _ in range(2):
+        [one] = engine.add(PROMPT)
+        assert num_computed(engine.run()) == [200, 0, 0, 0] and one.num_cached_tokens == 0
+    assert engine.cache.num_idle_blocks == 0
+
+
+def test_a_failed_sequence_leaves_nothing_that_only_it_used() -> None:
+    engine = Engine(max_prefill_tokens=64)
+    engine.add(PROMPT[:40], max_tokens=1)
+    engine.run()
+    [failing] = engine.add(PROMPT)
+    engine.step()
+    failing.fail("its logits are not numbers")
+    engine.scheduler.remove(failing)
+    [other] = engine.add(PROMPT)
+    engine.step()
+    assert other.num_cached_tokens == 40
+
+
+def test_a_step_that_failed_is_repeated_with_its_copies() -> None:
+    engine = Engine()
+    [first] = engine.add(PROMPT)
+    engine.run()
+    [again] = engine.add(PROMPT)
+    failed = engine.scheduler.schedule()
+    batch = engine.step()
+    assert failed.plan.copies == batch.plan.copies != [] and engine.cache.copies == []
+    engine.run()
+    assert again.token_ids == first.token_ids
+
+
+def test_a_sequence_that_ends_before_its_copy_is_made_leaves_nothing_of_it() -> None:
+    engine = Engine()
+    engine.add(PROMPT)
+    engine.run()
+    [doomed] = engine.add(PROMPT)
+    engine.scheduler.schedule()
+    engine.scheduler.remove(doomed)
+    assert engine.cache.copies == [] and engine.cache.num_used_blocks == 0
+    engine.add(PROMPT)
+    engine.run()
+
+
+def alone(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    token_ids = list(prompt)
+    runner = SharingRunner(vocab_size=500)
+    for _ in range(max_tokens):
+        token_ids.append(int(runner.logits(token_ids).argmax()))
+    return token_ids
+
+
+@settings(max_examples=60, deadline=None)
+@example(1201727289, 15, 5, 116, True)  # a leader that shares makes room for a sibling within the step
+@given(st.integers(0, 2**32), st.integers(9, 40), st.integers(1, 6), st.integers(1, 120), st.booleans())
+def test_no_answer_depends_on_what_was_reused(
+    seed: int, num_blocks: int, num_slots: int, max_prefill_tokens: int, reuses_prefixes: bool
+) -> None:
+    """Prompts from few beginnings, priorities, siblings, cancels, failures and repeated steps, with a small cache."""
+    draw = random.Random(seed)
+    engine = Engine(num_blocks, num_slots, max_prefill_tokens, reuses_prefixes=reuses_prefixes)
+    stems = [tuple(draw.choices(range(5), k=draw.choice([10, 16, 40, 64]))) for _ in range(3)]
+    added: list[Sequence] = []
+    for _ in range(draw.randint(10, 60)):
+        if draw.random() < 0.5:
+            stem = draw.choice(stems)
+            prompt = stem[: draw.randint(1, len(stem))] + tuple(draw.choices(range(5), k=draw.randint(0, 30)))
+            added += engine.add(
+                prompt,
+                max_tokens=draw.randint(1, 40),
+                num_sequences=draw.choice([1, 1, 1, 3]),
+                cache_salt=draw.choice([None, None, "a"]),
+                priority=draw.choice([0.2, 0.5, 0.8]),
+                num_prompt_log_probs=draw.choice([None, None, None, 0]),
+            )
+        if draw.random() < 0.1:
+            engine.scheduler.schedule()  # a step that ran out of memory
+        running = [one for one in added if not one.is_finished]
+        if running and draw.random() < 0.1:
+            end(engine, draw.choice(running), fails=draw.random() < 0.5)
+        engine.step()
+    engine.run()
+    for one in added:
+        if one.finish_reason is FinishReason.LENGTH:
+            assert one.token_ids == alone(one.request.input_token_ids, one.request.max_tokens)
+    engine.evict_all()
+
+
+def end(engine: Engine, sequence: Sequence, *, fails: bool) -> None:
+    """Cancel or fail a whole request."""
+    siblings = [one for one in sequence.group.sequences if not one.is_finished]
+    for one in siblings:
+        one.finish(FinishReason.CANCELLED)
+    if fails:
+        sequence.fail("a test")
+    for one in siblings:
+        engine.scheduler.remove(one)
