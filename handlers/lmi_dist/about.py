@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from handlers.lmi_dist.native import variants
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
 from lmi.settings.reference import ENGINE_KEYS
 
 MAX_NUM_SEQUENCES = 64
-MAX_PREFILL_TOKENS = 256
+MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
+DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
 LORA_KEYS = ("option.enable_lora", "option.max_loras", "option.max_lora_rank", "option.max_cpu_loras")
 
 
@@ -35,7 +37,11 @@ HANDLER = Handler(
         "option.max_rolling_batch_size": MAX_NUM_SEQUENCES,
         "option.max_rolling_batch_prefill_tokens": MAX_PREFILL_TOKENS,
     },
-    unused=dict.fromkeys(ENGINE_KEYS, "") | dict.fromkeys(LORA_KEYS, "option.rolling_batch=vllm does"),
+    uses=frozenset({"option.max_step_ms", "option.speculative"}),
+    unused=dict.fromkeys(ENGINE_KEYS, "")
+    | dict.fromkeys(LORA_KEYS, "option.rolling_batch=vllm does")
+    | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",
     check=check,
+    describe=variants.describe,
 )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,36 +21,24 @@ from handlers.base.cache_budget import default_budget
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
-from handlers.lmi_dist.kv_cache import TOKENS_PER_BLOCK, KvCache
+from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS, prompt_log_probs
-from handlers.lmi_dist.plan import Chunk, Plan
-from handlers.lmi_dist.sampler import Sampler
-from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.pace import Pace
+from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.runner import Runner
+from handlers.lmi_dist.sampler import Draw, Sampler
+from handlers.lmi_dist.scheduler import Batch, Scheduler, drafter_of
 from lmi.errors import cause_line
 from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
 
+if TYPE_CHECKING:
+    from handlers.lmi_dist.native.library import Library
+    from handlers.lmi_dist.placement import Placement
+    from handlers.lmi_dist.weights import ModelFacts
+
 log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """Runs the model. `model_runner.ModelRunner` is the real one; tests have one without weights."""
-
-    vocab_size: int
-    context_length: int
-    dtype: str
-    device: str
-    is_batch_invariant: bool
-
-    def forward(self, plan: Plan) -> Tensor:
-        """Logits, float32 (num_logits, vocab), in the order of the chunks and of the wanted positions of each chunk."""
-
-    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
-        """Give other slots the keys and values of the first `num_tokens` of a slot."""
-
-    def release(self, slot: int) -> None:
-        """Free a slot whose keys and values are not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +48,22 @@ class Limits:
     num_slots: int
     max_length: int
     num_cache_tokens: int
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A sequence whose chunk has a draft. Row `row` of the logits is that of the token before the draft."""
+
+    sequence: Sequence
+    draft: list[int]
+    row: int
+    num_right: int = 0
+
+    def is_right(self) -> bool:
+        """Whether the token drawn last is the next one of the draft."""
+        draft, num_right = self.draft, self.num_right
+        is_over = self.sequence.is_finished or num_right == len(draft)
+        return not is_over and self.sequence.token_ids[-1] == draft[num_right]
 
 
 class EmbeddedExecutor(SteppedExecutor):
@@ -75,15 +81,15 @@ class EmbeddedExecutor(SteppedExecutor):
             max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
         )
         if isinstance(model, str | os.PathLike):
-            self._runner, limits = _load(os.fspath(model), config, progress)
+            self._runner, limits = load_runner(os.fspath(model), config, progress)
         else:
-            self._runner, limits = model, choose_limits(config, model.context_length, token_bytes=1)
-        self._cache = KvCache(limits.num_cache_tokens // TOKENS_PER_BLOCK, limits.num_slots, self._release)
-        self._scheduler = Scheduler(
-            self._cache,
-            max_num_sequences=limits.num_slots,
-            max_prefill_tokens=config.max_prefill_tokens or MAX_PREFILL_TOKENS,
-        )
+            self._runner, limits = (
+                model,
+                choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1),
+            )
+        self._cache = _new_cache(self._runner, limits, config)
+        self._pace = _new_pace(config)
+        self._scheduler = Scheduler(self._cache, self._pace, drafts=_can_draft(self._runner, config))
         self._sampler = Sampler(self._runner.vocab_size, self._runner.device)
         self._info = _describe(self._runner, limits)
         self._start()
@@ -108,11 +114,14 @@ class EmbeddedExecutor(SteppedExecutor):
 
     @torch.inference_mode()
     def _step(self) -> Step:
+        started_s = time.monotonic()
         batch = self._scheduler.schedule()
         try:
             logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             self._copy_prompts(batch)
             touched = self._advance(batch, logits)
+            self._scheduler.commit(batch)
+            self._pace.note(sum(len(chunk.token_ids) for chunk in batch.plan.chunks), time.monotonic() - started_s)
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
@@ -121,10 +130,13 @@ class EmbeddedExecutor(SteppedExecutor):
             touched,
             num_context_tokens=sum(len(chunk.token_ids) for chunk in batch.plan.prefills),
             num_generation_tokens=len(batch.plan.decodes),
+            num_reused_tokens=batch.num_reused_tokens,
             num_preemptions=batch.num_preemptions,
         )
 
     def _copy_prompts(self, batch: Batch) -> None:
+        if self._runner.shares_blocks:
+            return  # the next step copies what cannot be shared
         for leader, followers in batch.followers.items():
             slots = [one.slot for one in followers if one.slot is not None]
             if leader.slot is not None and slots:
@@ -142,24 +154,50 @@ class EmbeddedExecutor(SteppedExecutor):
             start, end = end, end + chunk.num_logits
             if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, chunk, logits[start:end]):
                 failed.append(sequence)
-            elif chunk.end == sequence.num_tokens:
+            elif chunk.end >= sequence.num_tokens:
                 drawing = [sequence, *batch.followers.get(sequence, ())]
                 sampled += drawing
-                rows += [end - 1] * len(drawing)
-        if rows != list(range(len(logits))):
-            logits = logits[rows]  # (num_sampled, vocab)
-        draws = self._sampler.sample(logits, sampled) if sampled else []
+                rows += [end - 1 - (chunk.end - sequence.num_tokens)] * len(drawing)
+        draws = self._sample(logits, rows, sampled)
         for chunk, sequence in pairs:
             for one in (sequence, *batch.followers.get(sequence, ())):
-                one.num_computed = chunk.end
+                one.num_computed = min(chunk.end, sequence.num_tokens)
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
-        for sequence, draw in zip(sampled, draws, strict=True):
-            if draw is None:
-                sequence.fail("no token can be chosen: the model's logits are not numbers, or every token is banned")
-            else:
-                sequence.append(*draw)
+        _append(sampled, draws)
+        self._check_drafts(batch, logits)
         return failed + sampled
+
+    def _sample(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> list[Draw | None]:
+        """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
+        if rows != list(range(len(logits))):
+            logits = logits[rows]  # (num_sequences, vocab)
+        return self._sampler.sample(logits, sequences) if sequences else []
+
+    def _check_drafts(self, batch: Batch, logits: Tensor) -> None:
+        """Keep what is right of each draft. If memory runs out, the rest is dropped: the step must not be repeated."""
+        drafted = list(_drafted(batch)) if self._scheduler.drafts else []
+        try:
+            self._accept(drafted, logits)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+        for one in drafted:
+            drafter_of(one.sequence).note(one.num_right, len(one.draft))
+
+    def _accept(self, drafted: list[Drafted], logits: Tensor) -> None:
+        """Draw the next token of each sequence whose draft has been right so far, until none is, from `logits`.
+
+        Every token is drawn with the sampler's state that it has without a draft, so it is the same one.
+        """
+        place = 0
+        while right := [one for one in drafted if one.num_right == place and one.is_right()]:
+            place += 1
+            draws = self._sample(logits, [one.row + place for one in right], [one.sequence for one in right])
+            for one in right:
+                one.num_right = place
+                one.sequence.num_computed += 1
+            _append([one.sequence for one in right], draws)
 
     def _note_prompt(self, sequence: Sequence, chunk: Chunk, logits: Tensor) -> bool:
         """Keep the log-probs of the prompt tokens that follow each position of the chunk.
@@ -180,19 +218,58 @@ class EmbeddedExecutor(SteppedExecutor):
             max_num_blocks=self._cache.num_blocks,
             free_num_blocks=self._cache.num_free_blocks,
             used_num_blocks=self._cache.num_used_blocks,
-            tokens_per_block=TOKENS_PER_BLOCK,
+            tokens_per_block=self._cache.tokens_per_block,
+            alloc_total_blocks=self._cache.num_new_blocks + self._cache.num_reused_blocks,
+            alloc_new_blocks=self._cache.num_new_blocks,
+            reused_blocks=self._cache.num_reused_blocks,
         )
 
-    def _release(self, slot: int) -> None:
-        self._runner.release(slot)
-
     def _close(self) -> None:
-        del self._runner, self._sampler
+        del self._runner, self._sampler, self._scheduler, self._cache
+
+
+def _new_cache(runner: Runner, limits: Limits, config: EngineConfig) -> KvCache:
+    return KvCache(
+        limits.num_cache_tokens // runner.tokens_per_block,
+        limits.num_slots,
+        runner.tokens_per_block,
+        shares_blocks=runner.shares_blocks,
+        reuses_prefixes=runner.shares_blocks and config.enable_prefix_caching is not False,
+        on_free=runner.release,
+    )
+
+
+def _new_pace(config: EngineConfig) -> Pace:
+    max_step_s = None if config.max_step_ms is None else config.max_step_ms / 1000
+    return Pace(config.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
+
+
+def _can_draft(runner: Runner, config: EngineConfig) -> bool:
+    if config.speculative is not None and not runner.is_batch_invariant:
+        log.warning("option.speculative has no effect: with kernels of %s a draft could change answers", runner.kernels)
+    return config.speculative is not None and runner.is_batch_invariant
+
+
+def _drafted(batch: Batch) -> Iterator[Drafted]:
+    row = 0
+    for chunk, sequence in zip(batch.plan.decodes, batch.sequences, strict=False):
+        if len(chunk.token_ids) > 1:
+            yield Drafted(sequence, chunk.token_ids[1:], row)
+        row += chunk.num_logits
+
+
+def _append(sequences: list[Sequence], draws: list[Draw | None]) -> None:
+    for sequence, draw in zip(sequences, draws, strict=True):
+        if draw is None:
+            sequence.fail("no token can be chosen: the model's logits are not numbers, or every token is banned")
+        else:
+            sequence.append(*draw)
 
 
 def choose_limits(
     config: EngineConfig,
     context_length: int,
+    tokens_per_block: int,
     *,
     token_bytes: int,
     memory_bytes: int | None = None,
@@ -213,7 +290,7 @@ def choose_limits(
     num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
     memory_bytes = memory_bytes or linux.memory_bytes()
     budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
-    num_cache_tokens = max(budget // TOKENS_PER_BLOCK, 1) * TOKENS_PER_BLOCK
+    num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
     if num_cache_tokens < max_length:
         log.warning(
             "prompt and answer may have %d tokens together, not the model's %d: the KV cache holds no more",
@@ -226,17 +303,45 @@ def choose_limits(
     return Limits(num_slots, max_length, num_cache_tokens)
 
 
-def _load(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.model_runner import ModelRunner
+def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
+    """Load the checkpoint in folder `path` for the native kernels, or for torch where they cannot run it."""
+    from handlers.lmi_dist.native_runner import choose_library
     from handlers.lmi_dist.placement import choose_placement
     from handlers.lmi_dist.weights import read_facts
 
     facts = read_facts(path)
     placement = choose_placement(config, facts.dtype)
+    library = choose_library(facts, placement.device, config)
+    if library is None:
+        return _load_torch(facts, placement, config, progress)
+    return _load_native(facts, library, config, progress)
+
+
+def _load_native(
+    facts: ModelFacts, library: Library, config: EngineConfig, progress: Progress
+) -> tuple[Runner, Limits]:
+    from handlers.lmi_dist.native_runner import NativeRunner
+
+    block_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim)
+    per_block = NativeRunner.tokens_per_block
+    limits = choose_limits(config, facts.context_length, per_block, token_bytes=block_bytes // per_block)
+    num_blocks = limits.num_cache_tokens // per_block
+    runner = NativeRunner(
+        facts, library, config, num_blocks=num_blocks, max_length=limits.max_length, progress=progress
+    )
+    return runner, limits
+
+
+def _load_torch(
+    facts: ModelFacts, placement: Placement, config: EngineConfig, progress: Progress
+) -> tuple[Runner, Limits]:
+    from handlers.lmi_dist.model_runner import ModelRunner
+
     is_cuda = placement.device.type == "cuda"
     limits = choose_limits(
         config,
         facts.context_length,
+        ModelRunner.tokens_per_block,
         token_bytes=facts.kv_bytes_per_token(placement.dtype),
         memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
         is_lazy=not is_cuda,
@@ -255,6 +360,7 @@ def _describe(runner: Runner, limits: Limits) -> EngineInfo:
         max_num_sequences=limits.num_slots,
         dtype=runner.dtype,
         device=runner.device,
+        kernels=runner.kernels,
         max_kv_cache_tokens=limits.num_cache_tokens,
         capabilities=Capabilities(
             num_return_sequences=True,

@@ -47,6 +47,11 @@ def run(executor: Executor, **fields: Any) -> Result:
     return response.result
 
 
+def long_prompt(executor: Executor, first: int) -> tuple[int, ...]:
+    """A prompt of several blocks of any engine's cache."""
+    return tuple(first + position % 200 for position in range(executor.info.max_sequence_length * 2 // 3))
+
+
 def results(responses: list[Response]) -> list[Result]:
     assert all(response.result is not None for response in responses), responses[-1].error_msg
     return [response.result for response in responses if response.result is not None]
@@ -124,6 +129,22 @@ def test_prompt_log_probs_stand_on_the_first_result_alone(executor: Executor, st
     assert first.prompt_log_probs[0].log_prob is None
     assert all(one.log_prob is not None and one.log_prob <= 0 for one in first.prompt_log_probs[1:])
     assert all(result.prompt_log_probs is None for result in rest)
+
+
+def test_prompts_of_different_salts_share_no_cached_token(executor: Executor) -> None:
+    prompt = long_prompt(executor, 31)
+    first, other, again = (run(executor, input_token_ids=prompt, cache_salt=salt) for salt in ("a", "b", "a"))
+    assert first.num_cached_tokens == other.num_cached_tokens == 0
+    assert again.num_cached_tokens < len(prompt), "the last token is always computed"
+    assert first.output_token_ids == other.output_token_ids == again.output_token_ids
+
+
+def test_cached_tokens_stand_on_the_first_result_alone(executor: Executor) -> None:
+    for _ in range(2):
+        request = ask(input_token_ids=long_prompt(executor, 37), streaming=True)
+        first, *rest = results(finish(executor, executor.enqueue_request(request)))
+    assert 0 <= first.num_cached_tokens < len(request.input_token_ids)
+    assert rest and all(result.num_cached_tokens == 0 for result in rest)
 
 
 def test_the_end_token_is_part_of_the_result(executor: Executor) -> None:
@@ -271,14 +292,16 @@ def test_waiting_for_one_id_leaves_the_others_alone(executor: Executor) -> None:
 
 
 def test_waiting_ends_empty_after_its_time(executor: Executor) -> None:
-    request_id = executor.enqueue_request(ask(max_tokens=400))
+    request_ids = executor.enqueue_requests([ask(max_tokens=900) for _ in range(8)])
+    request_id = request_ids[-1]
     started = time.monotonic()
     assert executor.await_responses(request_id, 0.02) == []
     assert executor.await_responses([request_id, request_id], 0.02) == [[], []]
     assert executor.await_responses(timeout_s=0.02) == []
     assert 0.06 <= time.monotonic() - started < TIMEOUT_S
-    executor.cancel_request(request_id)
-    finish(executor, request_id)
+    for one in request_ids:
+        executor.cancel_request(one)
+        finish(executor, one)
 
 
 def test_an_id_whose_end_was_handed_out_says_so(executor: Executor) -> None:
@@ -368,7 +391,8 @@ def test_the_prompt_is_computed_once_for_all_sequences_of_a_request(executor: Ex
     if executor.info.name != "lmi-dist":
         pytest.skip("this engine does not count its prompt tokens so")
     several(executor, sampling_config=SamplingConfig(num_return_sequences=4, seed=5))
-    assert sum(one.num_context_tokens for one in executor.get_latest_iteration_stats()) == len(PROMPT)
+    stats = executor.get_latest_iteration_stats()
+    assert sum(one.num_context_tokens + one.num_reused_tokens for one in stats) == len(PROMPT)
 
 
 def test_a_request_of_several_sequences_is_cancelled_as_one(executor: Executor) -> None:
@@ -397,13 +421,15 @@ def test_neighbours_change_nothing(executor: Executor) -> None:
     ]
     together = [results(finish(executor, one))[0] for one in executor.enqueue_requests(requests)]
     alone = [results(finish(executor, executor.enqueue_request(request)))[0] for request in requests]
+    for result in together + alone:
+        result.num_cached_tokens = 0  # the second time more is cached
     assert together == alone
 
 
 def test_statistics_are_drained_and_count_the_work(executor: Executor) -> None:
     finish(executor, executor.enqueue_request(ask(max_tokens=5)))
     wait = executor.get_latest_iteration_stats()
-    assert sum(one.num_context_tokens for one in wait) == len(PROMPT)
+    assert sum(one.num_context_tokens + one.num_reused_tokens for one in wait) == len(PROMPT)
     assert sum(one.num_generation_tokens for one in wait) == 4  # the first token comes with the prompt
     assert sum(one.num_completed_requests for one in wait) == 1
     assert [one.iter for one in wait] == list(range(wait[0].iter, wait[0].iter + len(wait)))

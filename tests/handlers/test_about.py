@@ -39,6 +39,12 @@ def test_vllm_runs_pipelines_only_on_gpus() -> None:
     assert lmi_vllm.check(EngineConfig(pipeline_parallel_degree=2, device_ids=("0", "1"))) == {}
 
 
+def test_vllm_refuses_the_drafts_of_the_embedded_engine_and_names_its_own() -> None:
+    faults = lmi_vllm.check(EngineConfig(speculative="ngram"))
+    assert faults.keys() == {"option.speculative"} and "option.speculative_config" in faults["option.speculative"]
+    assert lmi_dist.check(EngineConfig(speculative="ngram", max_step_ms=8.0, enable_prefix_caching=False)) == {}
+
+
 def test_vllms_arguments_are_read_from_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
     assert lmi_vllm.option_names() is None

@@ -15,7 +15,7 @@ TIGHT_TOKENS = 1024  # of KV cache
 @pytest.fixture(scope="session")
 def tiny() -> Iterator[Server]:
     """A small random Llama behind two front ends, with room for every request."""
-    with serve(tiny_model("llama"), "option.model_name=tiny", "option.dtype=fp32", "frontend_workers=2") as server:
+    with serve(tiny_model("llama_deep"), "option.model_name=tiny", "option.dtype=fp32", "frontend_workers=2") as server:
         yield server
 
 
@@ -23,5 +23,5 @@ def tiny() -> Iterator[Server]:
 def tight() -> Iterator[Server]:
     """The checkpoint of `tiny`, TGI's shape, and a KV cache that holds one long request or some short ones."""
     settings = ("option.dtype=fp32", "option.tgi_compat=true", f"option.max_kv_cache_tokens={TIGHT_TOKENS}")
-    with serve(tiny_model("llama"), *settings, "frontend_workers=1") as server:
+    with serve(tiny_model("llama_deep"), *settings, "frontend_workers=1") as server:
         yield server

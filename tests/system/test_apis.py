@@ -115,7 +115,7 @@ def test_several_inputs_without_a_rolling_batch_have_the_texts_that_each_has_alo
 ) -> None:
     expected = [CASES["lmi"].answer(tiny, prompt, 25) for prompt in PROMPTS]
     settings = ("option.dtype=fp32", "option.rolling_batch=disable", f"option.enable_streaming={streaming}")
-    with serve(tiny_model("llama"), *settings, "frontend_workers=1") as server:
+    with serve(tiny_model("llama_deep"), *settings, "frontend_workers=1") as server:
         answer = server.post({"inputs": PROMPTS, "parameters": {"max_new_tokens": 25}})
     assert answer.status == 200, answer.body
     if streaming == "true":

@@ -65,6 +65,12 @@ def make_request(draw: random.Random, number: int) -> Body:
     return {"inputs": " ".join(draw.choices(WORDS, k=num_words)) or "a", "parameters": parameters}
 
 
+def make_growing(prompt: str) -> Body:
+    """A request that begins with one block of the cache, and needs six at its end."""
+    parameters = {"max_new_tokens": 330, "output_formatter": "json", "details": True, "ignore_eos_token": True}
+    return {"inputs": prompt, "parameters": parameters}
+
+
 def records(response: bytes, output_format: str) -> list[Any]:
     """The JSON objects of a body. Numbers with a point stay as text."""
     head = b"data: " if output_format == "sse" else b""
@@ -180,12 +186,14 @@ def test_the_form_of_tgi_says_the_same_to_the_bit(tight: Server, alone: list[Sai
     assert tight.metrics()["lmi_preemptions_total"] == num_before
 
 
-def test_a_preempted_request_says_the_same_words(tight: Server, alone: list[Said]) -> None:
+def test_a_preempted_request_says_the_same_words(tiny: Server, tight: Server, alone: list[Said]) -> None:
+    growing = [make_growing(word) for word in WORDS[:6]]
+    expected = alone + [ask(tiny, body) for body in growing]
     num_before = tight.metrics()["lmi_preemptions_total"]
     for _ in range(5):  # on a busy machine they may arrive so slowly that all fit
-        for number, answer in enumerate(crowd(tight, REQUESTS, LEAVERS)):
+        for number, answer in enumerate(crowd(tight, REQUESTS + growing, LEAVERS)):
             if answer is not None:
-                assert_same_words(answer, alone[number])
+                assert_same_words(answer, expected[number])
         wait_until(tight.is_idle, "what the leavers held is free")
         if tight.metrics()["lmi_preemptions_total"] > num_before:
             break

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import httpx2
@@ -41,7 +42,7 @@ def reference() -> Callable[[str], Reference]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = tiny_model("llama")
+    folder = tiny_model("llama_deep")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
@@ -148,11 +149,13 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(tiny: Server) -> No
         return whole["generated_text"], whole["details"]["finish_reason"]
 
     pieces = json.loads(tiny.post(request("The quick")).body)["details"]["tokens"]
-    first, second = next(
-        (i, i + 1) for i in range(2, NUM_TOKENS) if pieces[i]["text"].isascii() and pieces[i + 1]["text"].isascii()
-    )
+    texts_of_tokens = [piece["text"] for piece in pieces]
     text, reason = texts()
-    stop = pieces[first]["text"][-1] + pieces[second]["text"][0]
+    first, stop = next(
+        (i, one[-1] + other[0])
+        for i, (one, other) in enumerate(pairwise(texts_of_tokens))
+        if one and other and (one + other).isascii() and text.index(one[-1] + other[0]) > 0
+    )
     before = text[: text.index(stop)]
     assert reason == "length" and before
     assert texts(stop_sequences=["never there", stop]) == (before, "stop_sequence")
@@ -186,7 +189,7 @@ def test_a_client_that_reads_as_it_comes_sees_tokens_long_before_the_end(tiny: S
         assert response.headers["content-type"] == "application/jsonlines"
         records = response.iter_lines()
         first = json.loads(next(records))
-        assert tiny.metrics()["lmi_requests_running"] == 1, "the answer was whole before its first token came"
+        wait_until(lambda: tiny.metrics()["lmi_requests_running"] == 1, "it runs on behind its first token", 5)
         rest = [json.loads(line) for line in records]
     assert "generated_text" not in first and len(rest) == 899
     assert rest[-1]["generated_text"] == "".join(record["token"]["text"] for record in [first, *rest])

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from lmi.executor import (
     SamplingConfig,
 )
 from lmi.settings.config import EngineConfig
-from tests.fake_runner import FakeRunner
+from tests.fake_runner import FakeRunner, SharingRunner
 
 TIMEOUT_S = 30.0
 LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=2)
@@ -90,6 +91,7 @@ def joined(responses: list[Response]) -> tuple[Any, ...]:
     )
 
 
+@cache
 def alone(request: Request, runner: FakeRunner | None = None) -> tuple[Any, ...]:
     with Executor(runner or FakeRunner()) as executor:
         executor.enqueue_request(request)
@@ -115,12 +117,12 @@ def drained(executor: Executor) -> list[IterationStats]:
 
 
 @pytest.mark.parametrize("max_kv_cache_tokens", [None, 256, 400])
-@pytest.mark.parametrize("max_prefill_tokens", [1, 256])
+@pytest.mark.parametrize(("max_prefill_tokens", "kind"), [(1, FakeRunner), (256, FakeRunner), (256, SharingRunner)])
 def test_every_answer_is_the_one_the_request_gets_alone(
-    max_kv_cache_tokens: int | None, max_prefill_tokens: int
+    max_kv_cache_tokens: int | None, max_prefill_tokens: int, kind: type[FakeRunner]
 ) -> None:
     """This holds also when the cache is so small that sequences are preempted and recomputed."""
-    runner = FakeRunner()
+    runner = kind()
     config = EngineConfig(
         max_num_sequences=16, max_kv_cache_tokens=max_kv_cache_tokens, max_prefill_tokens=max_prefill_tokens
     )
@@ -134,10 +136,11 @@ def test_every_answer_is_the_one_the_request_gets_alone(
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
 
 
-def test_requests_that_come_and_go_leave_the_others_alone() -> None:
+@pytest.mark.parametrize("kind", [FakeRunner, SharingRunner])
+def test_requests_that_come_and_go_leave_the_others_alone(kind: type[FakeRunner]) -> None:
     choice = random.Random(2)
     requests = mixed_requests(40, choice)
-    runner = FakeRunner()
+    runner = kind()
     with Executor(runner, EngineConfig(max_num_sequences=8, max_kv_cache_tokens=1024)) as executor:
         ids, doomed = [], set()
         for request in requests:
@@ -178,11 +181,12 @@ def alone_by_sequence(request: Request, runner: FakeRunner | None = None) -> lis
     return [(*one[:2], None if index else one[2], one[3]) for index, one in enumerate(lone)]
 
 
-@pytest.mark.parametrize(("max_kv_cache_tokens", "max_prefill_tokens"), [(None, 256), (160, 1), (256, 256)])
+@pytest.mark.parametrize("kind", [FakeRunner, SharingRunner])
+@pytest.mark.parametrize(("max_kv_cache_tokens", "max_prefill_tokens"), [(None, 256), (160, 5), (256, 256)])
 def test_each_sequence_of_a_request_is_what_its_own_seed_gives_alone(
-    max_kv_cache_tokens: int | None, max_prefill_tokens: int
+    max_kv_cache_tokens: int | None, max_prefill_tokens: int, kind: type[FakeRunner]
 ) -> None:
-    choice, runner = random.Random(8), FakeRunner()
+    choice, runner = random.Random(8), kind()
     config = EngineConfig(
         max_num_sequences=10, max_kv_cache_tokens=max_kv_cache_tokens, max_prefill_tokens=max_prefill_tokens
     )
@@ -230,6 +234,60 @@ def test_a_cancel_while_the_prompt_is_shared_frees_every_slot() -> None:
     assert stats[-1].kv_cache_stats.used_num_blocks == 0 and runner.slots == {}
 
 
+def test_reused_tokens_are_counted_for_request_step_and_engine() -> None:
+    """A first request, the same again, and twice the same prompt in one request."""
+    output = OutputConfig(return_perf_metrics=True)
+    requests = [
+        ask(*[5] * 105, max_tokens=2, output_config=output, streaming=True),
+        ask(*[5] * 105, max_tokens=2, output_config=output, streaming=True),
+        ask(*[5] * 105, max_tokens=1, sampling_config=SamplingConfig(seed=1, num_return_sequences=2)),
+    ]
+    counts, reused = [], []
+    with Executor(SharingRunner()) as executor:
+        for request in requests:
+            executor.enqueue_request(request)
+            [responses] = collect(executor, 1).values()
+            results = [one.result for one in responses if one.result is not None]
+            counts.append([one.num_cached_tokens for one in results])
+            reused += [one.request_perf_metrics.num_reused_tokens for one in results if one.request_perf_metrics]
+        stats = drained(executor)
+    assert counts == [[0, 0], [104, 0], [104, 104]] and reused == [0, 104]
+    assert sum(one.num_reused_tokens for one in stats) == 2 * 104
+    cache = stats[-1].kv_cache_stats
+    assert (cache.used_num_blocks, cache.reused_blocks) == (0, 6 + 6 + 6)  # the second sequence shares six, too
+    assert cache.alloc_total_blocks == cache.alloc_new_blocks + cache.reused_blocks
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_reuse_of_prefixes_can_be_turned_off(is_on: bool) -> None:
+    with Executor(SharingRunner(), EngineConfig(enable_prefix_caching=is_on)) as executor:
+        counts = [one_result(executor, ask(*[5] * 105)).num_cached_tokens for _ in range(2)]
+    assert counts == [0, 104 if is_on else 0]
+
+
+def test_a_broken_step_leaves_no_block_to_reuse() -> None:
+    runner = SharingRunner()
+    forward, failures = runner.forward, [RuntimeError("bad kernel")]
+
+    def forward_or_break(plan: Plan) -> Tensor:
+        logits = forward(plan)
+        if failures:
+            raise failures.pop()
+        return logits
+
+    runner.forward = forward_or_break  # type: ignore[method-assign]
+    with Executor(runner) as executor:
+        [broken] = collect_errors(executor, ask(*[5] * 105))
+        assert "bad kernel" in broken
+        assert one_result(executor, ask(*[5] * 105)).num_cached_tokens == 0
+
+
+def collect_errors(executor: Executor, request: Request) -> list[str]:
+    executor.enqueue_request(request)
+    [responses] = collect(executor, 1).values()
+    return [one.error_msg for one in responses]
+
+
 def test_a_request_without_a_seed_is_answered_afresh_each_time() -> None:
     with Executor(FakeRunner()) as executor:
         answers = {tuple(one_result(executor, ask(max_tokens=20)).output_token_ids[0]) for _ in range(5)}
@@ -241,7 +299,9 @@ def test_a_long_prompt_does_not_hold_up_who_decodes() -> None:
         executor.enqueue_requests([ask(max_tokens=30), ask(*[4] * 480, max_tokens=1)])
         collect(executor, 2)
         stats = drained(executor)
-    assert sum(one.num_context_tokens > 0 for one in stats) == 5  # the short prompt left no room for a whole chunk
+    num_context_tokens = [one.num_context_tokens for one in stats]
+    assert num_context_tokens[0] == 128 and sum(num_context_tokens) == 483  # the first step has the short prompt, too
+    assert all(0 <= num_tokens <= 128 for num_tokens in num_context_tokens)
     assert all(one.num_generation_tokens == 1 for one in stats[1:30])
 
 
@@ -371,7 +431,7 @@ def test_out_of_memory_ends_the_largest_request_alone(error: Exception) -> None:
     requests = mixed_requests(10, choice, max_prompt=100)
     large = ask(*[1] * 300, output_config=OutputConfig(num_prompt_log_probs=0))
     requests.insert(4, large)
-    runner = BreakingRunner(lambda plan: error if any(chunk.num_logits == 128 for chunk in plan.chunks) else None)
+    runner = BreakingRunner(lambda plan: error if any(chunk.num_logits > 200 for chunk in plan.chunks) else None)
     with Executor(runner, EngineConfig(max_prefill_tokens=512)) as executor:
         ids = executor.enqueue_requests(requests)
         got = collect(executor, len(ids))
@@ -423,7 +483,7 @@ def test_out_of_memory_that_repeats_ends_one_request_each_time_and_never_the_eng
 
 
 def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_others() -> None:
-    """The step holds the whole first prompt and one chunk of the second, whose log-probs are noted twice."""
+    """The step holds the whole first prompt and a part of the second, whose log-probs are noted twice."""
     output = OutputConfig(num_prompt_log_probs=0)
     requests = [ask(*[1] * 400, output_config=output), ask(*[2, 3] * 150, output_config=output), ask(max_tokens=30)]
     runner = GatedRunner()
@@ -441,7 +501,7 @@ def test_a_step_that_runs_out_of_memory_while_it_samples_is_repeated_by_the_othe
         got = collect(executor, 3)
     assert got[ids[0]][0].error is not None and got[ids[0]][0].error.kind is ErrorKind.OUT_OF_MEMORY
     assert [joined(got[ids[1]])[2], joined(got[ids[1]])[3]] == [alone(requests[1])[2], [FinishReason.LENGTH]]
-    assert spans_of(runner.plans[0], 1) == spans_of(runner.plans[1], 1)[:1] == [(0, 128)]
+    assert [spans_of(plan, 1) for plan in runner.plans[:2]] == [[(0, 200)], [(0, 300)]]
 
 
 def spans_of(plan: Plan, slot: int) -> list[tuple[int, int]]:
@@ -498,7 +558,8 @@ def test_request_statistics_are_kept_only_when_asked_for() -> None:
     with Executor(FakeRunner()) as executor:
         one_result(executor, ask())
         assert executor.get_latest_request_stats() == []
-    config = EngineConfig(max_num_sequences=1, options={"request_stats_max_iterations": "100"})
+    options = {"request_stats_max_iterations": "100"}
+    config = EngineConfig(max_num_sequences=1, max_prefill_tokens=256, options=options)
     with Executor(FakeRunner(), config) as executor:
         first, second = executor.enqueue_requests([ask(*[1] * 300, max_tokens=2), ask(max_tokens=1)])
         collect(executor, 2)
@@ -548,10 +609,10 @@ def test_naming_the_package_does_not_import_torch() -> None:
 def test_limits_come_from_configuration_context_and_memory(config: EngineConfig, is_lazy: bool, limits: Limits) -> None:
     """A quarter of this memory holds 50 sequences of the whole context."""
     memory_bytes = 4 * 50 * 4096 * 100
-    assert choose_limits(config, 4096, token_bytes=100, memory_bytes=memory_bytes, is_lazy=is_lazy) == limits
+    assert choose_limits(config, 4096, 16, token_bytes=100, memory_bytes=memory_bytes, is_lazy=is_lazy) == limits
 
 
 def test_a_context_that_the_model_does_not_have_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_limits(EngineConfig(max_sequence_length=99_999), 512, token_bytes=100).max_length == 512
+    assert choose_limits(EngineConfig(max_sequence_length=99_999), 512, 16, token_bytes=100).max_length == 512
     assert "option.max_model_len=99999 is over the model's context" in caplog.text
     assert "may have 512 tokens together" in caplog.text

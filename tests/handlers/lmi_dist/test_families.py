@@ -14,11 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.families import describe
+from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.weights import read_facts
 from lmi.errors import ModelUnusable
-from tests.handlers.lmi_dist.play import Player, load_runner, play_together, random_players
+from tests.handlers.lmi_dist.play import Player, load_native, load_runner, play_together, random_players
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 
+OURS = [
+    family for family in FAMILIES if family not in ("olmo2", "llama_deep")
+]  # the families that the generic decoder knows
 LENGTHS = [1, 3, 40, 127, 128, 129, 200, 300]
 NUM_ANSWERS = 12
 TIE = 1e-4  # when the two best logits of the reference are this close, either is right
@@ -64,9 +68,19 @@ def agree(player: Player, expected: list[int], gaps: list[float]) -> bool:
 
 @pytest.mark.filterwarnings("default:a tie of the reference")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers_while_requests_join_and_leave(family: str) -> None:
+def test_torch_gives_the_greedy_tokens_of_transformers_while_requests_join_and_leave(family: str) -> None:
     path = tiny_model(family)
-    runner = load_runner(path, num_slots=5, max_length=400)
+    check_greedy_tokens(path, load_runner(path, num_slots=5, max_length=400))
+
+
+@pytest.mark.filterwarnings("default:a tie of the reference")
+@pytest.mark.parametrize("family", OURS)
+def test_native_kernels_give_the_greedy_tokens_of_transformers_while_requests_join_and_leave(family: str) -> None:
+    path = tiny_model(family)
+    check_greedy_tokens(path, load_native(path, max_length=400))
+
+
+def check_greedy_tokens(path: Path, runner: Runner) -> None:
     players = random_players(VOCAB_SIZE, LENGTHS, NUM_ANSWERS, seed=5)
     assert play_together(runner, players, num_slots=5, seed=3) >= 2
     for player in players:

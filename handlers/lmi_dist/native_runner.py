@@ -1,0 +1,117 @@
+"""The runner of the native kernels: a program, its packed weights, and keys and values in shared blocks.
+
+All arithmetic is float32, or int8 with `option.quantize`. The order of every sum is fixed, so the bits of a token
+depend only on the tokens before it: not on the batch, on how its prompt was cut, or on the number of threads.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from handlers.lmi_dist.native.library import (
+    BF16,
+    F32,
+    INT8,
+    TOKENS_PER_BLOCK,
+    Library,
+    NativeModel,
+    NotAvailable,
+    Panels,
+    load,
+)
+from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.program import build
+from handlers.lmi_dist.weights import Checkpoint, ModelFacts
+from lmi.errors import BadConfiguration
+from lmi.executor import Progress
+from lmi.settings.config import EngineConfig
+
+log = logging.getLogger(__name__)
+
+
+class NativeRunner:
+    """One model replica on a CPU. Not safe to call from two threads at once."""
+
+    device, is_batch_invariant = "cpu", True
+    tokens_per_block, shares_blocks = TOKENS_PER_BLOCK, True
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        library: Library,
+        config: EngineConfig,
+        *,
+        num_blocks: int,
+        max_length: int,
+        progress: Progress = lambda stage, share: None,
+    ) -> None:
+        assert facts.architecture is not None
+        checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
+        pack = _Packer(library, config)
+        with torch.inference_mode():
+            program = build(facts.architecture, checkpoint, pack, max_length)
+            self._model = NativeModel(library, program, num_blocks, torch.get_num_threads())
+        self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
+        self.dtype, self.kernels = pack.dtype, f"native {library.kind}"
+
+    @torch.inference_mode()
+    def forward(self, plan: Plan) -> Tensor:
+        for from_block, to_block in plan.copies:
+            self._model.copy(from_block, to_block)
+        return self._model.run(plan.chunks)
+
+    def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
+        raise NotImplementedError("sequences share blocks, and slots have no memory of their own")
+
+    def release(self, slot: int) -> None:
+        """Nothing lies in a slot: the pool of blocks keeps its memory."""
+
+
+class _Packer:
+    """Packs weights in the format of the configuration, or in that of the checkpoint."""
+
+    def __init__(self, library: Library, config: EngineConfig) -> None:
+        self._library, self._config = library, config
+        self._formats: set[int] = set()
+
+    def __call__(self, weight: Tensor) -> Panels:
+        format = self._choose(weight.dtype)
+        self._formats.add(format)
+        return self._library.pack(weight, format)
+
+    @property
+    def dtype(self) -> str:
+        """The narrowest dtype of the weights."""
+        return "int8" if INT8 in self._formats else "bfloat16" if BF16 in self._formats else "float32"
+
+    def _choose(self, dtype: torch.dtype) -> int:
+        """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
+        if self._config.quantize == "int8":
+            return INT8
+        if self._config.dtype == "auto":
+            return BF16 if dtype == torch.bfloat16 else F32
+        return BF16 if self._config.dtype == "bf16" else F32
+
+
+def choose_library(facts: ModelFacts, device: torch.device, config: EngineConfig) -> Library | None:
+    """The native kernels, or None if the model or the machine needs torch. A line of the log says which, and why."""
+    try:
+        library = _library_for(facts, device)
+    except NotAvailable as error:
+        if config.quantize == "int8":
+            raise BadConfiguration(f"option.quantize=int8 needs the native kernels, but {error}") from error
+        log.info("kernels: torch, because %s; the last bits of an answer may depend on its neighbours", error)
+        return None
+    log.info("kernels: native %s, on %d threads", library.kind, torch.get_num_threads())
+    return library
+
+
+def _library_for(facts: ModelFacts, device: torch.device) -> Library:
+    if device.type != "cpu":
+        raise NotAvailable(f"the native kernels do not run on {device.type}")
+    if facts.architecture is None:
+        raise NotAvailable(f"only the modules of transformers know {facts.name}")
+    return load()
