@@ -224,6 +224,9 @@ def show_version() -> None:
             click.echo(f"{name} {version(name)}")
         except PackageNotFoundError:
             click.echo(f"{name} not installed")
+    for name, handler in announced().items():
+        if about := handler.describe():
+            click.echo(f"{name} {about}")
 
 
 def _serve(folder: str | None, flags: dict[str, str]) -> int:

@@ -193,6 +193,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
     allotted_time_ms: int | None = None
     client_id: int | None = None
+    cache_salt: str | None = None  # prompts share cached keys and values only if they have the same salt
 
     def __post_init__(self) -> None:
         if not self.input_token_ids:
@@ -205,6 +206,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must not hold an empty word")
         if any(not math.isfinite(bias) for _, bias in self.embedding_bias):
             raise ValueError("embedding_bias must be finite")
+        if self.cache_salt == "":
+            raise ValueError("cache_salt must not be empty")
         if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
             raise ValueError("guided_decoding_params must not be combined with beam_width over 1")
 
@@ -243,7 +246,8 @@ class Result(msgspec.Struct, array_like=True):
     Lists have one entry for each beam, and one without beam search. `output_token_ids` holds the tokens that are new in
     this Result, or all so far with beams or `return_all_generated_tokens`. It includes the end token, which upstream's
     C++ does not. `log_probs` and `top_log_probs` are parallel to it. If the request asks for them, the first Result of
-    a request has `prompt_log_probs` and the last of a sequence has `request_perf_metrics`.
+    a request has `prompt_log_probs` and the last of a sequence has `request_perf_metrics`. The first Result of a
+    sequence has `num_cached_tokens`, the prompt tokens whose keys and values were cached; in later ones it is 0.
     """
 
     output_token_ids: list[list[int]]
@@ -257,6 +261,7 @@ class Result(msgspec.Struct, array_like=True):
     prompt_log_probs: list[PromptLogProb] | None = None
     additional_outputs: dict[str, msgspec.Raw] | None = None
     request_perf_metrics: RequestPerfMetrics | None = None
+    num_cached_tokens: int = 0
 
 
 class ResponseError(msgspec.Struct, frozen=True, array_like=True):
@@ -293,14 +298,22 @@ class Response(msgspec.Struct, array_like=True):
 
 
 class KvCacheStats(msgspec.Struct, kw_only=True):
+    """Blocks that can be reused and that nobody uses count as free. The last three count from the start."""
+
     max_num_blocks: int = 0
     free_num_blocks: int = 0
     used_num_blocks: int = 0
     tokens_per_block: int = 0
+    alloc_total_blocks: int = 0  # new and reused
+    alloc_new_blocks: int = 0
+    reused_blocks: int = 0
 
 
 class IterationStats(msgspec.Struct, kw_only=True):
-    """One step of the engine. It counts requests unless a name says otherwise. Upstream has no `num_preemptions`."""
+    """One step of the engine. It counts requests unless a name says otherwise.
+
+    Upstream has no `num_preemptions` and no `num_reused_tokens`.
+    """
 
     timestamp: float = 0.0  # time.monotonic() at the end of the step
     iter: int = 0
@@ -311,6 +324,7 @@ class IterationStats(msgspec.Struct, kw_only=True):
     max_num_active_requests: int = 0
     num_context_tokens: int = 0
     num_generation_tokens: int = 0
+    num_reused_tokens: int = 0  # that prompts found in the cache
     num_preemptions: int = 0  # in this step
     kv_cache_stats: KvCacheStats = msgspec.field(default_factory=KvCacheStats)
 
@@ -376,6 +390,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_sequences: int
     dtype: str = ""
     device: str = ""
+    kernels: str = ""  # what computes, where an engine has a choice
     max_kv_cache_tokens: int = 0
     capabilities: Capabilities = Capabilities()
     adapters: tuple[str, ...] = ()  # names of the LoRA adapters that requests may use now

@@ -12,12 +12,15 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     trip            raise an error that no engine should, when the request comes
     refuse FIELD    refuse the request when it comes, for that field of the contract
     reject FIELD    refuse it for that field in the first step
+
+It reports as cached what a prompt has in common with an earlier one of the same salt, and computes every prompt anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,6 +107,7 @@ class Turn:
     said: list[int] = field(default_factory=list)
     is_cancelled: bool = False
     is_begun: bool = False  # its first Result is out
+    num_cached_tokens: int = 0
 
 
 class ScriptedExecutor(Executor):
@@ -115,6 +119,7 @@ class ScriptedExecutor(Executor):
             vocab_size=257,
             max_sequence_length=CONTEXT,
             max_num_sequences=64,
+            kernels="scripted",
             capabilities=capabilities,
         )
         self.requests: list[Request] = []  # all that were accepted
@@ -144,10 +149,16 @@ class ScriptedExecutor(Executor):
             raise PromptTooLong("short", text) if text == "inputs" else InvalidParameter(text, "another", None)
         with self._changed:
             request_id = len(self.requests)
+            turn = Turn(request_id, request, order, list(text.encode()), num_cached_tokens=self._num_cached(request))
             self.requests.append(request)
-            self._turns[request_id] = Turn(request_id, request, order, list(text.encode()))
+            self._turns[request_id] = turn
             self._changed.notify_all()
         return request_id
+
+    def _num_cached(self, request: Request) -> int:
+        known = [one.input_token_ids for one in self.requests if one.cache_salt == request.cache_salt]
+        shared = [len(os.path.commonprefix([one, request.input_token_ids])) for one in known]
+        return min(max(shared, default=0), len(request.input_token_ids) - 1)
 
     def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         if not self.capabilities.lora:
@@ -239,6 +250,8 @@ class ScriptedExecutor(Executor):
         is_final, output = reason is not FinishReason.NOT_FINISHED, turn.request.output_config
         ids = new if turn.request.streaming else turn.said
         result = Result([ids], is_final, is_final, finish_reasons=[reason])
+        if is_final or turn.request.streaming:
+            result.num_cached_tokens, turn.num_cached_tokens = turn.num_cached_tokens, 0
         if output.return_log_probs:
             result.log_probs = [[-0.5] * len(ids)]
         if output.num_top_log_probs:

@@ -225,6 +225,13 @@ def test_the_first_word_may_be_the_command_itself() -> None:
     assert command("lmi", "lmi", "version").returncode == 2
 
 
+def test_version_tells_which_kernels_the_embedded_engine_takes_and_imports_no_torch() -> None:
+    code = "import sys; from lmi.cli import run; run(['version']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    *_, line, has_torch = done.stdout.splitlines()
+    assert (line.split()[:2], has_torch) == (["lmi-dist", "kernels"], "False") and "built: " in line
+
+
 def test_version_and_help_are_there() -> None:
     assert command("version").stdout.splitlines()[0] == f"lmi {__version__}"
     help = command("serve", "--help").stdout

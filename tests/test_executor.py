@@ -77,6 +77,7 @@ def test_more_sequences_than_beams_are_refused_only_with_beams() -> None:
         ({"stop_words": ((1,), ())}, "stop_words must not hold an empty word"),
         ({"bad_words": ((),)}, "bad_words must not hold an empty word"),
         ({"embedding_bias": ((1, float("inf")),)}, "embedding_bias must be finite"),
+        ({"cache_salt": ""}, "cache_salt must not be empty"),
         (
             {
                 "guided_decoding_params": GuidedDecodingParams(GuideType.JSON),

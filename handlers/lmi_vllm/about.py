@@ -19,6 +19,10 @@ JOINS_A_CLUSTER = {"RAY_ADDRESS": "auto", "RAY_LOG_TO_DRIVER": "0"}
 MAX_SOCKET_FOLDER_BYTES = 107 - 37  # the longest path of a socket, less the file name that vLLM chooses
 # LMI's names for fields of vLLM's speculative_config.
 SPECULATIVE = frozenset({"speculative_draft_model", "speculative_length", "draft_model_tp_size"})
+OWN_SPECULATION = (
+    "nothing on vllm, whose own option is option.speculative_config, as in "
+    '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+)
 
 
 def option_names() -> frozenset[str] | None:
@@ -48,10 +52,13 @@ def engine_arguments() -> frozenset[str]:
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
-    """Refuse pipeline parallel ranks on a CPU, where the first request would end the engine."""
+    """Refuse pipeline parallel ranks on a CPU, where the first request would end the engine, and lmi-dist's drafts."""
+    faults = {}
     if config.pipeline_parallel_degree > 1 and not config.device_ids:
-        return {"option.pipeline_parallel_degree": "1 on vllm where no GPU is used"}
-    return {}
+        faults["option.pipeline_parallel_degree"] = "1 on vllm where no GPU is used"
+    if config.speculative is not None:
+        faults["option.speculative"] = OWN_SPECULATION
+    return faults
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:

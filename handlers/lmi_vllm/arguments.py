@@ -123,6 +123,7 @@ def _ours(config: EngineConfig) -> dict[str, Any]:
         "max_num_batched_tokens": config.max_prefill_tokens,
         "max_model_len": config.max_sequence_length,
         "quantization": config.quantize,
+        "enable_prefix_caching": config.enable_prefix_caching,
     }
     return {name: value for name, value in given.items() if value is not None} | {
         "dtype": DTYPES[config.dtype],

@@ -77,6 +77,7 @@ class VllmExecutor(DrivenExecutor[Work]):
             params=sampling_params(sequence),
             adapter=None if adapter is None else lora_request(adapter),
             priority=priority(sequence.request),
+            cache_salt=sequence.request.cache_salt,
         )
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:

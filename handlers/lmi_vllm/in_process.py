@@ -13,7 +13,6 @@ from typing import Any, ClassVar, cast
 
 import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.inputs import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.sample import sampler
 
@@ -42,9 +41,7 @@ class InProcess:
         InProcess.num_open += 1
 
     def add(self, work: Work) -> None:
-        self._engine.add_request(
-            work.id, tokens_input(work.token_ids), work.params, lora_request=work.adapter, priority=work.priority
-        )
+        self._engine.add_request(work.id, work.prompt, work.params, lora_request=work.adapter, priority=work.priority)
 
     def abort(self, ids: Iterable[str]) -> None:
         self._engine.abort_request(list(ids))

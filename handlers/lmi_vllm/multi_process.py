@@ -19,7 +19,6 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.inputs import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -70,7 +69,7 @@ class MultiProcess:
     async def _follow(self, work: Work) -> None:
         try:
             outputs = self._llm.generate(
-                tokens_input(work.token_ids),
+                work.prompt,
                 work.params,
                 work.id,
                 lora_request=work.adapter,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm.config import VllmConfig
+from vllm.inputs import TokensInput, tokens_input
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -19,6 +20,11 @@ class Work:
     params: SamplingParams
     adapter: LoRARequest | None = None
     priority: int = 0
+    cache_salt: str | None = None
+
+    @property
+    def prompt(self) -> TokensInput:
+        return tokens_input(self.token_ids, cache_salt=self.cache_salt)
 
 
 def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:

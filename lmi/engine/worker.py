@@ -186,6 +186,7 @@ def describe(info: EngineInfo, stages_s: dict[str, float]) -> LoadReport:
         engine=info.name,
         device=info.device,
         dtype=info.dtype,
+        kernels=info.kernels,
         max_sequence_length=info.max_sequence_length,
         max_num_sequences=info.max_num_sequences,
         stages_s=stages_s,

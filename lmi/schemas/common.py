@@ -22,6 +22,8 @@ MAX_INT = 2**63 - 1
 MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
+MAX_SALT_CHARS = 128
+NOT_IN_SALT = frozenset("@/\\\0")
 MAX_VALUES_BYTES = 1 << 20
 """The limit for a body without its prompt. A text may fill a whole body, but sixty megabytes of small values take ten
 seconds to create and free, and the front end answers no other request meanwhile."""
@@ -163,6 +165,14 @@ def boolean(name: str, value: object) -> bool:
 def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidParameter(name, "a string", value)
+    return value
+
+
+@takes({"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS, "pattern": r"^[^@/\\\x00]*$"})
+def cache_salt(name: str, value: object) -> str:
+    """Read a salt under vLLM's rule, which keeps marks out of it that have a meaning in the keys of some caches."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_SALT_CHARS or not NOT_IN_SALT.isdisjoint(value):
+        raise InvalidParameter(name, rf"a string of 1 to {MAX_SALT_CHARS} characters, without @, /, \ and NUL", value)
     return value
 
 

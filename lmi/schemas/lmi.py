@@ -6,7 +6,7 @@ it has no effect. As in the reference, unknown names and names without effect in
 returned for the log. null and the documented defaults mean "left out". The documentation gives temperature and
 penalties no bounds, so their bounds are those of the contract with the engines. Sources of the names: the LMI handlers'
 inference API schema (v0.28.0 page), and the parameters of TGI and vLLM that the reference passes on (`top_n_tokens`,
-`min_tokens`, `stop` as a list).
+`min_tokens`, `stop` as a list, `cache_salt`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from lmi.schemas.common import (
     Parsed,
     adapter,
     boolean,
+    cache_salt,
     check_values,
     choice,
     integer,
@@ -117,6 +118,7 @@ PARAMETERS: dict[str, Parameter] = {
     "num_beams": Parameter(integer(1, MAX_SEQUENCES), (1,)),
     "length_penalty": Parameter(number(), (1,)),
     "early_stopping": Parameter(boolean, (False,)),
+    "cache_salt": Parameter(cache_salt),
     **{name: Parameter(read, (None,)) for name, read in GUIDED.items()},
 }
 
@@ -131,7 +133,7 @@ WIRE_NAMES = {
     "beam_width": "parameters.num_beams",
     "num_return_sequences": "parameters.n",
     "lora_config": "adapters",
-} | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed", "temperature")}
+} | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed", "temperature", "cache_salt")}
 """This API's names for fields of the engines' contract. An engine's refusal is reported under them."""
 
 

@@ -25,6 +25,7 @@ from lmi.schemas.common import (
     Parsed,
     Reader,
     boolean,
+    cache_salt,
     check_values,
     choice,
     integer,
@@ -143,6 +144,7 @@ SHARED: dict[str, Reader] = {
     "spaces_between_special_tokens": boolean,
     "include_stop_str_in_output": boolean,
     "truncate_prompt_tokens": integer(1),
+    "cache_salt": cache_salt,
     "structured_outputs": structured_outputs,
     **GUIDED,
     # the LMI schema's, at /invocations
@@ -159,7 +161,7 @@ COMPLETION: dict[str, Reader] = SHARED | {
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
-    "request_id cache_salt guided_decoding_backend guided_whitespace_pattern return_token_ids "
+    "request_id guided_decoding_backend guided_whitespace_pattern return_token_ids "
     "include_reasoning separate_reasoning length_penalty".split()
 )
 CANNOT: dict[str, str] = {

@@ -121,4 +121,5 @@ def shared_request(
         include_stop_str_in_output=given.get("include_stop_str_in_output", False),
         skip_special_tokens=given.get("skip_special_tokens", True),
         spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
+        cache_salt=given.get("cache_salt"),
     )

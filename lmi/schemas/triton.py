@@ -33,6 +33,7 @@ from lmi.schemas.common import (
     Parsed,
     Reader,
     boolean,
+    cache_salt,
     check_values,
     choice,
     integer,
@@ -191,6 +192,7 @@ INPUTS: dict[str, Input] = {
     "guided_decoding_guide_type": Input(_unless_empty(choice(tuple(GUIDE_TYPES))), "BYTES", (None,)),
     "guided_decoding_guide": Input(_unless_empty(text), "BYTES", (None,)),
     "lora_name": Input(text, "BYTES", ("",)),
+    "cache_salt": Input(cache_salt, "BYTES"),
     "exclude_input_in_output": Input(boolean, "BOOL", (True,), ("sampling_param_exclude_input_from_output",)),
     **{name: Input(boolean, "BOOL", (False,)) for name in RETURNS},
 }
@@ -227,6 +229,7 @@ WIRE_NAMES = {
         "temperature": "temperature",
         "min_p": "min_p",
         "seed": "seed",
+        "cache_salt": "cache_salt",
     }.items()
 }
 

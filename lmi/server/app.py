@@ -163,6 +163,7 @@ class ErrorMiddleware:
                 "request_id": exchange.request_id,
                 "status": exchange.status,
                 "duration_ms": round(duration_s * 1000, 1),
+                **exchange.noted,
                 **({"error_label": exchange.error_label} if exchange.error_label else {}),
                 **({"target_model": target} if (target := exchange.headers.get(TARGET_MODEL)) else {}),
             },

@@ -77,6 +77,9 @@ class BlockCollector(Collector):
                 finished.add_metric([model, reason], total)
         yield finished
         yield self._counter("lmi_prompt_tokens", "Prompt tokens taken in", lambda f: f.num_prompt_tokens)
+        yield self._counter(
+            "lmi_prompt_tokens_cached", "Prompt tokens that an engine had cached", lambda f: f.num_cached_tokens
+        )
         yield self._counter("lmi_generated_tokens", "Tokens sent out", lambda f: f.num_generated_tokens)
 
     def _engines(self) -> Iterator[Metric]:

@@ -90,6 +90,9 @@ class EngineConfig:
     max_kv_cache_tokens: int | None = None
     max_sequence_length: int | None = None  # option.max_model_len
     max_queue_size: int | None = None  # requests an Executor holds before Overloaded; None: the front end bounds it
+    enable_prefix_caching: bool | None = None
+    max_step_ms: float | None = None  # with decodes in it, a step takes prompt tokens only up to about this time
+    speculative: str | None = None  # ngram
     batch_invariant: bool = True
     allow_pickle: bool = False
     trust_remote_code: bool = False

@@ -50,6 +50,8 @@ class Handler:
     """Returns each option whose value it cannot run with, and the values that are allowed."""
     environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}
     """Returns variables for its process, from configuration, environment, slot, and a folder for sockets or ''."""
+    describe: Callable[[], str] = lambda: ""
+    """Returns what of it depends on the machine, for `lmi version`; "" if nothing does."""
 
     @property
     def is_installed(self) -> bool:

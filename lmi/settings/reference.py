@@ -62,14 +62,18 @@ ELSEWHERE = {
 GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))
 
 # Options of the table that only some engines use, and what happens on the others.
-OF_SOME_ENGINES = {"option.trust_remote_code": "code that comes with a model is never run"}
+OF_SOME_ENGINES = {
+    "option.trust_remote_code": "code that comes with a model is never run",
+    "option.max_step_ms": "option.max_rolling_batch_prefill_tokens bounds a step",
+    "option.speculative": "nothing is guessed ahead",
+}
 
 # Options that LMI documents for one of its engines. They are never unknown. An engine that does not list its options
 # gets all of them.
 ENGINE_KEYS = frozenset(
     "option.enforce_eager option.gpu_memory_utilization option.load_format option.enable_lora "
     "option.max_loras option.max_lora_rank option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
-    "option.enable_prefix_caching option.enable_chunked_prefill option.speculative_draft_model "
+    "option.enable_chunked_prefill option.speculative_draft_model "
     "option.speculative_length option.draft_model_tp_size option.swap_space option.cpu_offload_gb "
     "option.limit_mm_per_prompt option.tokenizer option.tokenizer_mode option.max_input_len option.max_output_len "
     "option.max_num_tokens option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy "

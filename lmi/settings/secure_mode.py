@@ -40,7 +40,7 @@ PATH_OPTIONS = (
 # Options without a row in the table that are safe. Every row is, but option.env: PYTHONPATH and LD_PRELOAD run code.
 SAFE_OPTIONS = frozenset(
     "option.gpu_memory_utilization option.enforce_eager option.enable_lora option.max_loras option.max_lora_rank "
-    "option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype option.enable_prefix_caching "
+    "option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
     "option.enable_chunked_prefill option.disable_sliding_window option.swap_space option.cpu_offload_gb option.seed "
     "option.speculative_draft_model option.speculative_length option.draft_model_tp_size option.nnodes "
     "option.node_rank option.master_addr option.master_port".split()

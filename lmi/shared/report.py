@@ -15,6 +15,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     device: str = ""
     dtype: str = ""
+    kernels: str = ""  # what computes, where the engine has a choice
     max_sequence_length: int | None = None  # tokens; None for user code, whose limit is not known
     max_num_sequences: int = 1
     stages_s: dict[str, float]  # seconds by stage, in order

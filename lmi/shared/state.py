@@ -245,6 +245,7 @@ class FrontEndRecord(Record):
     num_requests = Counters(STATUS_CODES)  # inference requests by status
     num_finished = Counters(FINISH_REASONS)
     num_prompt_tokens = Int()
+    num_cached_tokens = Int()  # of those, whose keys and values were cached
     num_generated_tokens = Int()
     num_log_lines_dropped = Int()
     time_to_first_token_s = Histogram(LATENCY_BOUNDS_S)

@@ -115,6 +115,7 @@ def _event(config: Config, port: int, report: LoadReport, after_s: float) -> dic
         "num_engines": config.engine.num_engines,
         "device": report.device,
         "dtype": report.dtype,
+        "kernels": report.kernels,
         "max_sequence_length": report.max_sequence_length,
         "port": port,
         "ready_after_s": round(after_s, 2),
@@ -127,13 +128,14 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     host = "127.0.0.1" if config.server.host in ("0.0.0.0", "::") else config.server.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
+    kernels = f"{report.kernels} kernels" if report.kernels else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
     context = f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once"
     if config.is_user_code and config.user_code is not None:
         context = f"of {config.user_code.handler} in {config.user_code.path}, one request at a time"
     rows = {
         "model": f"{config.model.name} ({config.model.path})",
-        "engine": ", ".join(filter(None, (report.engine, report.device, report.dtype, replicas))),
+        "engine": ", ".join(filter(None, (report.engine, report.device, report.dtype, kernels, replicas))),
         "context": context,
         "ready": f"after {after_s:.1f} s ({stages})",
         "answers": f"{url}/invocations",

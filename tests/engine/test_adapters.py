@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lmi.engine.client import Engines
+from lmi.engine.client import Engines, ResponseStream
 from lmi.engine.messages import AdapterSettings
 from lmi.engine.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.server import Dispatcher
@@ -31,7 +31,7 @@ from lmi.errors import (
     UnknownAdapter,
     Unsupported,
 )
-from lmi.executor import LoraConfig, Request, SamplingConfig
+from lmi.executor import LoraConfig, Request, Result, SamplingConfig
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.desired_state import Adapter, Folder, State, key
@@ -121,9 +121,8 @@ async def first_tokens(engines: Engines, adapter: str | None) -> set[int]:
     request = Request(input_token_ids=PROMPT, max_tokens=1, sampling_config=greedy, lora_config=lora)
     tokens = set()
     for connection in engines.open.values():
-        stream = connection.submit(request)
-        await asyncio.wait_for(stream.arrival(), TIMEOUT_S)
-        tokens.add(stream.take().output_token_ids[0][0])
+        [result] = await answer(connection.submit(request))
+        tokens.add(result.output_token_ids[0][0])
     return tokens
 
 
@@ -173,9 +172,10 @@ def asking(adapter: str) -> Request:
     return Request(input_token_ids=PROMPT, max_tokens=1, lora_config=LoraConfig(adapter))
 
 
-async def answer(stream: object) -> None:
-    await asyncio.wait_for(stream.arrival(), TIMEOUT_S)  # type: ignore[attr-defined]
-    stream.take()  # type: ignore[attr-defined]
+async def answer(stream: ResponseStream) -> list[Result]:
+    taken: list[Result] = []
+    await asyncio.wait_for(stream.forward(taken.append), TIMEOUT_S)
+    return taken
 
 
 def test_an_engine_that_was_not_told_follows_the_folder(server: Server, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("stop", False),
     ("stop", True),
     ("response_format", {"type": "text"}),
+    ("cache_salt", None),
     *((name, None) for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")),
 ]
 EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -96,6 +97,7 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "guided_regex": ("a+", {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a+")}),
     "guided_choice": (["a", "b"], {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a|b")}),
     "guided_grammar": ("g", {"guided_decoding": GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "g")}),
+    "cache_salt": ("u-1", {"cache_salt": "u-1"}),
 }
 SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "seed": (2**64 - 1, {"seed": 2**64 - 1}),
@@ -150,6 +152,7 @@ WRONG: dict[str, list[Any]] = {
     "num_beams": [True, "1", 0, 17],
     "length_penalty": ["1", True],
     "early_stopping": ["never", 1],
+    "cache_salt": ["", 5, True, ["a"], {}, "a@b", "a/b", "a\\b", "a\0", "x" * 129],
 }
 
 

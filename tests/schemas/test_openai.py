@@ -106,6 +106,8 @@ FIELDS: list[tuple[str, Any, str, Any]] = [
     ("stream", True, "is_streaming", True),
     ("max_tokens", 5, "max_new_tokens", 5),
     ("bad_words", ["no"], "bad_sequences", ("no",)),
+    ("cache_salt", "u-1+=_.", "cache_salt", "u-1+=_."),
+    ("cache_salt", None, "cache_salt", None),
 ]
 
 

@@ -35,6 +35,7 @@ def test_workers_are_summed(tmp_path: Path) -> None:
         frontend.num_open_connections = number
     for number, of_model in enumerate(model.frontends, start=1):
         of_model.num_generated_tokens = 100 * number
+        of_model.num_prompt_tokens, of_model.num_cached_tokens = 50 * number, 40 * number
         of_model.time_to_first_token_s.observe(0.002)
     model.engines[0].num_running, model.engines[1].num_running = 3, 4
     model.engines[0].num_used_blocks, model.engines[0].max_num_blocks = 5, 10
@@ -43,6 +44,8 @@ def test_workers_are_summed(tmp_path: Path) -> None:
     samples = scrape(block, model)
     assert samples["lmi_requests_total{code=200}"] == 30
     assert samples["lmi_generated_tokens_total{model=demo}"] == 300
+    assert samples["lmi_prompt_tokens_total{model=demo}"] == 150
+    assert samples["lmi_prompt_tokens_cached_total{model=demo}"] == 120
     assert samples["lmi_connections_open"] == 3
     assert samples["lmi_requests_running{model=demo}"] == 7
     assert samples["lmi_kv_cache_usage_ratio{model=demo}"] == 0.25

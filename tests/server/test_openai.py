@@ -410,3 +410,76 @@ def test_a_client_that_leaves_ends_every_sequence_of_its_request(able: Host, is_
         connection.sendall(head + body)
         wait_until(lambda: able.executor.num_active == 2)
     wait_until(lambda: len(able.executor.cancelled) == num_cancelled + 2 and able.executor.num_active == 0)
+
+
+def cached(usage: dict[str, Any]) -> int:
+    """The cached tokens of a usage, whose other fields must fit."""
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"].keys() == {"cached_tokens"}
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_usage_tells_the_tokens_of_the_prompt_that_were_cached(able: Host) -> None:
+    said = "say How many of these are cached?"
+    cold, warm = (chat(able, said)[1]["usage"] for _ in range(2))
+    assert cached(cold) < len("say How")
+    assert cached(warm) == warm["prompt_tokens"] - 1, "the last one is always computed"
+    assert cached(complete(able, said, max_tokens=4)[1]["usage"]) == warm["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_the_last_chunk_of_a_stream_tells_the_cached_tokens_too(able: Host, ask: Any) -> None:
+    said = f"say The cache of a stream of {ask.__name__}"
+    for _ in range(2):
+        _, chunks = ask(able, said, stream=True, stream_options={"include_usage": True})
+    assert cached(chunks[-1]["usage"]) == len(said) - 1
+
+
+def test_cached_tokens_are_those_of_all_prompts_together(able: Host) -> None:
+    prompts = ["say first of two", "say and the second"]
+    complete(able, prompts)
+    assert cached(complete(able, prompts)[1]["usage"]) == sum(len(prompt) - 1 for prompt in prompts)
+
+
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_prompts_of_different_salts_share_no_cache(able: Host, ask: Any) -> None:
+    said, alice, bob = "say A secret of one user", f"{ask.__name__}-alice", f"{ask.__name__}-bob"
+    usages = [ask(able, said, cache_salt=salt)[1]["usage"] for salt in (alice, bob, alice)]
+    assert [cached(usage) for usage in usages[:2]] == [0, 0] and cached(usages[2]) == len(said) - 1
+    assert last_request(able).cache_salt == alice
+
+
+@pytest.mark.parametrize("salt", ["", 5, ["a"], "a/b", "a@b", "a\\b", "a\0b", "x" * 129])
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_a_salt_that_is_none_is_refused_by_name(able: Host, ask: Any, salt: Any) -> None:
+    status, answer = ask(able, "say a", cache_salt=salt)
+    assert (status, answer["error"]["param"], answer["error"]["type"]) == (400, "cache_salt", "invalid_request_error")
+    assert "1 to 128 characters" in answer["error"]["message"]
+
+
+def test_metrics_and_the_log_tell_how_much_of_the_prompts_was_cached(
+    able: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    def counted() -> tuple[float, float]:
+        lines = able.send("GET", "/metrics")[1].decode().splitlines()
+        names = ("lmi_prompt_tokens_total", "lmi_prompt_tokens_cached_total")
+        return tuple(float(line.split()[-1]) for name in names for line in lines if line.startswith(name + "{"))
+
+    chat(able, "say It is counted.")
+    before = counted()
+    with caplog.at_level("INFO", "lmi.access"):
+        chat(able, "say It is counted.")
+        wait_until(lambda: caplog.records)  # the line is written after the answer
+    num = len("say It is counted.")
+    assert counted() == (before[0] + num, before[1] + num - 1)
+    [line] = [record for record in caplog.records if record.name == "lmi.access"]
+    assert (line.prompt_tokens, line.cached_tokens) == (num, num - 1)
+
+
+def test_a_line_of_the_log_without_an_answer_tells_no_tokens(able: Host, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "lmi.access"):
+        chat(able, "say a", temperature=-1)
+        able.send("GET", "/v1/models")
+        wait_until(lambda: len(caplog.records) == 2)  # a line is written after the answer
+    lines = [record for record in caplog.records if record.name == "lmi.access"]
+    assert len(lines) == 2 and not any(hasattr(line, "prompt_tokens") for line in lines)

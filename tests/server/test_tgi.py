@@ -141,7 +141,7 @@ def test_info_tells_the_limits_that_hold(tgi: Host) -> None:
         "text-generation",
     )
     assert (fields["max_input_tokens"], fields["max_total_tokens"]) == (CONTEXT - 1, CONTEXT)
-    assert fields["max_concurrent_requests"] >= 1000
+    assert fields["max_concurrent_requests"] >= 1000 and fields["kernels"] == "scripted"
 
 
 def test_a_client_that_leaves_ends_its_generation(tgi: Host) -> None:

@@ -146,3 +146,38 @@ def test_request_statistics_are_an_option_of_every_engine(folder: Path, engine: 
     text = f"option.rolling_batch={engine}\noption.request_stats_max_iterations=5\noption.strict=true"
     resolved = settle(folder, text)
     assert (resolved.config.engine.options, resolved.warnings) == ({"request_stats_max_iterations": "5"}, ())
+
+
+@pytest.mark.usefixtures("vllm")
+def test_prefix_caching_is_an_option_of_every_engine(folder: Path) -> None:
+    for engine in ("lmi-dist", "vllm", "echo"):
+        resolved = settle(folder, f"option.rolling_batch={engine}\noption.enable_prefix_caching=false")
+        assert resolved.config.engine.enable_prefix_caching is False and resolved.warnings == ()
+        assert resolved.config.engine.options == {}, "it has a field"
+        assert settle(folder, f"option.rolling_batch={engine}").config.engine.enable_prefix_caching is None
+
+
+def test_what_only_the_embedded_engine_does_is_told_on_another(folder: Path) -> None:
+    text = "option.max_step_ms=12.5\noption.speculative=NGRAM"
+    resolved = settle(folder, f"option.rolling_batch=lmi-dist\n{text}")
+    assert (resolved.config.engine.max_step_ms, resolved.config.engine.speculative) == (12.5, "ngram")
+    assert resolved.warnings == ()
+    assert settle(folder, f"option.rolling_batch=echo\n{text}").warnings == (
+        "option.max_step_ms (serving.properties:2): has an effect on lmi-dist alone, "
+        "option.max_rolling_batch_prefill_tokens bounds a step",
+        "option.speculative (serving.properties:3): has an effect on lmi-dist alone, nothing is guessed ahead",
+    )
+
+
+@pytest.mark.usefixtures("vllm")
+def test_drafts_of_the_embedded_engine_on_vllm_are_refused_with_its_own_option(folder: Path) -> None:
+    (fault,) = faults(folder, "option.rolling_batch=vllm\noption.speculative=ngram")
+    assert fault == (
+        "option.speculative='ngram' (serving.properties:2): allowed is nothing on vllm, whose own option is "
+        'option.speculative_config, as in {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+    )
+
+
+def test_a_draft_model_on_the_embedded_engine_is_told_what_needs_none(folder: Path) -> None:
+    (warning,) = settle(folder, "option.rolling_batch=lmi-dist\noption.speculative_draft_model=small").warnings
+    assert warning.endswith("lmi-dist does not use it, option.speculative=ngram guesses without a second model")

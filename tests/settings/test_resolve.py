@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from handlers.lmi_dist.about import HANDLER as LMI_DIST
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.options import OPTIONS
 from lmi.settings.reference import OF_SOME_ENGINES
@@ -18,7 +19,7 @@ def test_nothing_given_means_the_documented_defaults(folder: Path) -> None:
     config = settle(folder).config
     assert config.server == ServerConfig(frontend_workers=2, download_dir="/tmp/.cache/lmi/models")
     assert config.model == ModelConfig(path=str(folder), name="tiny")
-    assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=256)
+    assert config.engine == EngineConfig(handler="lmi-dist", max_num_sequences=64, max_prefill_tokens=1024)
     assert (config.server.host, config.server.port) == ("0.0.0.0", 8080)
     assert (config.server.job_queue_size, config.server.max_request_size) == (1000, 64 * 1024 * 1024)
     assert (config.server.drain_timeout_s, config.server.predict_timeout_s) == (25, None)
@@ -127,6 +128,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "option.reasoning_parser": "think",
         "batch_strategy": "SINGLE_RECORD",
         "option.sessions_path": "/mnt/sessions",
+        "option.speculative": "ngram",
     }
     (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...\ndef other(inputs): ...")
     for option in OPTIONS:
@@ -139,7 +141,8 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
             settle(folder, "", {name: text}),
         ]
         assert given[0].config == given[1].config == given[2].config, option.key
-        assert {bool(resolved.warnings) for resolved in given} == {option.key in OF_SOME_ENGINES}, option.key
+        is_told = option.key in OF_SOME_ENGINES.keys() - LMI_DIST.uses
+        assert {bool(resolved.warnings) for resolved in given} == {is_told}, option.key
         assert source_of(given[2], option.key).startswith(name), option.key
         if option.field and option.key not in ("option.model_id", "option.rolling_batch"):
             part, _, name = option.field.partition(".")
@@ -251,6 +254,11 @@ BAD_LINES = {
     "option.pipeline_parallel_degree=2": ONE_DEVICE,
     "option.model_name=a/b": "1 to 128 letters, digits or ._:@-, a letter or digit first",
     "option.model_alias=a,b c": "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first",
+    "option.enable_prefix_caching=maybe": "true or false",
+    "option.max_step_ms=0": "milliseconds, more than 0",
+    "option.max_step_ms=nan": "milliseconds, more than 0",
+    "option.max_step_ms=fast": "milliseconds, more than 0",
+    "option.speculative=medusa": "ngram",
     "option.quantize=awq": "int8 on lmi-dist, more with option.rolling_batch=vllm",
     "option.device=cuda": "auto or cpu, since no GPU is visible",
     "option.entryPoint=model.py": "a Python file in the model's folder, or djl_python.…",
@@ -449,7 +457,7 @@ def test_a_model_that_is_named_and_not_served_is_told(folder: Path, tmp_path: Pa
         ("predict_timeout", "none"),
         ("option.env", ""),
         ("option.max_rolling_batch_size", "64"),
-        ("option.max_rolling_batch_prefill_tokens", "256"),
+        ("option.max_rolling_batch_prefill_tokens", "1024"),
     ],
 )
 def test_a_default_is_shown_as_one_would_write_it(folder: Path, option: str, value: str) -> None:

@@ -172,7 +172,10 @@ def test_an_option_that_is_not_known_to_be_safe_is_refused(folder: Path, option:
     assert line == f"{option.partition('=')[0]} (serving.properties:1): secure mode does not allow this option"
 
 
-@pytest.mark.parametrize("option", ["option.load_format=safetensors", "option.revision=main", "option.seed=1"])
+@pytest.mark.parametrize(
+    "option",
+    ["option.load_format=safetensors", "option.revision=main", "option.seed=1", "option.enable_prefix_caching=true"],
+)
 def test_an_option_that_is_known_to_be_safe_is_not(folder: Path, option: str) -> None:
     assert secured(folder, REMOTE_CODE, option).config.server.secure_mode
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from lmi.engine.resolve import missing_library
 from lmi.errors import BadConfiguration, ModelUnusable
@@ -51,6 +52,14 @@ def test_the_banner_has_urls_that_work_from_this_machine(host: str, url: str) ->
     for path in ("ping", "invocations", "metrics"):
         assert f"http://{url}:8081/{path}" in text
     assert "weights 1.2, warm-up 0.5" in text and "512 tokens" in text
+
+
+def test_what_computes_is_told_where_an_engine_has_a_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    native = structs.replace(REPORT, kernels="native x86-64-v4")
+    assert "echo, cpu, fp32, native x86-64-v4 kernels\n" in banner(config("text"), 8080, native, after_s=2.0)
+    assert "echo, cpu, fp32\n" in banner(config("text"), 8080, REPORT, after_s=2.0)
+    say_ready(config(), 8080, native, after_s=2.0)
+    assert json.loads(capsys.readouterr().out)["kernels"] == "native x86-64-v4"
 
 
 def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,14 @@ def describe(config: Config) -> ApiDescription:
 
 MODELS = struct({"object": {"const": "list"}, "data": array(ref("OpenAIModel"))})
 HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}
-USAGE = struct({"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER})
+USAGE = struct(
+    {
+        "prompt_tokens": INTEGER,
+        "completion_tokens": INTEGER,
+        "total_tokens": INTEGER,
+        "prompt_tokens_details": struct({"cached_tokens": INTEGER}),
+    }
+)
 TOKEN = {"token": STRING, "logprob": or_null(NUMBER), "bytes": array(INTEGER)}
 CHAT_LOG_PROBS = or_null(
     struct({"content": array(struct(TOKEN | {"top_logprobs": array(struct(TOKEN))})), "refusal": {"type": "null"}})

@@ -110,6 +110,7 @@ SCHEMAS: dict[str, Schema] = {
             "version": STRING,
             "sha": {"type": "null"},
             "docker_label": {"type": "null"},
+            "kernels": STRING,
         }
     ),
 }

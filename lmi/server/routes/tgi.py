@@ -29,7 +29,10 @@ async def generate_stream(exchange: Exchange, service: Service) -> None:
 
 
 async def info(exchange: Exchange, service: Service) -> None:
-    """Answer with TGI's names and this server's values, or with 503 until an engine is ready."""
+    """Answer with TGI's names and this server's values, or with 503 until an engine is ready.
+
+    `kernels` is not a name of TGI: what computes, "" for an engine that has no choice.
+    """
     assert service.engines is not None
     engine, config = await service.engines.ready(), service.config
     max_best_of = min(MAX_SEQUENCES, config.server.max_request_sequences)
@@ -48,6 +51,7 @@ async def info(exchange: Exchange, service: Service) -> None:
         "version": __version__,
         "sha": None,
         "docker_label": None,
+        "kernels": engine.kernels,
     }
     await exchange.send_whole(200, "application/json", orjson.dumps(fields))
 

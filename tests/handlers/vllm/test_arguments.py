@@ -46,6 +46,7 @@ def test_our_options_reach_the_fields_of_vllm(arguments: ModuleType, folder: Pat
         max_sequence_length=512,
         tensor_parallel_degree=2,
         trust_remote_code=True,
+        enable_prefix_caching=False,
     )
     wanted = {
         "model": str(folder),
@@ -56,6 +57,7 @@ def test_our_options_reach_the_fields_of_vllm(arguments: ModuleType, folder: Pat
         "max_model_len": 512,
         "tensor_parallel_size": 2,
         "trust_remote_code": True,
+        "enable_prefix_caching": False,
     }
     given = arguments.engine_arguments(engine, str(folder))
     assert {name: given[name] for name in wanted} == wanted

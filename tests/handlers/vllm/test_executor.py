@@ -96,6 +96,13 @@ def test_the_times_of_a_request_and_the_tokens_that_it_reused(engine: Executor) 
     assert again.request_perf_metrics.num_reused_tokens == TOKENS_PER_BLOCK  # type: ignore[union-attr]
 
 
+def test_a_prompt_that_vllm_has_cached_tells_it_and_a_salt_keeps_it_apart(engine: Executor) -> None:
+    prompt = tuple(range(40, 40 + 2 * TOKENS_PER_BLOCK))
+    salts = (None, "alice", None, "alice", "bob")
+    given = [result(engine, input_token_ids=prompt, max_tokens=2, cache_salt=salt).num_cached_tokens for salt in salts]
+    assert given == [0, 0, TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, 0]
+
+
 class FailingOnce:
     """vLLM's engine, except for one step that raises: the first in which a request that has already run waits."""
 

@@ -68,6 +68,7 @@ OURS = {
     "Request.return_all_generated_tokens",
     "Request.priority",
     "Request.allotted_time_ms",
+    "Request.cache_salt",
     "Request.client_id",
 }
 REFUSED: dict[str, Any] = {
