@@ -10,8 +10,7 @@ out, one `finally` closes the stream, which sends Cancel unless the engine has f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
 
 from lmi.capabilities import check_request
@@ -23,8 +22,10 @@ from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest
 
+Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
+
+NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
-    FinishReason.NOT_FINISHED: None,
     FinishReason.END_ID: AnswerEnd.EOS_TOKEN,
     FinishReason.STOP_WORDS: AnswerEnd.STOP_SEQUENCE,
     FinishReason.LENGTH: AnswerEnd.LENGTH,
@@ -32,19 +33,22 @@ REASONS = {
 
 
 class Pipeline:
-    """Turns requests into streams of Deltas, for every API and every engine."""
+    """Turns requests into Deltas, for every API and every engine."""
 
     def __init__(self, tokenizer: Tokenizer, engines: Engines, chat_template: ChatTemplate | None = None) -> None:
         self._tokenizer = tokenizer
         self._engines = engines
         self._chat_template = chat_template
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
-        """Yield the Deltas of the answer. Raises LmiError, before the first Delta or after some.
+    async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
+        """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
 
         Requests that are answered together run concurrently, and the first failure ends the whole answer.
         """
-        return self._generate(requests[0]) if len(requests) == 1 else self._generate_all(requests)
+        if len(requests) == 1:
+            await self._generate(requests[0], await self._prepare(requests[0]), 0, take)
+        else:
+            await self._generate_all(requests, take)
 
     async def _prepare(self, request: GenerationRequest) -> tuple[str, Request]:
         """Return the text that the answer continues, and the request for the engine.
@@ -62,39 +66,29 @@ class Pipeline:
         return prompt, submitted
 
     async def _generate(
-        self, request: GenerationRequest, prepared: tuple[str, Request] | None = None, first_index: int = 0
-    ) -> AsyncGenerator[Delta]:
-        prompt, submitted = prepared or await self._prepare(request)
-        prompt_ids = submitted.input_token_ids
-        open_texts = {index: self._answer_text(request, prompt_ids) for index in range(request.num_sequences)}
-        is_prompt_told = False
+        self, request: GenerationRequest, prepared: tuple[str, Request], first_index: int, take: Take
+    ) -> None:
+        prompt, submitted = prepared
+        sequences = Sequences(self._tokenizer, request, prompt, submitted.input_token_ids, first_index)
         stream = self._engines.submit(submitted, request.session)
+
+        def take_result(result: Result) -> Awaitable[None] | None:
+            delta = sequences.read(result)
+            if not sequences.open_texts:
+                stream.close()
+            return None if delta is None else take(delta)
+
         try:
-            while open_texts:
-                await stream.arrival()
-                result = stream.take()
-                index = result.sequence_index
-                if index not in open_texts:  # a stop string has ended it
-                    continue
-                delta = read_result(open_texts[index], result)
-                delta.index, delta.prompt = first_index + index, prompt
-                if index == 0 and not is_prompt_told:
-                    is_prompt_told = True
-                    delta.num_prompt_tokens, delta.prompt_token_ids = len(prompt_ids), prompt_ids
-                    if request.prefill_details:
-                        delta.prefill = prompt_tokens(self._tokenizer, prompt_ids, result.prompt_log_probs)
-                if delta.finish_reason is not None:
-                    del open_texts[index]
-                yield delta
+            await stream.forward(take_result)
         finally:
             stream.close()
 
-    async def _generate_all(self, requests: Sequence[GenerationRequest]) -> AsyncGenerator[Delta]:
+    async def _generate_all(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         prepared = await asyncio.gather(*map(self._prepare, requests))  # if one is refused, none begins
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
         tasks = [
-            asyncio.create_task(self._pass_on(self._generate(*each), arrived))
+            asyncio.create_task(self._collect(*each, arrived))
             for each in zip(requests, prepared, first_indexes, strict=False)
         ]
         num_open = sum(request.num_sequences for request in requests)
@@ -107,18 +101,22 @@ class Pipeline:
                 ahead = None if arrived.empty() else arrived.get_nowait()
                 delta.is_followed = isinstance(ahead, Delta)
                 num_open -= delta.finish_reason is not None
-                yield delta
+                if (pause := take(delta)) is not None:
+                    await pause
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    @staticmethod
-    async def _pass_on(answer: AsyncGenerator[Delta], arrived: asyncio.Queue[Delta | Exception]) -> None:
+    async def _collect(
+        self,
+        request: GenerationRequest,
+        prepared: tuple[str, Request],
+        first_index: int,
+        arrived: asyncio.Queue[Delta | Exception],
+    ) -> None:
         try:
-            async with aclosing(answer) as deltas:
-                async for delta in deltas:
-                    arrived.put_nowait(delta)
+            await self._generate(request, prepared, first_index, arrived.put_nowait)
         except Exception as error:
             arrived.put_nowait(error)
 
@@ -163,19 +161,54 @@ class Pipeline:
             embedding_bias=request.token_biases,
             guided_decoding_params=request.guided_decoding,
             lora_config=LoraConfig(request.adapter) if request.adapter else None,
+            cache_salt=request.cache_salt,
         )
 
-    def _answer_text(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> AnswerText:
-        return AnswerText(
-            self._tokenizer,
-            prompt_ids,
-            stop_sequences=request.stop_sequences,
-            stop_token_ids=request.stop_token_ids,
-            include_stop_str_in_output=request.include_stop_str_in_output,
-            skip_special_tokens=request.skip_special_tokens,
-            spaces_between_special_tokens=request.spaces_between_special_tokens,
-            min_tokens=request.sampling.min_tokens or 0,
-        )
+
+class Sequences:
+    """The sequences of one request. Turns each Result into a Delta. `open_texts` holds those not ended."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, request: GenerationRequest, prompt: str, prompt_ids: Sequence[int], first_index: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._has_prefill = request.prefill_details
+        self._prompt, self._prompt_ids, self._first_index = prompt, prompt_ids, first_index
+        self._is_prompt_told = False
+        self.open_texts = {index: answer_text(tokenizer, request, prompt_ids) for index in range(request.num_sequences)}
+
+    def read(self, result: Result) -> Delta | None:
+        """Return the Delta of a Result, None for a sequence that a stop string has ended."""
+        index = result.sequence_index
+        if index not in self.open_texts:
+            return None
+        delta = read_result(self.open_texts[index], result)
+        delta.index, delta.prompt = self._first_index + index, self._prompt
+        if index == 0 and not self._is_prompt_told:
+            self._tell_prompt(delta, result)
+        if delta.finish_reason is not None:
+            del self.open_texts[index]
+        return delta
+
+    def _tell_prompt(self, delta: Delta, result: Result) -> None:
+        self._is_prompt_told = True
+        delta.num_prompt_tokens, delta.prompt_token_ids = len(self._prompt_ids), self._prompt_ids
+        delta.num_cached_tokens = result.num_cached_tokens
+        if self._has_prefill:
+            delta.prefill = prompt_tokens(self._tokenizer, self._prompt_ids, result.prompt_log_probs)
+
+
+def answer_text(tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> AnswerText:
+    return AnswerText(
+        tokenizer,
+        prompt_ids,
+        stop_sequences=request.stop_sequences,
+        stop_token_ids=request.stop_token_ids,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        spaces_between_special_tokens=request.spaces_between_special_tokens,
+        min_tokens=request.sampling.min_tokens or 0,
+    )
 
 
 def read_result(answer: AnswerText, result: Result) -> Delta:
@@ -183,20 +216,21 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
 
     Raises DeadlineExceeded or EngineLost if the engine gave up the request.
     """
-    reason = result.finish_reasons[0]
+    ids, reason = result.output_token_ids[0], result.finish_reasons[0]
+    log_probs = result.log_probs[0] if result.log_probs else None
+    top = result.top_log_probs[0] if result.top_log_probs else None
+    if reason is NOT_FINISHED:
+        tokens = answer.feed(ids, log_probs, top)
+        return (
+            Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string) if answer.stopped else Delta(tokens)
+        )
     if reason is FinishReason.TIMED_OUT:
         raise DeadlineExceeded("the engine's time for this request ran out")
     if reason is FinishReason.CANCELLED:
         raise EngineLost("the engine gave up this request because it is shutting down")
-    tokens = answer.feed(
-        result.output_token_ids[0],
-        result.log_probs[0] if result.log_probs else None,
-        result.top_log_probs[0] if result.top_log_probs else None,
-        reason,
-    )
+    tokens = answer.feed(ids, log_probs, top, reason)
     if answer.stopped:
         return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string)
-    ids = result.output_token_ids[0]
     stop_id = ids[-1] if ids and reason is FinishReason.STOP_WORDS else None
     return Delta(tokens, REASONS[reason], stop_reason=stop_id)
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
+
 from lmi.executor import GuidedDecodingParams, SamplingConfig
 
 
@@ -75,7 +77,8 @@ class GenerationRequest:
     `max_new_tokens` None the answer may fill the context. `stop_token_ids` end the answer like a stop string.
     `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
     there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
-    the bias that is added to its logit. All requests of a `session` go to one engine.
+    the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different values of
+    `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one asked.
     """
 
     prompt: str = ""
@@ -101,6 +104,7 @@ class GenerationRequest:
     token_biases: tuple[tuple[int, float], ...] = ()
     adapter: str | None = None
     session: str | None = None
+    cache_salt: str | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -108,8 +112,7 @@ class GenerationRequest:
         return self.sampling.num_return_sequences
 
 
-@dataclass(slots=True)
-class Token:
+class Token(msgspec.Struct, gc=False):
     """One token of prompt or answer.
 
     `text` is the text that this token completes. It is "" while part of a character or a possible stop string is held
@@ -130,15 +133,15 @@ class Token:
         return self.text if self.raw_text is None else self.raw_text
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct, gc=False):
     """The new tokens of one sequence from one engine Result. The last Delta of a sequence has a `finish_reason`.
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
-    of the second. The first Delta of each request has `num_prompt_tokens`, `prompt_token_ids` and, if the request asks
-    for it, `prefill` (the prompt's tokens). Every Delta has `prompt`, the text that the answer continues: as given, as
-    rendered from a chat, or, if `return_full_text` asks for it, as decoded from token ids. `stop_reason` is the stop
-    string or the id of the stop token that ended the sequence. A sequence's whole text is the concatenation of its
+    of the second. The first Delta of each request has `num_prompt_tokens`, `num_cached_tokens` (those of them that the
+    engine did not compute again), `prompt_token_ids` and, if the request asks for it, `prefill` (the prompt's tokens).
+    Every Delta has `prompt`, the text that the answer continues: as given, as rendered from a chat, or, if
+    `return_full_text` asks for it, as decoded from token ids. `stop_reason` is the stop string or the id of the stop
+    token that ended the sequence. A sequence's whole text is the concatenation of its
     token texts. The pipeline raises an error inside a stream and never puts it into a Delta. With `is_followed` the
     next Delta has already arrived, so a writer may put both into one record.
     """
@@ -147,6 +150,7 @@ class Delta:
     finish_reason: AnswerEnd | None = None
     prefill: list[Token] | None = None
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     prompt: str = ""
     index: int = 0
     prompt_token_ids: Sequence[int] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -42,45 +42,78 @@ from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import frame
 from lmi.shared.state import EngineRecord
 
+Take = Callable[[Result], Awaitable[None] | None]  # what it returns is awaited before the next Result
+
 
 class ResponseStream:
-    """The Responses of one request, in order: `await arrival()`, then `take()`. Always close it."""
+    """The Responses of one request, in order, which `forward` passes on. Always close it."""
 
     def __init__(self, connection: EngineConnection, request_id: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens  # of the prompt and the longest possible answer: the engine's load
         self._connection = connection
         self._id = request_id
-        self._inbox: deque[Result | LmiError] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._inbox: deque[Result | Exception] = deque()  # what arrived while no task slept in `forward`
+        self._take: Take | None = None
+        self._sleep: asyncio.Future[Awaitable[None] | None] | None = None
         self._is_over = False  # no further Response will come
 
-    def arrival(self) -> asyncio.Future[None]:
-        """Return a future that is done when `take` has a Result or an error. A coroutine would cost more per token."""
-        self._waiter = waiter = self._connection.loop.create_future()
-        if self._inbox:
-            waiter.set_result(None)
-        return waiter
+    async def forward(self, take: Take) -> None:
+        """Pass each Result to `take` until the last one, or until `close`. Raises the LmiError that ended the request.
 
-    def take(self) -> Result:
-        """Return the next Result, which must have arrived. Raises the LmiError that ended the request, if one did."""
-        item = self._inbox.popleft()
-        if isinstance(item, LmiError):
-            raise item
-        return item
+        `take` runs in the turn of the event loop in which the Result arrives, so that a token wakes no task. If it
+        returns an awaitable, this task awaits it, and later Results wait here for so long.
+        """
+        self._take = take
+        while self._inbox or not self._is_over:
+            if not self._inbox:
+                self._sleep = self._connection.loop.create_future()
+                pause = await self._sleep
+            elif isinstance(item := self._inbox.popleft(), Exception):
+                raise item
+            else:
+                pause = take(item)
+            if pause is not None:
+                await pause
 
     def close(self) -> None:
         """Forget the request, and cancel it in the engine unless it has ended."""
+        self._inbox.clear()
+        self._take = None  # it may refer to this stream
+        if self._sleep is not None and self._sleep.done() and not self._sleep.cancelled():
+            forget(self._sleep.result())  # the task was cancelled before it could await it
         if not self._is_over:
             self._is_over = True
             self._connection.cancel(self._id)
 
     def put(self, item: Result | LmiError) -> None:
-        self._inbox.append(item)
         if isinstance(item, LmiError) or item.is_final:
             self._is_over = True
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        sleep = self._sleep
+        if sleep is None or sleep.done():  # the task works on an earlier Result, or it was cancelled
+            self._inbox.append(item)
+        else:
+            self._pass_on(item, sleep)
+
+    def _pass_on(self, item: Result | LmiError, sleep: asyncio.Future[Awaitable[None] | None]) -> None:
+        """Pass a Result on, and wake the task if it has to wait for something, to raise an error, or to end."""
+        pause = None
+        try:
+            if isinstance(item, LmiError):
+                raise item
+            assert self._take is not None
+            pause = self._take(item)
+        except Exception as error:  # it belongs to this request, not to the connection
+            self._inbox.append(error)
+        if sleep.done():
+            forget(pause)
+        elif pause is not None or self._inbox or self._is_over:
+            sleep.set_result(pause)
+
+
+def forget(pause: Awaitable[None] | None) -> None:
+    """Close what nobody will await. It does nothing to a coroutine that has ended."""
+    if isinstance(pause, Coroutine):
+        pause.close()
 
 
 class EngineConnection(Connection):

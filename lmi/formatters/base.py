@@ -7,7 +7,7 @@ of HTTP statuses, sockets or engines. orjson writes strings and floats, so NaN a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Generic, NamedTuple
 
 from orjson import dumps
@@ -31,11 +31,15 @@ def joined(tokens: Sequence[Token]) -> Token:
     log_probs = [token.log_prob for token in tokens]
     return Token(
         id=tokens[-1].id,
-        text="".join(token.text for token in tokens),
+        text=text_of(tokens),
         log_prob=None if None in log_probs else sum(filter(None, log_probs)),
         is_special=all(token.is_special for token in tokens),
         top=[other for token in tokens for other in token.top or ()],
     )
+
+
+def text_of(tokens: Sequence[Token]) -> str:
+    return tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
 
 
 class ErrorFields(NamedTuple):
@@ -48,15 +52,26 @@ class ErrorFields(NamedTuple):
 
 
 class AsyncFormatter(ABC):
-    """Turns the deltas of one answer into the records of its body. It may wait for other processes."""
+    """Turns the Deltas of one answer into the records of its body. It may wait for other processes. Always `close` it.
+
+    A whole answer's records together are its body. An empty record only begins the response.
+    """
 
     media_type: str
-    is_streaming: bool  # False: all records together are the body
+    is_streaming: bool
     is_verbatim: bool = False  # the body is sent as it is, without the API's line end
 
+    async def begin(self) -> None:
+        """Get ready, before anything is generated."""
+        return
+
     @abstractmethod
-    def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
-        """Yield the records that each delta completes. An empty record only begins the response."""
+    def feed(self, delta: Delta) -> list[bytes] | Awaitable[list[bytes]]:
+        """Return the records that this Delta completes, in order. The next one is fed when they have been sent."""
+
+    def close(self) -> None:
+        """Let the other processes go."""
+        return
 
 
 class Formatter(AsyncFormatter, Generic[Format]):
@@ -69,11 +84,6 @@ class Formatter(AsyncFormatter, Generic[Format]):
     @abstractmethod
     def feed(self, delta: Delta) -> list[bytes]:
         """Return the records that this Delta completes, in order. If not streaming, the last one completes the body."""
-
-    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
-        async for delta in deltas:
-            for record in self.feed(delta):
-                yield record
 
     @staticmethod
     @abstractmethod

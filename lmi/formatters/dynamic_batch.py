@@ -17,7 +17,7 @@ import json
 
 from orjson import dumps
 
-from lmi.formatters.base import ErrorFields, Formatter
+from lmi.formatters.base import ErrorFields, Formatter, text_of
 from lmi.schemas.common import Parsed
 from lmi.types import Answer, AnswerFormat, Answers, Delta, GenerationRequest
 
@@ -67,7 +67,7 @@ class BatchStream(Formatter[AnswerFormat]):
         self._has_news = False
 
     def feed(self, delta: Delta) -> list[bytes]:
-        text = "".join(token.text for token in delta.tokens)
+        text = text_of(delta.tokens)
         if text or delta.finish_reason is not None:
             self._has_news = True
             self._outputs[delta.index] += self._prefixes[delta.index] + text

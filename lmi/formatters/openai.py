@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from orjson import dumps
 
-from lmi.formatters.base import ErrorFields, Formatter, one_line
+from lmi.formatters.base import ErrorFields, Formatter, one_line, text_of
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
 from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
@@ -44,19 +44,23 @@ class OpenAIFormatter(Formatter[OpenAIFormat]):
         self._created_s = int(time.time())
         self._num_sequences = parsed.num_sequences
         self._num_open = self._num_sequences
-        self._num_prompt_tokens = self._num_tokens = 0
+        self._num_prompt_tokens = self._num_cached_tokens = self._num_tokens = 0
 
     def _count(self, delta: Delta) -> None:
-        self._num_prompt_tokens += delta.num_prompt_tokens
+        if delta.num_prompt_tokens:
+            self._num_prompt_tokens += delta.num_prompt_tokens
+            self._num_cached_tokens += delta.num_cached_tokens
         if self._format.is_answer_wanted:
             self._num_tokens += len(delta.tokens)
         self._num_open -= delta.finish_reason is not None
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
+        """Return the numbers of tokens. A prompt counts once, however many choices it has."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
 
     def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -121,18 +125,22 @@ class OpenAIStream(OpenAIFormatter):
     closing: ClassVar[bytes] = b"\n\n"
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._before = self.opening + dumps(self._object([])).removesuffix(b"]}")
+        self._behind = (b'],"usage":null}' if self._format.has_usage else b"]}") + self.closing
+
     def feed(self, delta: Delta) -> list[bytes]:
         self._count(delta)
-        records = [self._chunk([choice]) for choice in self._choices(delta)]
+        records = [self._chunk(choice) for choice in self._choices(delta)]
         if self._num_open:
             return records
         if self._format.has_usage:
             records.append(self.record(dumps(self._object([]) | {"usage": self._usage()})))
         return [*records, self.done] if self.done else records
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        chunk = self._object(choices)
-        return self.record(dumps(chunk | {"usage": None} if self._format.has_usage else chunk))
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return one_line(self._before + dumps(choice) + self._behind)
 
     @classmethod
     def record(cls, data: bytes) -> bytes:
@@ -184,30 +192,28 @@ class CompletionStream(OpenAIStream):
 
     def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
         super().__init__(parsed)
-        self._begun: dict[int, int] = {}  # index -> characters so far
+        self._begun: dict[int, int] = {}  # index -> characters with log-probs so far
         self._prefills: dict[int, list[Token]] = {}  # by request
 
     def _choices(self, delta: Delta) -> list[dict[str, Any]]:
         is_first = delta.index not in self._begun
-        log_probs = LogProbs(self._format, self._begun.get(delta.index, 0))
-        text = "".join(token.text for token in delta.tokens) if self._format.is_answer_wanted else ""
+        text = text_of(delta.tokens) if self._format.is_answer_wanted else ""
+        if is_first:
+            self._begun[delta.index] = 0
+            text = delta.prompt + text if self._format.echoes_prompt else text
+        log_probs = self._log_probs(delta, is_first) if self._format.has_log_probs else None
+        if not (text or delta.finish_reason or (log_probs is not None and delta.tokens)):
+            return []
+        return [{"index": delta.index, "text": text, "logprobs": log_probs, "finish_reason": self._reason(delta)}]
+
+    def _log_probs(self, delta: Delta, is_first: bool) -> dict[str, Any]:
+        log_probs = LogProbs(self._format, self._begun[delta.index])
         if is_first and self._format.echoes_prompt:
-            text = delta.prompt + text
-            if self._format.has_log_probs:
-                log_probs.add(self._prefill(delta))
+            log_probs.add(self._prefill(delta))
         if self._format.is_answer_wanted:
             log_probs.add(shown_tokens(delta.tokens, delta.finish_reason))
         self._begun[delta.index] = log_probs.offset
-        if not (text or delta.finish_reason or (self._format.has_log_probs and delta.tokens)):
-            return []
-        return [
-            {
-                "index": delta.index,
-                "text": text,
-                "logprobs": log_probs.fields() if self._format.has_log_probs else None,
-                "finish_reason": self._reason(delta),
-            }
-        ]
+        return log_probs.fields()
 
     def _prefill(self, delta: Delta) -> list[Token]:
         """Return the prompt tokens of the delta's request. They come with its first sequence, which may be late."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from lmi.formatters.base import text_of
 from lmi.formatters.openai import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
@@ -102,7 +103,7 @@ class ChatStream(OpenAIStream):
             self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
             deltas.append({"role": "assistant", "content": ""})
         splitter, num_opening = self._splitters[delta.index], len(deltas)
-        deltas += splitter.feed("".join(token.text for token in delta.tokens), delta.finish_reason is not None)
+        deltas += splitter.feed(text_of(delta.tokens), delta.finish_reason is not None)
         tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
         if tokens and len(deltas) == num_opening:
             deltas.append({"content": ""})  # the text is held back, but its log-probs are not

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 
-from lmi.formatters.base import ErrorFields, Formatter, one_line
+from lmi.formatters.base import ErrorFields, Formatter, one_line, text_of
 from lmi.schemas.common import Parsed
 from lmi.schemas.triton import TritonFormat
 from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
@@ -95,7 +95,7 @@ class TritonStream(TritonOneEvent):
         self._num_input_tokens, self._cum_log_prob = 0, 0.0
 
     def feed(self, delta: Delta) -> list[bytes]:
-        piece = Answer("".join(token.text for token in delta.tokens), delta.tokens, delta.finish_reason)
+        piece = Answer(text_of(delta.tokens), delta.tokens, delta.finish_reason)
         self._num_input_tokens += delta.num_prompt_tokens
         self._cum_log_prob += piece.cum_log_prob
         return [self._object([piece], self._num_input_tokens, [self._cum_log_prob])]

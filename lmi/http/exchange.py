@@ -12,6 +12,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from itertools import accumulate
@@ -23,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from lmi.errors import ClientGone, DeadlineExceeded, LmiError, shorten
 from lmi.http.body import BodyMemory
+from lmi.http.sent import SENT
 
 KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -77,6 +79,7 @@ class Exchange:
         self.status = 0
         self.started_s = time.monotonic()
         self.error_label = ""
+        self.noted: Counter[str] = Counter()  # numbers for its line in the log
         self.num_body_bytes = 0  # that were read
         self._written = b""  # last
         self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
@@ -160,7 +163,7 @@ class Exchange:
         await self._start(status, media_type, headers)
 
     def write(self, data: bytes) -> Awaitable[None]:
-        """Send one record without buffering it. The result must be awaited."""
+        """Send one record without buffering it. Unless the result is SENT, it must be awaited."""
         self._written = data or self._written
         return self._send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -273,9 +276,10 @@ class BufferedExchange(Exchange):
     async def start(self, status: int, media_type: str, headers: Iterable[Header] = ()) -> None:
         self.status, self._media_type, self._fields = status, media_type, list(headers)
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> Awaitable[None]:
         self._written = data or self._written
         self._body += data
+        return SENT
 
     async def end(self, data: bytes = b"") -> None:
         await self.send_whole(self.status, self._media_type, bytes(self._body + data), self._fields)

@@ -15,7 +15,7 @@ import logging
 import resource
 import sys
 import termios
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from lmi.errors import shorten
+from lmi.http.sent import SENT
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +63,24 @@ class Cycle(RequestResponseCycle):
     is_early = False  # the answer began before the body was complete, and the rest is not awaited
     is_delimited_by_close = False  # the answer to an HTTP/1.0 client ends where the connection does
 
-    def send(self, message: Any) -> Coroutine[Any, Any, None]:
+    def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]  # any awaitable does
+        """Send a part of the response. A piece of a stream is written before this returns, if the client keeps up."""
+        if message.get("more_body") and self._write_chunk(message["body"]):
+            return SENT
         if message["type"] == "http.response.start":
             return self._start(message)
         if self.is_delimited_by_close and message["type"] == "http.response.body":
             self.expected_content_length = len(message.get("body", b""))
         return super().send(message)
+
+    def _write_chunk(self, body: bytes) -> bool:
+        """Write one chunk, or return False where uvicorn has to wait or to complain, or has another framing."""
+        if not (self.response_started and self.chunked_encoding and body) or self.response_complete:
+            return False
+        if self.flow.write_paused or self.disconnected:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     async def _start(self, message: Any) -> None:
         is_awaited = self.waiting_for_100_continue or self.num_missing_bytes > MAX_UNREAD_BYTES

@@ -25,7 +25,7 @@ from lmi.apis import AnyApi
 from lmi.errors import ClientGone, LmiError, MalformedRequest
 from lmi.formatters.base import one_line
 from lmi.http.exchange import Exchange
-from lmi.server.respond import Choose, Inference, generated
+from lmi.server.respond import Choose, Inference, generate
 from lmi.server.service import Service
 from lmi.server.sessions import request_type, session_of
 from lmi.shared.sessions import InvalidSession
@@ -152,8 +152,9 @@ class Batch:
         async with self._places.taken(parsed.num_sequences):
             inference.started_s = time.monotonic()
             formatter, parsed = inference.formatter(message, parsed)
-            async with generated(inference, parsed, formatter) as records:
-                return one_value(b"".join([record async for record in records]))
+            records: list[bytes] = []
+            await generate(inference, parsed, formatter, records.extend)
+            return one_value(b"".join(records))
 
 
 def one_value(body: bytes) -> bytes:

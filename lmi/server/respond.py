@@ -7,15 +7,16 @@ After the first byte an error is written in the format of the answer, and the bo
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from lmi.apis import AnyApi
 from lmi.errors import ClientGone, LmiError
-from lmi.formatters.base import AsyncFormatter
+from lmi.formatters.base import AsyncFormatter, Formatter
 from lmi.formatters.errors import Rendered
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Message, Parsed, is_text
@@ -29,6 +30,7 @@ from lmi.shared.state import FrontEndRecord
 from lmi.types import AnswerFormat, Delta, OutputFormat
 
 Choose = Callable[[bytes, str | None], AnyApi]
+Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records
 IGNORED_STREAM = "stream: no effect in a body of lines, whose answers are whole"
 
 
@@ -161,8 +163,7 @@ async def stream_answer(inference: Inference, parsed: Parsed[Any], formatter: As
     exchange = inference.exchange
     body = Body(exchange, formatter, is_ascii=inference.service.config.server.ascii_streams)
     try:
-        async with generated(inference, parsed, formatter) as records:
-            await body.take(records)
+        await generate(inference, parsed, formatter, body.take)
     except LmiError as error:  # the engine is already free, even if the client reads the rest slowly
         if not exchange.status:
             raise
@@ -171,33 +172,45 @@ async def stream_answer(inference: Inference, parsed: Parsed[Any], formatter: As
     await body.end(inference.api)
 
 
-@asynccontextmanager
-async def generated(
-    inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter
-) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Generate the answer inside the block, as the records that the formatter writes."""
-    service = inference.service
+async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter, send: Send) -> None:
+    """Generate the answer, and pass the records that the formatter writes to `send`.
+
+    A token goes from the engine's socket to the client's in one turn of the event loop, while this task sleeps.
+    """
+    service, noted = inference.service, inference.exchange.noted
     assert service.pipeline is not None
-    with Meter(service.record, inference.started_s, is_streaming=formatter.is_streaming) as meter:
-        async with (
-            inference.deadline(),
-            aclosing(service.pipeline.generate(parsed.requests)) as deltas,
-            aclosing(meter.counted(deltas)) as counted,
-            aclosing(formatter.records(counted)) as records,
-        ):
-            yield records
+    with (
+        closing(formatter),
+        Meter(service.record, inference.started_s, noted, is_streaming=formatter.is_streaming) as meter,
+    ):
+
+        def take(delta: Delta) -> Awaitable[None] | None:
+            meter.count(delta)
+            if isinstance(formatter, Formatter):
+                return send(formatter.feed(delta))
+            return send_later(formatter, delta, send)
+
+        async with inference.deadline():
+            await formatter.begin()
+            await service.pipeline.generate(parsed.requests, take)
+
+
+async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> None:
+    records = formatter.feed(delta)
+    if (sent := send(records if isinstance(records, list) else await records)) is not None:
+        await sent
 
 
 class Meter:
     """Counts one answer while it is generated: tokens, time to the first, time between tokens, and the finish reason.
 
     The tokens of an answer that is not streamed are not timed. The Meter runs for every token, so it uses views and
-    plain numbers, and writes the totals when the answer ends.
+    plain numbers, and writes the totals when the answer ends. `noted` gets the tokens of prompts, for the log.
     """
 
-    def __init__(self, record: FrontEndRecord, started_s: float, *, is_streaming: bool) -> None:
+    def __init__(self, record: FrontEndRecord, started_s: float, noted: Counter[str], *, is_streaming: bool) -> None:
         self._is_streaming = is_streaming
-        self._record = record
+        self._record, self._noted = record, noted
         self._inter_token_latency_s = record.inter_token_latency_s
         self._last_s = started_s
         self._num_tokens = 0
@@ -205,12 +218,6 @@ class Meter:
 
     def __enter__(self) -> Self:
         return self
-
-    async def counted(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[Delta]:
-        """Pass the deltas on and count each."""
-        async for delta in deltas:
-            self.count(delta)
-            yield delta
 
     def count(self, delta: Delta) -> None:
         num_tokens = len(delta.tokens)
@@ -224,6 +231,9 @@ class Meter:
         self._num_tokens += num_tokens
         if delta.num_prompt_tokens:
             self._record.num_prompt_tokens += delta.num_prompt_tokens
+            self._record.num_cached_tokens += delta.num_cached_tokens
+            self._noted["prompt_tokens"] += delta.num_prompt_tokens
+            self._noted["cached_tokens"] += delta.num_cached_tokens
         if delta.finish_reason is not None:
             self._outcome = delta.finish_reason
 

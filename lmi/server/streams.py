@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable
 
 from lmi.apis import AnyApi
 from lmi.formatters.base import AsyncFormatter
 from lmi.formatters.errors import Rendered
 from lmi.http.exchange import Exchange
+from lmi.http.sent import SENT
 
 NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
@@ -28,23 +29,33 @@ class Body:
         self._is_ascii = is_ascii
         self._whole: list[bytes] = []
 
-    async def take(self, records: AsyncIterator[bytes]) -> None:
-        """Send the records of a stream as they arrive, or collect those of a whole answer."""
-        exchange, formatter = self._exchange, self._formatter
-        async for record in records:
-            if not formatter.is_streaming:
-                self._whole.append(record)
-                continue
-            if not exchange.status:
-                await exchange.start(200, formatter.media_type, [("cache-control", "no-cache")])
-            if record:
-                await exchange.write(as_ascii(record) if self._is_ascii else record)
+    def take(self, records: list[bytes]) -> Awaitable[None] | None:
+        """Send records of a stream, or keep those of a whole answer.
+
+        Returns an awaitable if they could not be sent at once, because the client reads slowly.
+        """
+        if not self._formatter.is_streaming:
+            self._whole += records
+        elif len(records) == 1 and self._exchange.status and records[0]:
+            sent = self._write(records[0])
+            return None if sent is SENT else sent
+        elif records:
+            return self._send(records)
+        return None
+
+    async def _send(self, records: list[bytes]) -> None:
+        if not self._exchange.status:
+            await self._exchange.start(200, self._formatter.media_type, [("cache-control", "no-cache")])
+        for record in filter(None, records):
+            await self._write(record)
+
+    def _write(self, record: bytes) -> Awaitable[None]:
+        return self._exchange.write(as_ascii(record) if self._is_ascii else record)
 
     async def fail(self, rendered: Rendered) -> None:
         """Send an error in a stream that has begun. It begins a line, whatever stands before it."""
         self._exchange.note_failure(rendered.status)
-        record = self._exchange.line_end() + rendered.body
-        await self._exchange.write(as_ascii(record) if self._is_ascii else record)
+        await self._write(self._exchange.line_end() + rendered.body)
 
     async def end(self, api: AnyApi) -> None:
         """End a stream, or send the whole answer."""

@@ -14,6 +14,8 @@ from lmi.text.stop import StopStrings
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Token
 
+NOT_FINISHED = FinishReason.NOT_FINISHED
+
 
 class AnswerText:
     """Turns the tokens of each Result into Tokens. `stopped` becomes True when a stop string has ended the answer.
@@ -57,13 +59,15 @@ class AnswerText:
         ids: Sequence[int],
         log_probs: Sequence[float] | None = None,
         top: Sequence[Sequence[TokenLogProb]] | None = None,
-        finish_reason: FinishReason = FinishReason.NOT_FINISHED,
+        finish_reason: FinishReason = NOT_FINISHED,
     ) -> list[Token]:
         """Return the Tokens of one Result. Tokens after a stop string are dropped, also those of further Results.
 
         With a `finish_reason` the last Token gets the text that was held back. If the Result has no tokens, an
         additional Token with the last id gets it.
         """
+        if self._stop is None and top is None and finish_reason is NOT_FINISHED and len(ids) == 1:
+            return [self._plain_token(ids[0], None if log_probs is None else log_probs[0])]  # nearly every Result
         tokens: list[Token] = []
         num_spoken = len(ids) - self._is_last_silent(ids, finish_reason)
         for n, token_id in enumerate(ids):
@@ -81,9 +85,13 @@ class AnswerText:
                 tokens[n].top = self._alternatives(top[n])
         if ids:
             self._last_id = ids[-1]
-        if finish_reason is not FinishReason.NOT_FINISHED:
+        if finish_reason is not NOT_FINISHED:
             self._release(self._detokenizer.flush(), tokens)
         return tokens
+
+    def _plain_token(self, token_id: int, log_prob: float | None) -> Token:
+        self._last_id = token_id
+        return Token(token_id, self._detokenizer.feed(token_id), log_prob, token_id in self._special_ids)
 
     def _release(self, piece: str, tokens: list[Token]) -> None:
         """Add the text that was held back: part of a character (also to `raw_text`), and part of a stop string."""

@@ -1,9 +1,8 @@
-"""Formatters of a response that user code writes. They send it each Delta and yield what it writes."""
+"""Formatters of a response that user code writes. They send it each Delta and return what it writes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -35,28 +34,29 @@ class OutputFormatter(AsyncFormatter):
         self.is_streaming = parsed.requests[0].is_streaming
         self._workers, self._call = workers, call
         self._open = open_message(message, parsed)
+        self._has_head = False
 
-    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
-        async with aclosing(self._written(deltas)) as written:
-            async for _, data in written:
-                yield data
-
-    async def _written(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[tuple[Delta, bytes]]:
-        """Yield each Delta with what the code writes for it."""
-        with closing(await self._begin()) as call:
-            is_first = True
-            async for delta in deltas:
-                call.send(feed(call.id, delta))
-                if is_first:
-                    self._take_head(await call.head())
-                    is_first = False
-                yield delta, await call.chunk()
-
-    async def _begin(self) -> Call:
+    async def begin(self) -> None:
         if self._call is None:
-            return await self._workers.begin(self._open)
-        self._call.send(self._open(self._call.id))
-        return self._call
+            self._call = await self._workers.begin(self._open)
+        else:
+            self._call.send(self._open(self._call.id))
+
+    async def feed(self, delta: Delta) -> list[bytes]:
+        return [await self._written(delta)]
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
+
+    async def _written(self, delta: Delta) -> bytes:
+        """Return what the code writes for a Delta."""
+        assert self._call is not None
+        self._call.send(feed(self._call.id, delta))
+        if not self._has_head:
+            self._take_head(await self._call.head())
+            self._has_head = True
+        return await self._call.chunk()
 
     def _take_head(self, head: Head) -> None:
         self.media_type = head.media_type
@@ -71,16 +71,17 @@ class ListOutputFormatter(OutputFormatter):
     def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
         super().__init__(workers, call, message, parsed)
         self._unsent = [b""] * len(parsed.requests)
+        self._num_open = len(parsed.requests)
 
-    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
-        async with aclosing(self._written(deltas)) as written:
-            async for delta, data in written:
-                self._unsent[delta.index] += data
-                if self.is_streaming and any(self._unsent) and not delta.is_followed:
-                    yield outputs_line(self._unsent)
-                    self._unsent = [b""] * len(self._unsent)
+    async def feed(self, delta: Delta) -> list[bytes]:
+        self._unsent[delta.index] += await self._written(delta)
+        self._num_open -= delta.finish_reason is not None
         if not self.is_streaming:
-            yield b"[%b]\n" % b", ".join(map(as_json, self._unsent))
+            return [] if self._num_open else [b"[%b]\n" % b", ".join(map(as_json, self._unsent))]
+        if delta.is_followed or not any(self._unsent):
+            return []
+        written, self._unsent = self._unsent, [b""] * len(self._unsent)
+        return [outputs_line(written)]
 
     def _take_head(self, head: Head) -> None:
         self.media_type = JSONLINES if self.is_streaming else JSON
@@ -96,15 +97,15 @@ class ResponseFormatter(AsyncFormatter):
         self.media_type, self.is_streaming = self._formatter.media_type, self._formatter.is_streaming
         self._workers, self._call, self._api = workers, call, api
 
-    async def records(self, deltas: AsyncIterator[Delta]) -> AsyncGenerator[bytes]:
-        try:
-            async with aclosing(self._formatter.records(deltas)) as records:
-                async for record in records:
-                    lines = self._api.whole(self.media_type, record).splitlines(keepends=True)
-                    yield b"".join([await self._rewritten(line) for line in lines])
-        finally:
-            if self._call is not None:
-                self._call.close()
+    async def feed(self, delta: Delta) -> list[bytes]:
+        records = [self._api.whole(self.media_type, record) for record in self._formatter.feed(delta)]
+        return [
+            b"".join([await self._rewritten(line) for line in record.splitlines(keepends=True)]) for record in records
+        ]
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
 
     async def _rewritten(self, line: bytes) -> bytes:
         """Return the line with its object rewritten by the code. A line without an object stays as it is."""

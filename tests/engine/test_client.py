@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -73,9 +74,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def take(stream: ResponseStream) -> Result:
-    await asyncio.wait_for(stream.arrival(), 5)
-    return stream.take()
+async def results(stream: ResponseStream) -> list[Result]:
+    taken: list[Result] = []
+    await asyncio.wait_for(stream.forward(taken.append), 5)
+    return taken
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -94,8 +96,100 @@ def test_each_stream_gets_its_own_responses_in_order(tmp_path: Path) -> None:
             await until(lambda: len(engine.heard) == 2)
             engine.say(Responses([token(0, 5), token(1, 7)]))
             engine.say(Responses([token(1, 8, is_final=True), token(0, 6, is_final=True)]))
-            assert [(await take(first)).output_token_ids for _ in range(2)] == [[[5]], [[6]]]
-            assert [(await take(second)).output_token_ids for _ in range(2)] == [[[7]], [[8]]]
+            assert [result.output_token_ids for result in await results(first)] == [[[5]], [[6]]]
+            assert [result.output_token_ids for result in await results(second)] == [[[7]], [[8]]]
+
+    run(test)
+
+
+def test_a_result_is_taken_in_the_turn_of_its_frame_and_wakes_no_task(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            taken: list[Result] = []
+            first, second = client.submit(REQUEST), client.submit(REQUEST)
+            tasks = [asyncio.create_task(each.forward(taken.append)) for each in (first, second)]
+            await until(lambda: len(engine.heard) == 2)
+            client.open[0].take(encode(Responses([token(0, 5), token(1, 7)])))
+            assert [result.output_token_ids for result in taken] == [[[5]], [[7]]]
+            client.open[0].take(encode(Responses([token(0, 6, is_final=True), token(1, 8, is_final=True)])))
+            await asyncio.wait_for(asyncio.gather(*tasks), 5)
+
+    run(test)
+
+
+def test_results_wait_in_order_while_a_slow_client_holds_up_their_stream(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            reads_on = asyncio.Event()
+            slow, fast = client.submit(REQUEST), client.submit(REQUEST)
+            taken: list[int] = []
+
+            def take(result: Result) -> Awaitable[None] | None:
+                taken.extend(result.output_token_ids[0])
+                return None if reads_on.is_set() else reads_on.wait()
+
+            task = asyncio.create_task(slow.forward(take))  # type: ignore[arg-type]
+            await until(lambda: len(engine.heard) == 2)
+            engine.say(Responses([token(0, 1), token(0, 2), token(1, 9, is_final=True), token(0, 3, is_final=True)]))
+            assert len(await results(fast)) == 1 and taken == [1]
+            reads_on.set()
+            await asyncio.wait_for(task, 5)
+            assert taken == [1, 2, 3]
+
+    run(test)
+
+
+def test_a_stream_that_was_cancelled_before_it_could_wait_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            stream = client.submit(REQUEST)
+            pause = asyncio.sleep(60)
+            task = asyncio.create_task(stream.forward(lambda result: pause))
+            await until(lambda: len(engine.heard) == 1)
+            client.open[0].take(encode(Responses([token(0, 5)])))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            stream.close()
+            assert inspect.getcoroutinestate(pause) == inspect.CORO_CLOSED
+
+    run(test)
+
+
+def test_an_error_while_a_result_is_taken_ends_only_its_stream(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            failing, other = client.submit(REQUEST), client.submit(REQUEST)
+            task = asyncio.create_task(failing.forward(lambda result: [][result.output_token_ids[0][0]]))
+            await until(lambda: len(engine.heard) == 2)
+            engine.say(Responses([token(0, 5), token(1, 7)]))
+            with pytest.raises(IndexError):
+                await asyncio.wait_for(task, 5)
+            failing.close()
+            await until(lambda: len(engine.heard) == 3)
+            assert engine.heard[2] == Cancel(0)
+            engine.say(Responses([token(1, 8, is_final=True)]))
+            assert len(await results(other)) == 2
+
+    run(test)
+
+
+def test_a_stream_that_is_closed_while_it_takes_a_result_takes_no_more(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with engines(tmp_path) as (client, [engine], _):
+            stream = client.submit(REQUEST)
+            taken: list[Result] = []
+
+            def take(result: Result) -> None:
+                taken.append(result)
+                stream.close()
+
+            task = asyncio.create_task(stream.forward(take))
+            await until(lambda: len(engine.heard) == 1)
+            engine.say(Responses([token(0, 5), token(0, 6)]))
+            await asyncio.wait_for(task, 5)
+            await until(lambda: len(engine.heard) == 2)
+            assert engine.heard[1] == Cancel(0) and len(taken) == 1
 
     run(test)
 
@@ -106,7 +200,7 @@ def test_a_stream_closed_early_cancels_and_a_finished_one_does_not(tmp_path: Pat
             finished, early = client.submit(REQUEST), client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
             engine.say(Responses([token(0, 5, is_final=True)]))
-            await take(finished)
+            await results(finished)
             finished.close()
             early.close()
             await until(lambda: len(engine.heard) == 3)
@@ -123,7 +217,7 @@ def test_a_lost_engine_ends_its_requests_at_once(tmp_path: Path) -> None:
             block.engines[0].phase = Phase.LOST
             engine.writers[0].transport.abort()
             with pytest.raises(Unavailable, match="lost"):
-                await take(stream)
+                await results(stream)
             with pytest.raises(Unavailable, match="no engine is ready: lost"):
                 client.submit(REQUEST)
 
@@ -248,7 +342,7 @@ def test_a_refusal_comes_out_as_the_error_it_was(tmp_path: Path, error: LmiError
             await until(lambda: len(engine.heard) == 1)
             engine.say(Refused(0, error.info))
             with pytest.raises(LmiError) as caught:
-                await take(stream)
+                await results(stream)
             assert type(caught.value) is type(error)
             assert (str(caught.value), caught.value.field) == (str(error), error.field)
 
@@ -262,7 +356,7 @@ def test_an_error_response_is_raised_and_nothing_is_cancelled_after_it(tmp_path:
             await until(lambda: len(engine.heard) == 1)
             engine.say(Responses([Response(0, error=ResponseError("NaN in the logits"))]))
             with pytest.raises(GenerationFailed, match="NaN"):
-                await take(stream)
+                await results(stream)
             stream.close()
             client.submit(REQUEST)
             await until(lambda: len(engine.heard) == 2)
@@ -278,6 +372,6 @@ def test_bytes_that_are_no_message_close_the_connection_and_end_its_requests(tmp
             await until(lambda: len(engine.heard) == 1)
             engine.writers[0].write(frame(b"\xff\xff\xff"))
             with pytest.raises(Unavailable):
-                await take(stream)
+                await results(stream)
 
     run(test)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmi.apis import FORMATTERS, LMI
+from lmi.apis import FORMATTERS, LMI, OPENAI_COMPLETIONS
 from lmi.executor import SamplingConfig
 from lmi.formatters.base import ErrorFields, Formatter
 from lmi.formatters.openai import CompletionStream
@@ -196,3 +196,26 @@ def test_every_choice_of_a_stream_has_the_log_probs_of_its_prompt(is_overtaken: 
     expected = [["e"], ["a", "b", "c"]] if is_overtaken else [["a", "b", "c"], ["a", "b", "d"]]
     assert [log_probs["tokens"] for log_probs in said] == expected
     assert [log_probs["text_offset"] for log_probs in said] == [list(range(len(tokens))) for tokens in expected]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_cached_tokens_of_a_prompt_count_once_for_all_its_choices(is_streamed: bool) -> None:
+    fields = {"prompt": ["one", "two"], "n": 2, "stream": is_streamed, "stream_options": {"include_usage": True}}
+    formatter = OPENAI_COMPLETIONS.formatter(
+        openai.parse(openai.read(json.dumps(fields).encode(), "application/json", MODEL))
+    )
+    first = {0: (7, 5), 2: (9, 0)}  # the prompts are told with the first sequence of each request
+    records: list[bytes] = []
+    for index in range(4):
+        num_prompt_tokens, num_cached_tokens = first.get(index, (0, 0))
+        records += formatter.feed(
+            Delta(
+                [Token(5, "a")],
+                AnswerEnd.LENGTH,
+                num_prompt_tokens=num_prompt_tokens,
+                num_cached_tokens=num_cached_tokens,
+                index=index,
+            )
+        )
+    usage = json.loads(records[-2].removeprefix(b"data: ") if is_streamed else records[-1])["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (16, {"cached_tokens": 5})
