@@ -69,7 +69,11 @@ def rss_mb(pid: int) -> float:
 
 @contextmanager
 def process(
-    command: list[str], port: int, environ: Mapping[str, str | None] | None = None, health: str = "/ping"
+    command: list[str],
+    port: int,
+    environ: Mapping[str, str | None] | None = None,
+    health: str = "/ping",
+    ready_s: float = 120.0,
 ) -> Iterator[Server]:
     """Run a server until the block ends; it is ready when `health` is 200. A variable that is None is removed."""
     output = tempfile.TemporaryFile()  # read after a failure
@@ -83,7 +87,7 @@ def process(
         cwd=tempfile.gettempdir(),
     )
     try:
-        wait_ready(port, child, health)
+        wait_ready(port, child, health, ready_s)
         yield Server(port, child, time.monotonic() - began_s)
     except BaseException:
         output.seek(0)

@@ -1,0 +1,129 @@
+"""Who takes part: lmi, and the peers that are installed, each as it is by default."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.benchmarks.peers.contest import ROOT, Contestant, say
+from scripts.benchmarks.peers.server_engine import PORT
+from scripts.benchmarks.peers.shapes import MAX_TOKENS, Shape
+
+VENVS = ROOT / ".venv-peers"
+MODELS = ROOT / "build" / "peers"
+OPENVINO = VENVS / "openvino" / "bin" / "python"
+LLAMA = VENVS / "llama-cpp" / "bin"
+NUM_SEQUENCES = 64
+
+LMI, OV, VLLM, LLAMA_SERVER = "lmi", "OpenVINO GenAI", "vLLM", "llama-server"
+LMI_INT8, LMI_BF16, OV_INT8, VLLM_BF16 = "lmi int8", "lmi bf16", "OpenVINO GenAI int8", "vLLM bf16"
+LLAMA_Q8 = "llama-server Q8_0"
+LMI_SERVER, VLLM_SERVER = "lmi serve", "vllm serve"
+
+# In its own process vLLM leaves a core to the server's front end, and there is none. By default it takes nine tenths of
+# the memory for its cache.
+VLLM_ENVIRON = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def installed() -> set[str]:
+    """The peers that are there; one line for each that is not."""
+    there = {"openvino": OPENVINO.exists(), "llama-cpp": (LLAMA / "llama-server").exists()}
+    there["vllm"] = importlib.util.find_spec("vllm") is not None
+    for name, is_there in there.items():
+        if not is_there:
+            say(f"left out: {name} is not installed (scripts/install-peers, scripts/install vllm)")
+    return {name for name, is_there in there.items() if is_there}
+
+
+def make_models(name: str, shape: Shape, peers: set[str]) -> Path:
+    """Write what is not there yet. The next run finds it."""
+    folder = MODELS / name
+    module, files = "scripts.benchmarks.peers", folder / "f32"
+    if not (folder / "bf16" / "tokenizer_config.json").exists():
+        _make(folder, sys.executable, "-m", f"{module}.shapes", name, str(folder))
+    if "openvino" in peers and not (folder / "openvino" / "int8" / "openvino_model.xml").exists():
+        _make(folder, str(OPENVINO), "-m", f"{module}.openvino_model", str(files), str(folder / "openvino"))
+    if "llama-cpp" in peers and not (folder / "q8.gguf").exists():
+        whole = str(folder / "f32.gguf")
+        _make(folder, str(LLAMA / "python"), "-m", f"{module}.gguf_model", str(files), whole)
+        _make(folder, str(LLAMA / "llama-quantize"), whole, str(folder / "q8.gguf"), "Q8_0")
+    return folder
+
+
+def _make(folder: Path, *command: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"models: {' '.join(Path(word).name for word in command[:4])}")
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    with (folder / "making.log").open("ab") as log:
+        subprocess.run(command, env=environ, stdout=log, stderr=log, check=True)
+
+
+def libraries(folder: Path, peers: set[str]) -> Iterator[Contestant]:
+    """Engines without a server, in float32. llama.cpp is there as its server, which batches; its library does not."""
+    yield Contestant(LMI, "lmi", {"model": str(folder / "f32"), "dtype": "fp32"})
+    if "openvino" in peers:
+        exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        yield _openvino(OV, folder / "openvino" / "f32", exact)
+    if "vllm" in peers:
+        yield _vllm(VLLM, folder, "f32", "float32")
+    if "llama-cpp" in peers:
+        yield _llama(LLAMA_SERVER, folder / "f32.gguf")
+
+
+def reduced(folder: Path, peers: set[str]) -> Iterator[Contestant]:
+    """The same in lower precision: each peer's fastest."""
+    yield Contestant(LMI_INT8, "lmi", {"model": str(folder / "bf16"), "dtype": "auto", "quantize": "int8"})
+    yield Contestant(LMI_BF16, "lmi", {"model": str(folder / "bf16"), "dtype": "auto"})
+    if "openvino" in peers:
+        yield _openvino(OV_INT8, folder / "openvino" / "int8", {})
+    if "vllm" in peers:
+        yield _vllm(VLLM_BF16, folder, "bf16", "bfloat16")
+    if "llama-cpp" in peers:
+        yield _llama(LLAMA_Q8, folder / "q8.gguf")
+
+
+def serving(folder: Path, peers: set[str]) -> Iterator[Contestant]:
+    """Servers in float32, with their own choice of threads."""
+    model = str(folder / "f32")
+    lmi = [sys.executable, "-m", "lmi", "serve", "--host", "127.0.0.1", "--port", PORT]
+    for setting in ("log_level=WARNING", "option.rolling_batch=lmi-dist", "option.model_name=bench"):
+        lmi += ["--set", setting]
+    more = [f"option.max_rolling_batch_size={NUM_SEQUENCES}", f"option.max_model_len={MAX_TOKENS}"]
+    lmi += [word for setting in [*more, "option.dtype=fp32"] for word in ("--set", setting)]
+    yield Contestant(LMI_SERVER, "server", {"command": [*lmi, model], "health": "/ping", "environ": {}})
+    if "vllm" in peers:
+        vllm = [sys.executable, "-m", "scripts.benchmarks.vllm_serve", "serve", model, "--host", "127.0.0.1"]
+        vllm += ["--port", PORT, "--served-model-name", "bench", "--dtype", "float32"]
+        vllm += ["--max-model-len", str(MAX_TOKENS)]
+        environ = VLLM_ENVIRON | caches(folder)
+        yield Contestant(VLLM_SERVER, "server", {"command": vllm, "health": "/health", "environ": environ})
+    if "llama-cpp" in peers:
+        yield _llama(LLAMA_SERVER, folder / "f32.gguf")
+
+
+def _openvino(name: str, model: Path, properties: dict[str, str]) -> Contestant:
+    return Contestant(name, "openvino", {"model": str(model), "properties": properties}, python=str(OPENVINO))
+
+
+def _vllm(name: str, folder: Path, precision: str, dtype: str) -> Contestant:
+    environ = VLLM_ENVIRON | IN_PROCESS | caches(folder)
+    return Contestant(name, "vllm", {"model": str(folder / precision), "dtype": dtype}, environ=environ)
+
+
+def _llama(name: str, model: Path) -> Contestant:
+    """Without places for all streams, most would wait for one of four."""
+    command = [str(LLAMA / "llama-server"), "--model", str(model), "--host", "127.0.0.1", "--port", PORT]
+    command += ["--parallel", str(NUM_SEQUENCES), "--ctx-size", str(NUM_SEQUENCES * MAX_TOKENS), "--alias", "bench"]
+    return Contestant(name, "server", {"command": command, "health": "/health", "environ": {}})
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """Compiled kernels are kept between runs."""
+    kept = folder / "caches"
+    kept.mkdir(exist_ok=True)
+    return {"XDG_CACHE_HOME": str(kept), "TMPDIR": str(kept)}

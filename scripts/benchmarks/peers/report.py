@@ -1,0 +1,294 @@
+"""Measures lmi beside OpenVINO GenAI, vLLM and llama.cpp: ratios with goals, tables, a plot, then one line of JSON.
+
+    scripts/bench peers [--quick] [--write] [--shapes 5M,135M,0.5B]
+
+Contestants take turns in short bursts. A burst counts only if its engine waited for a core less than a twenty-fifth of
+its time; where none was so quiet the figure has a `~`. `--write` puts tables and plot into README.md between marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.benchmarks.drawing import Panel, draw
+from scripts.benchmarks.peers import contestants
+from scripts.benchmarks.peers.contest import Contestant, Figure, play, say, workers
+from scripts.benchmarks.peers.contestants import (
+    LLAMA_Q8,
+    LLAMA_SERVER,
+    LMI,
+    LMI_INT8,
+    LMI_SERVER,
+    OV,
+    OV_INT8,
+    VLLM,
+    VLLM_BF16,
+    VLLM_SERVER,
+)
+from scripts.benchmarks.peers.shapes import SHAPES, Shape
+from scripts.benchmarks.peers.worker import Burst
+from scripts.benchmarks.table import README, Goal, machine, table, write
+
+MARKS = ("<!-- peers figures -->", "<!-- end of peers figures -->")
+PLOT = Path(__file__).parents[1] / "figures" / "peers.png"
+STREAMS = (1, 8, 32, 64)
+SHORT, LONG, LONGEST = 32, 512, 900  # tokens of a prompt
+NUM_SHARED = 400
+MAX_PREFILL = {"5M": 64 * LONG, "135M": 64 * LONG, "0.5B": 8 * LONG}  # tokens of a burst's prompts
+LIMIT_S, QUICK_LIMIT_S = 1400.0, 200.0
+PREFIX_KINDS = {"cold": False, "warm": True}
+
+
+@dataclass
+class Results:
+    """The figures of one shape: by what was run, then by contestant."""
+
+    speeds: dict[tuple[str, int, int], dict[str, Figure]] = field(default_factory=dict)  # group, streams, prompt
+    first: dict[str, Figure] = field(default_factory=dict)  # of one prompt of LONGEST tokens
+    prefix: dict[str, dict[str, Figure]] = field(default_factory=dict)  # 32 requests that share tokens; cold, warm
+
+    def ratio(self, group: str, case: tuple[int, int], own: str, peers: Iterable[str]) -> float | None:
+        """lmi's tokens/s over those of the fastest of these peers."""
+        figures = self.speeds.get((group, *case), {})
+        others = [figures[peer].tokens_per_s for peer in peers if peer in figures]
+        return figures[own].tokens_per_s / max(others) if own in figures and others else None
+
+
+def cases(name: str, is_quick: bool) -> Iterator[tuple[int, int]]:
+    """Streams and tokens of a prompt."""
+    for num_prompt in (SHORT, LONG):
+        for num_streams in (1, 8) if is_quick and num_prompt == LONG else STREAMS:
+            if num_streams * num_prompt <= MAX_PREFILL[name]:
+                yield num_streams, num_prompt
+
+
+def measure_group(
+    group: str, name: str, own: list[Contestant], results: Results, deadline_s: float, is_quick: bool
+) -> None:
+    """Measure what these contestants can do; servers only answer short prompts."""
+    shape, rounds = SHAPES[name], 1 if is_quick else 2
+    log = contestants.MODELS / name / "engines.log"
+
+    def burst(num_streams: int, num_prompt: int, num_new: int, **more: int | bool) -> Burst:
+        seed = 1000 * len(results.speeds) + 100 * len(results.prefix)
+        return Burst(num_streams, num_prompt, num_new, shape.vocab_size, seed, **more)  # type: ignore[arg-type]
+
+    say(f"{name}, {group}: {', '.join(each.name for each in own)}")
+    with workers(own, log) as ready:
+        play(ready, burst(8, SHORT, 8), 1, deadline_s)  # warm-up
+        for case in cases(name, is_quick):
+            if group == "servers" and case[1] != SHORT:
+                continue
+            results.speeds[(group, *case)] = play(ready, burst(*case, shape.num_new), rounds, deadline_s)
+        if group != "float32":
+            return
+        results.first = play(ready, burst(1, LONGEST, 1), rounds, deadline_s)
+        engines = [worker for worker in ready if worker.contestant.engine != "server"]
+        if name != "0.5B":
+            for kind, is_warm in PREFIX_KINDS.items():
+                asked = burst(32, NUM_SHARED + 16, 16, num_shared=NUM_SHARED, is_warm=is_warm)
+                results.prefix[kind] = play(engines, asked, rounds, deadline_s)
+
+
+def measure(names: list[str], is_quick: bool) -> dict[str, Results]:
+    peers = contestants.installed()
+    deadline_s = time.monotonic() + (QUICK_LIMIT_S if is_quick else LIMIT_S)
+    found: dict[str, Results] = {}
+    for name in names:
+        folder = contestants.make_models(name, SHAPES[name], peers)
+        results = found[name] = Results()
+        measure_group("float32", name, list(contestants.libraries(folder, peers)), results, deadline_s, is_quick)
+        if is_quick:
+            continue
+        measure_group("reduced", name, list(contestants.reduced(folder, peers)), results, deadline_s, is_quick)
+        if name != "0.5B":
+            measure_group("servers", name, list(contestants.serving(folder, peers)), results, deadline_s, is_quick)
+    return found
+
+
+@dataclass(frozen=True)
+class Duel:
+    """What is compared: lmi's contestant of a group with the fastest of these peers, and the goals of the ratio."""
+
+    group: str
+    over: str
+    own: str
+    peers: tuple[str, ...]
+    short: tuple[float, ...]  # by number of streams
+    long: tuple[float, ...] = ()
+
+    def bounds(self) -> dict[tuple[int, int], float]:
+        pairs = ((SHORT, self.short), (LONG, self.long))
+        return {(n, prompt): goal for prompt, goals in pairs for n, goal in zip(STREAMS, goals, strict=False)}
+
+
+DUELS = (
+    Duel("float32", "OpenVINO GenAI", LMI, (OV,), (1.2, 1.2, 1.1, 1.1), (1.0,) * 4),
+    Duel("float32", "llama-server", LMI, (LLAMA_SERVER,), (1.0, 1.5, 1.5, 1.5), (1.0, 1.5, 1.5, 1.5)),
+    Duel("float32", "vLLM", LMI, (VLLM,), (1.3,) * 4, (1.3,) * 4),
+    Duel("reduced", "the fastest peer", LMI_INT8, (OV_INT8, VLLM_BF16, LLAMA_Q8), (1.2, 1.2, 1.0, 1.0), (1.0,) * 4),
+    Duel("servers", "vllm serve", LMI_SERVER, (VLLM_SERVER,), (1.0,) * 4),
+    Duel("servers", "llama-server", LMI_SERVER, (LLAMA_SERVER,), (1.0,) * 4),
+)
+
+
+def ratios(found: dict[str, Results]) -> dict[str, float]:
+    """By shape, group, peer, streams and prompt: every ratio of tokens/s of which both sides were measured."""
+    return {
+        f"{name} {duel.group} / {duel.over} {streams}x{prompt}": value
+        for name, results in found.items()
+        for duel in DUELS
+        for streams, prompt in duel.bounds()
+        if (value := results.ratio(duel.group, (streams, prompt), duel.own, duel.peers)) is not None
+    }
+
+
+def ratios_table(found: dict[str, Results]) -> str:
+    """lmi's tokens/s over each peer's; a value that misses its goal stands beside it."""
+    every = [(n, prompt) for prompt in (SHORT, LONG) for n in STREAMS]
+    lines = [head("tokens/s of lmi over", [f"{n} × {prompt}" for n, prompt in every])]
+    for name, results in found.items():
+        for duel in DUELS:
+            cells = [ratio_cell(results, duel, case) for case in every]
+            if any(cells):
+                own = "int8" if duel.own == LMI_INT8 else duel.group
+                lines.append(f"| {duel.over}, {name}, {own} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ratio_cell(results: Results, duel: Duel, case: tuple[int, int]) -> str:
+    value, goal = results.ratio(duel.group, case, duel.own, duel.peers), duel.bounds().get(case)
+    if value is None or goal is None:
+        return ""
+    return f"{value:.2f}" if value >= goal else f"{value:.2f} (≥ {goal:g})"
+
+
+def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]]:
+    """lmi's times over those of its peers, and their goals."""
+    figures: dict[str, float] = {}
+    goals: list[Goal] = []
+    for name, results in found.items():
+        if LMI in results.first and OV in results.first:
+            text = f"{name}: first token of a prompt of {LONGEST}, time over OpenVINO GenAI's"
+            figures[text] = results.first[LMI].first_ms / results.first[OV].first_ms
+            goals.append((text, text, "<=", 1.0))
+        for kind, goal in (("cold", 0.8), ("warm", 1.0)):
+            times = {peer: figure.seconds for peer, figure in results.prefix.get(kind, {}).items()}
+            others = [value for peer, value in times.items() if peer != LMI]
+            if LMI in times and others:
+                text = f"{name}: 32 requests that share {NUM_SHARED} tokens, {kind}, time over the fastest peer's"
+                figures[text] = times[LMI] / min(others)
+                goals.append((text, text, "<=", goal))
+    return figures, goals
+
+
+def shape_table(name: str, shape: Shape, results: Results) -> str:
+    parts = [f"**{name}** ({shape.kind}, {shape.num_layers} layers of {shape.hidden}), tokens/s:"]
+    for group in ("float32", "reduced", "servers"):
+        rows = {case[1:]: figures for case, figures in results.speeds.items() if case[0] == group}
+        if rows:
+            parts.append(figures_table(group, rows))
+    if results.first:
+        names = list(results.first)
+        lines = [
+            head("times", names),
+            row(f"first token of a prompt of {LONGEST}, ms", names, results.first, "first_ms"),
+        ]
+        for kind, figures in results.prefix.items():
+            lines.append(row(f"32 that share {NUM_SHARED} tokens, {kind}, s", names, figures, "seconds"))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def head(first: str, names: list[str]) -> str:
+    return f"| {first} | {' | '.join(names)} |\n|---|{'---|' * len(names)}"
+
+
+def row(text: str, names: list[str], figures: dict[str, Figure], attribute: str) -> str:
+    """A cell for each name; it is empty where that contestant was not measured."""
+    cells = []
+    for name in names:
+        if name not in figures:
+            cells.append("")
+            continue
+        value = getattr(figures[name], attribute)
+        cells.append(f"{'' if figures[name].is_quiet else '~'}{value:.{0 if value >= 20 else 2}f}")
+    return f"| {text} | {' | '.join(cells)} |"
+
+
+def figures_table(group: str, rows: dict[tuple[int, int], dict[str, Figure]]) -> str:
+    names = list(next(iter(rows.values())))
+    lines = [
+        row(f"{n} at once, prompts of {prompt}", names, each, "tokens_per_s") for (n, prompt), each in rows.items()
+    ]
+    return "\n".join([head(group, names), *lines])
+
+
+def conditions(found: dict[str, Results]) -> str:
+    every = [figure for each in found.values() for figures in each.speeds.values() for figure in figures.values()]
+    num_loud = sum(not figure.is_quiet for figure in every)
+    new = ", ".join(f"{shape.num_new} ({name})" for name, shape in SHAPES.items())
+    return (
+        f"On {machine()}. Random weights, greedy, prompts of random tokens, new tokens of each request: {new}. Times "
+        "are from the requests to their last token, with prefill. Engines are libraries, each in a process, in turns; "
+        "llama.cpp as its server, whose KV cache is in half precision. Each has its own defaults, but: a "
+        "thread for each core for engines without a server, steps of 2048 tokens for OpenVINO, 64 places for "
+        f"llama-server, a size for vLLM's cache. {num_loud} of {len(every)} figures had no quiet burst (`~`)."
+    )
+
+
+def plot(found: dict[str, Results]) -> None:
+    """The 135M shape, or the first there is: tokens/s over streams."""
+    name = "135M" if "135M" in found else next(iter(found))
+    panels = []
+    for num_prompt in (SHORT, LONG):
+        lines: dict[str, dict[int, float]] = {}
+        for (group, num_streams, prompt), figures in found[name].speeds.items():
+            if (group, prompt) == ("float32", num_prompt):
+                for contestant, figure in figures.items():
+                    lines.setdefault(contestant, {})[num_streams] = figure.tokens_per_s
+        if lines:
+            panels.append(Panel(f"{name}, float32, prompts of {num_prompt}: tokens/s", lines))
+    PLOT.parent.mkdir(exist_ok=True)
+    draw(panels, "streams at once", PLOT)
+
+
+def as_json(found: dict[str, Results], own_ratios: dict[str, float]) -> str:
+    speeds = {
+        name: {
+            " ".join(map(str, case)): {peer: round(figure.tokens_per_s, 2) for peer, figure in figures.items()}
+            for case, figures in results.speeds.items()
+        }
+        for name, results in found.items()
+    }
+    return json.dumps({"ratios": {key: round(value, 3) for key, value in own_ratios.items()}, "tokens_per_s": speeds})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench peers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes")
+    parser.add_argument("--write", action="store_true", help="put tables and plot into README.md")
+    parser.add_argument("--shapes", help=f"of {','.join(SHAPES)}")
+    given = parser.parse_args()
+    names = given.shapes.split(",") if given.shapes else list(SHAPES)[: 2 if given.quick else None]
+    if unknown := set(names) - SHAPES.keys():
+        parser.error(f"--shapes must be of {', '.join(SHAPES)}, given {', '.join(sorted(unknown))}")
+    found = measure(names, given.quick)
+    own_ratios = ratios(found)
+    times, goals = time_ratios(found)
+    shapes = [shape_table(name, SHAPES[name], results) for name, results in found.items()]
+    text = "\n\n".join([ratios_table(found), table(times, goals), *shapes, conditions(found)])
+    print(text)
+    if given.write:
+        plot(found)
+        write(f"![tokens per second]({PLOT.relative_to(README.parent)})\n\n{text}", MARKS)
+    print(as_json(found, own_ratios | times))
+
+
+if __name__ == "__main__":
+    main()

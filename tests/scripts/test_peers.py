@@ -1,0 +1,142 @@
+"""`scripts/bench peers`: who takes part, what counts, and what the report says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmarks.peers import contestants, gguf_model, report
+from scripts.benchmarks.peers.contest import Contestant, Figure, play, workers
+from scripts.benchmarks.peers.report import Results
+from scripts.benchmarks.peers.shapes import SHAPES, Shape
+from scripts.benchmarks.peers.worker import Burst, Outcome
+from tests.scripts.kernels import ROOT
+
+BURST = Burst(num_streams=3, num_prompt=20, num_new=4, vocab_size=4096, seed=7)
+TINY = Shape("llama", 512, 32, 64, 2, 4, 2, num_new=4)
+
+
+def outcome(speed: float, waited: float = 0.0) -> Outcome:
+    return Outcome(num_tokens=100, seconds=100 / speed, first_s=[0.5, 1.0, 1.5], waited=waited)
+
+
+def figure(*speeds: float) -> Figure:
+    return Figure(tuple(map(outcome, speeds)))
+
+
+def test_every_contestant_gets_the_same_prompts_and_each_burst_others() -> None:
+    assert BURST.prompts() == BURST.prompts() != replace(BURST, seed=8).prompts()
+    assert [len(prompt) for prompt in BURST.prompts()] == [20] * 3
+    assert len({tuple(prompt) for prompt in BURST.prompts()}) == 3
+
+
+def test_prompts_that_share_a_start_differ_after_it() -> None:
+    prompts = replace(BURST, num_shared=15).prompts()
+    assert len({tuple(prompt[:15]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[15:]) for prompt in prompts}) == 3
+
+
+def test_only_quiet_bursts_count_and_where_none_was_the_one_that_waited_least() -> None:
+    mixed = Figure((outcome(10, 0.5), outcome(30), outcome(50)))
+    assert mixed.is_quiet and mixed.tokens_per_s == pytest.approx(40)
+    loud = Figure((outcome(10, 0.5), outcome(30, 0.2)))
+    assert not loud.is_quiet and loud.tokens_per_s == pytest.approx(30)
+    assert loud.first_ms == 1000
+
+
+def test_workers_take_turns_and_one_that_cannot_start_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    from scripts.benchmarks.peers.shapes import make
+
+    make(TINY, tmp_path)
+    good = {"model": str(tmp_path / "f32"), "dtype": "fp32"}
+    own = [Contestant("lmi", "lmi", good), Contestant("nobody", "lmi", {"model": "/nowhere", "dtype": "fp32"})]
+    with workers(own, tmp_path / "log") as ready:
+        burst = replace(BURST, vocab_size=TINY.vocab_size)
+        found = play(ready, burst, 1, time.monotonic() + 60)
+        processes = [worker.process for worker in ready]
+    assert list(found) == ["lmi"]
+    assert {each.num_tokens for each in found["lmi"].outcomes} == {12}
+    assert {len(each.first_s) for each in found["lmi"].outcomes} == {3}
+    assert "left out: nobody ended" in capfd.readouterr().err
+    assert all(process.poll() == 0 for process in processes)
+
+
+def results() -> Results:
+    own = Results(first={"lmi": figure(10), "OpenVINO GenAI": figure(10)})
+    own.speeds[("float32", 1, 32)] = {"lmi": figure(150), "OpenVINO GenAI": figure(100), "vLLM": figure(120)}
+    own.prefix["cold"] = {"lmi": figure(100), "vLLM": figure(200), "OpenVINO GenAI": figure(50)}
+    return own
+
+
+def test_a_ratio_stands_beside_a_goal_that_it_misses() -> None:
+    found = {"5M": results()}
+    assert report.ratios(found) == pytest.approx(
+        {"5M float32 / OpenVINO GenAI 1x32": 1.5, "5M float32 / vLLM 1x32": 1.25}
+    )
+    lines = report.ratios_table(found).splitlines()
+    assert lines[2:] == [
+        "| OpenVINO GenAI, 5M, float32 | 1.50 |  |  |  |  |  |  |  |",
+        "| vLLM, 5M, float32 | 1.25 (≥ 1.3) |  |  |  |  |  |  |  |",
+    ]
+    times, goals = report.time_ratios(found)
+    assert list(times.values()) == pytest.approx([1.0, 2.0])
+    assert [(relation, goal) for *_, relation, goal in goals] == [("<=", 1.0), ("<=", 0.8)]
+
+
+def test_tables_say_what_was_not_quiet_and_leave_empty_what_was_not_measured() -> None:
+    own = results()
+    own.speeds[("float32", 1, 32)]["vLLM"] = Figure((outcome(120, 0.9),))
+    own.first["llama-server"] = figure(5)
+    text = report.shape_table("5M", SHAPES["5M"], own)
+    assert "| 1 at once, prompts of 32 | 150 | 100 | ~120 |" in text
+    assert "| 32 that share 400 tokens, cold, s | 1.00 | 2.00 |  |" in text
+    assert json.loads(report.as_json({"5M": own}, {}))["tokens_per_s"]["5M"]["float32 1 32"]["lmi"] == 150
+
+
+def test_no_burst_of_a_large_model_takes_minutes() -> None:
+    for name in SHAPES:
+        assert all(n * prompt <= report.MAX_PREFILL[name] for n, prompt in report.cases(name, False))
+    assert (64, 512) in report.cases("135M", False) and (64, 512) not in report.cases("0.5B", False)
+
+
+def test_only_what_is_installed_takes_part() -> None:
+    names = [each.name for each in contestants.libraries(Path("folder"), {"openvino"})]
+    assert names == ["lmi", "OpenVINO GenAI"]
+    everyone = [each.name for each in contestants.reduced(ROOT / "build", {"openvino", "llama-cpp"})]
+    assert everyone == ["lmi int8", "lmi bf16", "OpenVINO GenAI int8", "llama-server Q8_0"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.norm.weight", "output_norm.weight"),
+        ("model.layers.12.self_attn.q_proj.bias", "blk.12.attn_q.bias"),
+        ("model.layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight"),
+    ],
+)
+def test_tensors_get_the_names_of_llama_cpp(ours: str, theirs: str) -> None:
+    assert gguf_model.new_name(ours) == theirs
+
+
+def test_an_unknown_shape_is_refused_by_name() -> None:
+    command = [sys.executable, "-m", "scripts.benchmarks.peers.report", "--shapes", "5M,7B"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--shapes must be of 5M, 135M, 0.5B, given 7B" in done.stderr
+
+
+def test_each_peer_has_a_lock_without_torch_and_without_places() -> None:
+    locks = ROOT / "scripts" / "locks" / "peers"
+    assert {path.stem for path in locks.iterdir()} == {"llama-cpp", "llama-cpp-source", "openvino"}
+    for path in locks.iterdir():
+        for line in path.read_text().splitlines():
+            assert re.fullmatch(r"[\w.-]+==[\w.+]+( --hash=sha256:[0-9a-f]{64})+", line), line
+            assert not line.startswith(("torch", "nvidia", "triton"))
