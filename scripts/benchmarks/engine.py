@@ -45,9 +45,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     All parts run as in the engine's process: one thread waits for Responses and writes one frame a step to a socket.
     """
     from handlers.lmi_dist import Executor
-    from handlers.lmi_dist.model_runner import ModelRunner
-    from handlers.lmi_dist.placement import choose_placement
-    from handlers.lmi_dist.weights import read_facts
+    from handlers.lmi_dist.executor import load_runner
     from lmi.engine.messages import Responses, encode
     from lmi.executor import OutputConfig, Request, Response, SamplingConfig
     from lmi.ipc.frames import frame
@@ -55,9 +53,8 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
 
     ours, theirs = socket.socketpair()
     threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
-    facts, config = read_facts(model), EngineConfig(dtype="fp32")
-    placement = choose_placement(config, facts.dtype)
-    runner = TimedRunner(ModelRunner(facts, placement, config, num_slots=64, max_length=1024), batch)
+    config = EngineConfig(max_num_sequences=64)
+    runner = TimedRunner(load_runner(model, config, lambda stage, share: None)[0], batch)
     request = Request(
         input_token_ids=tuple(range(5, 25)),
         max_tokens=NUM_TOKENS,
@@ -66,7 +63,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
         sampling_config=SamplingConfig(temperature=0.0),
         output_config=OutputConfig(return_log_probs=True),
     )
-    with Executor(runner, EngineConfig()) as executor:
+    with Executor(runner, config) as executor:
         executor.enqueue_requests([request] * batch)
         num_open = batch
         while num_open:

@@ -1,10 +1,10 @@
 """The embedded executor's model step against one call of the Hugging Face model, in one run.
 
-Both have the same random weights, float32 (except in rows that say int8), a static batch, and a context of 128 tokens
-before the first step. The Hugging Face model keeps its DynamicCache. They take turns in short blocks, so that both meet
-the same noise of the machine. The first step of a block is not counted, because it finds the other model's data in the
-processor's cache. Sampling and scheduling are not part of a step. The table has medians and, in brackets, minima. The
-last line is one JSON object of ratios.
+Both have the same random weights, float32 (except in columns that say bf16 or int8), a static batch, and a context of
+128 tokens before the first step. The Hugging Face model keeps its DynamicCache. They take turns in short blocks, so
+that both meet the same noise of the machine. The first step of a block is not counted, because it finds the other
+model's data in the processor's cache. Sampling and scheduling are not part of a step. The table has medians and, in
+brackets, minima. The last line is one JSON object of ratios.
 
     python -m scripts.benchmarks.model [demo] [135m] [--batches 1,8,32,64] [--threads N]
 """
@@ -27,13 +27,12 @@ import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
-from handlers.lmi_dist.model_runner import ModelRunner  # noqa: E402
-from handlers.lmi_dist.placement import choose_placement  # noqa: E402
+from handlers.lmi_dist.executor import load_runner  # noqa: E402
 from handlers.lmi_dist.plan import Chunk, Plan  # noqa: E402
-from handlers.lmi_dist.weights import read_facts  # noqa: E402
+from handlers.lmi_dist.runner import Runner  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402
 
-CONTEXT, VOCABULARY = 128, 1000
+CONTEXT, MAX_LENGTH, VOCABULARY = 128, 1024, 1000
 BLOCKS, STEPS = 8, 5
 SHAPES: dict[str, dict[str, Any]] = {
     "demo": {
@@ -55,7 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {  # the key of a figure ends with the variant's name
     "ours": {},
-    "variant": {"batch_invariant": False},
+    "bf16": {"dtype": "bf16"},
     "int8": {"quantize": "int8"},
 }
 BATCHES = [1, 8, 32, 64]
@@ -65,7 +64,7 @@ Step = Callable[[], object]
 def measure() -> dict[str, float]:
     """The ratios of median steps, lmi's to the reference's, by key: `demo_8`.
 
-    A key with `_variant` is without invariance, one with `_int8` has int8 weights.
+    A key with `_bf16` or `_int8` has such weights.
     """
     figures: dict[str, float] = {}
     for shape in SHAPES:
@@ -81,9 +80,7 @@ def measure_shape(shape: str, batches: list[int], num_threads: int) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         make_model(shape, folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        runners = {
-            name: load_runner(folder, EngineConfig(**settings), max(batches)) for name, settings in VARIANTS.items()
-        }
+        runners = {name: load(folder, max(batches), **settings) for name, settings in VARIANTS.items()}
         for batch in batches:
             steps = {"Hugging Face": reference_step(model, batch)}
             steps |= {name: own_step(runner, batch) for name, runner in runners.items()}
@@ -104,9 +101,16 @@ def make_model(shape: str, folder: str) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def load_runner(folder: str, config: EngineConfig, num_slots: int) -> ModelRunner:
-    facts = read_facts(folder)
-    return ModelRunner(facts, choose_placement(config, facts.dtype), config, num_slots=num_slots, max_length=1024)
+def load(folder: str, num_sequences: int, **settings: Any) -> Runner:
+    """The runner that an engine has with these settings, with room for so many sequences of MAX_LENGTH tokens."""
+    config = EngineConfig(
+        max_num_sequences=num_sequences,
+        max_sequence_length=MAX_LENGTH,
+        max_kv_cache_tokens=num_sequences * MAX_LENGTH,
+        **settings,
+    )
+    runner, _ = load_runner(folder, config, lambda stage, share: None)
+    return runner
 
 
 def reference_step(model: torch.nn.Module, batch: int) -> Step:
@@ -122,14 +126,17 @@ def reference_step(model: torch.nn.Module, batch: int) -> Step:
     return step
 
 
-def own_step(runner: ModelRunner, batch: int) -> Step:
+def own_step(runner: Runner, batch: int) -> Step:
     position = CONTEXT
-    for slot in range(batch):
-        runner.forward(Plan([], [Chunk(slot, 0, torch.randint(VOCABULARY, (CONTEXT,)).tolist(), 0)]))
+    num_blocks = MAX_LENGTH // runner.tokens_per_block  # of one sequence
+    tables = [list(range(slot * num_blocks, (slot + 1) * num_blocks)) for slot in range(batch)]
+    for slot, table in enumerate(tables):
+        prompt = torch.randint(VOCABULARY, (CONTEXT,)).tolist()
+        runner.forward(Plan([], [Chunk(slot, 0, prompt, 0, table)]))
 
     def step() -> None:
         nonlocal position
-        runner.forward(Plan([Chunk(slot, position, [1]) for slot in range(batch)], []))
+        runner.forward(Plan([Chunk(slot, position, [1], 1, table) for slot, table in enumerate(tables)], []))
         position += 1
 
     return step

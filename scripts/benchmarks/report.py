@@ -36,7 +36,7 @@ GOALS: list[Goal] = [
     ("demo_8", "same, batch 8", "<=", 0.8),
     ("demo_32", "same, batch 32", "<=", 0.65),
     ("demo_64", "same, batch 64", "<=", 0.65),
-    ("demo_1_variant", "same, batch 1, `option.batch_invariant=false`", "<=", 0.7),
+    ("demo_1_bf16", "same, batch 1, weights in bfloat16", "<=", 0.7),
     ("135m_1", "same, 135M shape, batch 1", "<=", 0.95),
     ("135m_8", "same, batch 8", "<=", 0.6),
     ("135m_32", "same, batch 32", "<=", 0.6),
