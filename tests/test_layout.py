@@ -212,7 +212,7 @@ def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) ->
     assert len([row for row in spelled_out.settings if row.source.startswith("serving.properties")]) > 20
 
 
-@pytest.mark.parametrize("script", ["install", "serve", "test", "check"])
+@pytest.mark.parametrize("script", ["install", "serve", "test", "check", "sanitize"])
 def test_scripts_can_be_run_and_stop_at_the_first_error(script: str) -> None:
     path = ROOT / "scripts" / script
     assert os.access(path, os.X_OK)

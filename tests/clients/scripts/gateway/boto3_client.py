@@ -9,7 +9,8 @@ from botocore.exceptions import ClientError
 PROMPT = "The quick brown"
 ASKED = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}}
 WRONG = {"inputs": PROMPT, "parameters": {"max_new_tokens": 0}}
-LONG = {"inputs": PROMPT, "parameters": {"max_new_tokens": 900, "ignore_eos_token": True}}
+SLOW = {"do_sample": True, "typical_p": 0.9, "top_p": 0.9, "repetition_penalty": 1.1, "details": True, "logprobs": 10}
+LONG = {"inputs": PROMPT, "parameters": {"max_new_tokens": 900, "ignore_eos_token": True, **SLOW}}
 
 
 class Endpoint:
