@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -22,11 +23,16 @@ from typing import Any
 
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.shared.state import Block, EngineRecord
+from tests import machine
 from tests.scripted import write_byte_tokenizer
 
 ENGINES = Path(__file__).parent / "engines"
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 180.0  # a busy machine takes long to import torch
+PING_TIMEOUT_S = 5.0
+WAIT_S = 60.0  # for what comes soon unless the machine is busy
+PORTS = range(15_000, 32_000)  # below those that the kernel gives to whoever asks for any
+MAX_LOG_LINES = 100  # in an account
 ENVIRON = dict(os.environ)  # as before vllm, in another test of this process, wrote into it
 
 
@@ -41,17 +47,29 @@ def write_model(folder: Path, **options: object) -> Path:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """A port on which nobody listens, and which the kernel gives to nobody before a server of the test listens."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as taken:
+            return int(taken.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 15.0) -> float:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> float:
     """Poll until `condition` is true; return the seconds that it took."""
     started_s = time.monotonic()
     while not condition():
         assert time.monotonic() - started_s < timeout_s, f"in {timeout_s} s it did not happen that {what}"
         time.sleep(0.02)
     return time.monotonic() - started_s
+
+
+def wait_within(bound_s: float, condition: Callable[[], Any], what: str) -> None:
+    """Poll until `condition` is true, within a bound that a test checks; time in which cores were short is extra."""
+    started_s = machine.own_s()
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        is_late = machine.own_s() - started_s > bound_s or time.monotonic() > deadline_s
+        assert not is_late, f"within {bound_s} s it did not happen that {what}"
+        time.sleep(0.02)
 
 
 @dataclass
@@ -74,6 +92,7 @@ class Container:
     environ: dict[str, str] = field(default_factory=dict)
     command_prefix: list[str] = field(default_factory=list)
     stderr: str | None = None  # a file to write to instead of the log
+    last_ping: str = field(default="none", init=False)
 
     def start(self, from_its_folder: bool = False) -> Container:
         self.mark = uuid.uuid4().hex
@@ -95,15 +114,20 @@ class Container:
                 start_new_session=True,
                 cwd=self.folder if from_its_folder else None,
             )
+        machine.SERVERS.append(self)
         return self
 
     def start_and_wait(self, from_its_folder: bool = False) -> Container:
         self.start(from_its_folder)
+        self.wait_200()
+        return self
+
+    def wait_200(self) -> None:
+        """Wait until /ping is 200; fail if the server ends."""
         wait_until(
             lambda: self.ping() == 200 or self.process.poll() is not None, "the server got ready", START_TIMEOUT_S
         )
-        assert self.process.poll() is None, self.log.read_text()
-        return self
+        assert self.process.poll() is None, self.account()
 
     # Requests to it.
 
@@ -127,9 +151,14 @@ class Container:
 
     def ping(self) -> int:
         """The status of /ping, or 0 if no server answers."""
-        with suppress(OSError, HTTPException):
-            return self.request("GET", "/ping", timeout_s=2.0).status
-        return 0
+        started_s, status = time.monotonic(), 0
+        try:
+            answer = self.request("GET", "/ping", timeout_s=PING_TIMEOUT_S)
+            status, said = answer.status, f"{answer.status} {answer.body!r}"
+        except (OSError, HTTPException) as error:
+            said = repr(error)
+        self.last_ping = f"{said} after {time.monotonic() - started_s:.2f} s"
+        return status
 
     def generate(self, num_tokens: int, prompt: str = "abc", stream: bool = True) -> Answer:
         parameters = {"max_new_tokens": num_tokens}
@@ -175,14 +204,31 @@ class Container:
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
 
-    def wait(self, timeout_s: float = 15.0) -> int:
-        return self.process.wait(timeout_s)
+    def wait(self, timeout_s: float = WAIT_S) -> int:
+        """Wait for its end. Returns its exit code."""
+        wait_until(lambda: self.process.poll() is not None, "the server ended", timeout_s)
+        return self.process.wait()
+
+    def wait_within(self, bound_s: float) -> int:
+        """Wait for its end, within a bound that the test checks. Returns its exit code."""
+        wait_within(bound_s, lambda: self.process.poll() is not None, "the server ended")
+        return self.process.wait()
+
+    def account(self) -> str:
+        """What is known of it, for the message of a test that fails."""
+        code = self.process.poll()
+        state = "runs" if code is None else f"ended with {code}"
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.is_file() else []
+        head = f"--- the server on port {self.port} {state}; its last /ping: {self.last_ping}; its log:"
+        return "\n".join([head, *lines[-MAX_LOG_LINES:]])
 
     def last_words(self) -> dict[str, Any]:
         last: dict[str, Any] = json.loads(self.log.read_text().splitlines()[-1])
         return last
 
     def kill(self) -> None:
+        if self in machine.SERVERS:
+            machine.SERVERS.remove(self)
         while pids := self.pids():
             for pid in pids:
                 with suppress(ProcessLookupError):
