@@ -28,7 +28,7 @@ from tests.system.container import ENVIRON, ROOT
 
 REGION = "eu-central-1"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "a-secret"}
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -99,7 +99,7 @@ def gateway(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[G
             finally:
                 process.send_signal(signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(5)
+                    process.wait(60)
                 process.kill()
 
 

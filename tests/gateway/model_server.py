@@ -52,7 +52,7 @@ class ModelServer:
         return sum(call[:2] == (method, path) for call in self.calls)
 
     def _load(self, model_name: str, url: str) -> tuple[int, object]:
-        self.may_load.wait(20)
+        self.may_load.wait(60)
         with self._lock:
             if model_name in self.loaded:
                 return HTTPStatus.CONFLICT, {"error": "loaded", "code": 409}
@@ -82,7 +82,7 @@ class ModelServer:
 
     def _invoke(self, name: str, talk: Talk) -> tuple[int, object]:
         say = self.loaded.get(name)
-        self.may_answer.wait(20)
+        self.may_answer.wait(60)
         if say is None:
             return HTTPStatus.NOT_FOUND, {"error": f"no model {name}", "code": 404}
         target = talk.seen.header("X-Amzn-SageMaker-Target-Model")

@@ -64,7 +64,7 @@ def signed(aws: Gateway, service: str = "sagemaker", late_s: float = 0.0, path: 
 
 
 def post(aws: Gateway, headers: dict[str, str], body: bytes = b"{}", path: str = PATH) -> tuple[int, str | None]:
-    connection = HTTPConnection("127.0.0.1", aws.port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", aws.port, timeout=60)
     connection.request("POST", path, body, headers)
     with connection.getresponse() as response:
         response.read()

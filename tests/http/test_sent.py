@@ -85,7 +85,7 @@ def test_a_piece_for_a_slow_reader_waits_until_it_reads_on() -> None:
         await asyncio.sleep(0)
         assert transport.data == b"" and not waiting.done()
         cycle.flow.resume_writing()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
         assert transport.data == b"4\r\nlate\r\n"
 
     asyncio.run(test())

@@ -19,7 +19,7 @@ from tests.scripted import wait_until
 
 ROOT = Path(__file__).parents[2]
 GET = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Served:

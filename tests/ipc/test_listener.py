@@ -41,7 +41,7 @@ class Caller(Connection):
 
 def run(play: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(play(), 20)
+        await asyncio.wait_for(play(), 60)
 
     asyncio.run(main())
 

@@ -34,11 +34,11 @@ def run(play: Callable[[End, socket.socket], Awaitable[None]]) -> None:
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
-        theirs.settimeout(10)
+        theirs.settimeout(60)
         loop = asyncio.get_running_loop()
         transport, end = await loop.create_connection(End, sock=ours)
         try:
-            await asyncio.wait_for(play(end, theirs), 30)
+            await asyncio.wait_for(play(end, theirs), 60)
         finally:
             transport.abort()
             theirs.close()

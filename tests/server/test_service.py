@@ -27,7 +27,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 def send(served: Host, path: str, fields: dict[str, object]) -> socket.socket:
     """A connection on which a request is sent and nothing is read."""
-    connection = socket.create_connection(("127.0.0.1", served.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=60)
     body = json.dumps(fields).encode()
     connection.sendall(b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
     return connection

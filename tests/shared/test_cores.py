@@ -62,7 +62,7 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(monkeypatc
     release, seen = threading.Event(), []
 
     def wait_and_look() -> None:
-        release.wait(10)
+        release.wait(60)
         seen.append(os.sched_getaffinity(0))
         with ThreadPoolExecutor(1) as pool:
             seen.append(pool.submit(os.sched_getaffinity, 0).result())
@@ -72,7 +72,7 @@ def test_threads_that_run_and_those_that_they_start_keep_to_the_cores(monkeypatc
         try:
             cores.keep()
             release.set()
-            running.result(10)
+            running.result(60)
         finally:
             linux.bind_threads(sorted(before))
     assert seen == [{core}, {core}]

@@ -87,7 +87,7 @@ def test_a_hung_process_is_asked_for_its_stacks_and_then_killed(record: EngineRe
         assert process.stdout.readline() == "stacks\n"
         assert (record.phase, record.reason) == (Phase.LOST, "sleeps")
         child.look(12.0, NO_PAUSES)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     assert child.exited(-9, now=12.0, is_ending=False) is None
     assert record.reason == "sleeps", "that is why it was killed"
 
@@ -101,7 +101,7 @@ def test_what_a_dead_process_leaves_in_its_group_goes_on_only_where_it_serves_cl
         child.pid = left.pid  # the group's number is that of its first process
         child.exited(0, now=1.0, is_ending=True)
         if not is_left:
-            assert left.wait(10) == -signal.SIGKILL
+            assert left.wait(60) == -signal.SIGKILL
         else:
             time.sleep(0.05)
             assert left.poll() is None

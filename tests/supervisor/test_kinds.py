@@ -28,7 +28,7 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
     formatter.start(time.monotonic())
     assert formatter.pid is not None and formatter.record is not None
     try:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 60
         while formatter.record.phase != Phase.READY and time.monotonic() < deadline_s:
             time.sleep(0.02)
         assert formatter.record.phase == Phase.READY, formatter.record.reason

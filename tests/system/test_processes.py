@@ -8,16 +8,18 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.container import Answer, Container, free_port, wait_until, write_model
+from tests.machine import measurements
+from tests.system.container import Answer, Container, free_port, wait_until, wait_within, write_model
 
 STEP_S = 0.02
 Make = Callable[..., Container]
@@ -38,15 +40,15 @@ def container(tmp_path: Path) -> Iterator[Make]:
         given = {name.replace("__", "."): value for name, value in options.items()}
         number = len(made)
         folder = write_model(tmp_path / f"model-{number}", **{"option.echo_step_ms": STEP_S * 1000, **given})
-        runtime = tmp_path / f"tmp-{number}"
-        runtime.mkdir()
-        environ = {"TMPDIR": str(runtime), **(environ or {})}
+        runtime = folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-"))  # sockets need short paths
+        environ = {"TMPDIR": runtime, **(environ or {})}
         made.append(Container(folder, tmp_path / f"log-{number}", free_port(), environ, command_prefix or [], stderr))
         return made[-1]
 
-    yield make
-    for one in made:
-        one.kill()
+    with ExitStack() as folders:
+        yield make
+        for one in made:
+            one.kill()
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def running(server: Container, num: int) -> None:
 
 
 def assert_nothing_left(server: Container, within_s: float = 0.5) -> None:
-    wait_until(lambda: not server.pids(), "every process is gone", within_s)
+    wait_within(within_s, lambda: not server.pids(), "every process is gone")
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", server.port), 1.0)
 
@@ -123,9 +125,7 @@ def test_secrets_reach_no_front_end_and_no_engine_but_by_option_env(container: M
 def test_a_port_in_use_is_exit_3_and_names_its_owner(container: Make) -> None:
     server = container()
     with socket.create_server(("127.0.0.1", server.port)):
-        started = time.monotonic()
-        assert server.start().wait() == 3
-        assert time.monotonic() - started < 5
+        assert server.start().wait_within(5.0) == 3
     words = server.last_words()
     assert (words["cause"], words["code"]) == ("port_unavailable", 3)
     assert str(server.port) in words["message"] and f"process {os.getpid()}" in words["message"]
@@ -222,7 +222,7 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(container
 def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container: Make) -> None:
     server = container(option__rolling_batch="slow", option__load_s=2).start_and_wait()
     os.kill(server.pid("lmi-engine"), signal.SIGKILL)
-    wait_until(lambda: server.ping() == 503, "ping says that no engine is there", 2.0)
+    wait_within(2.0, lambda: server.ping() == 503, "ping says that no engine is there")
     assert server.generate(3).status == 503
     assert b"SIGKILL" in server.request("GET", "/ping").body
     wait_until(lambda: server.ping() == 200, "the engine is back")
@@ -244,7 +244,7 @@ def test_a_killed_front_end_takes_only_its_own_streams_with_it(container: Make, 
     for answer in whole:
         assert_whole(answer, 200)
     assert (len(whole), len(ends)) == (num_kept, num_kept + num_lost)
-    wait_until(lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again", 3.0)
+    wait_within(3.0, lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again")
     wait_until(lambda: server.metric("lmi_frontend_restarts_total") == 1, "it is counted")
     assert other in server.pids("lmi-front")
     running(server, 0)  # the orphans were cancelled
@@ -274,8 +274,8 @@ def test_a_killed_gunicorn_master_costs_no_stream_and_no_engine(container: Make,
     streams = [background(server.generate, 150) for _ in range(8)]
     running(server, 8)
     os.kill(master, signal.SIGKILL)
-    wait_until(lambda: server.pids("lmi-gunicorn") not in ([], [master]), "there is a new master", 3.0)
-    wait_until(lambda: server.ping() == 200, "the new front ends answer", 5.0)
+    wait_within(3.0, lambda: server.pids("lmi-gunicorn") not in ([], [master]), "there is a new master")
+    wait_within(5.0, lambda: server.ping() == 200, "the new front ends answer")
     for stream in streams:
         assert_whole(stream.result(), 150)
     assert server.pid("lmi-engine") == engine
@@ -326,7 +326,7 @@ def test_a_stopped_front_end_is_replaced_and_pings_go_on(container: Make) -> Non
     wait_until(lambda: sum(record.beat_s > 0 for record in server.block().frontends) == 2, "both beat")
     stopped = server.pids("lmi-front")[0]
     os.kill(stopped, signal.SIGSTOP)
-    wait_until(lambda: stopped not in server.pids("lmi-front"), "gunicorn killed the silent worker", 25.0)
+    wait_within(25.0, lambda: stopped not in server.pids("lmi-front"), "gunicorn killed the silent worker")
     wait_until(lambda: len(server.pids("lmi-front")) == 2, "there are two front ends again")
     assert server.ping() == 200
 
@@ -354,13 +354,13 @@ def test_a_server_that_was_paused_goes_on_where_it_was(container: Make, backgrou
     assert_whole(stream.result(), 200)
     assert server.pids() == pids
     assert server.ping() == 200
-    assert "this server was paused for 11." in server.log.read_text()
+    assert re.search(r"this server was paused for [1-9]\d\.", server.log.read_text())
 
     stream = background(server.generate, 2000)
     running(server, 1)
     os.kill(server.pid("lmi-engine"), signal.SIGSTOP)
     assert stream.result().lines[-1]["code"] == 503, "one that hangs by itself is still found"
-    assert "made no step though work waits for 3" in server.log.read_text()
+    assert "made no step though work waits for" in server.log.read_text()
 
 
 # Stop.
@@ -371,10 +371,10 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(container: Make, b
     streams = [background(server.generate, 150) for _ in range(8)]
     running(server, 8)
     server.signal(signal.SIGTERM)
-    wait_until(lambda: server.ping() == 503, "ping says that it drains", 1.0)
+    wait_within(1.0, lambda: server.ping() == 503, "ping says that it drains")
     refused = server.generate(3)
     assert (refused.status, refused.headers["connection"]) == (503, "close")
-    wait_until(lambda: server.ping() == 0, "the port is closed", 3.0)
+    wait_within(3.0, lambda: server.ping() == 0, "the port is closed")
     for stream in streams:
         assert_whole(stream.result(), 150)
     assert server.wait() == 0
@@ -382,16 +382,18 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(container: Make, b
 
 
 def test_sigterm_cuts_streams_that_outlast_the_drain(container: Make, background: Background) -> None:
-    server = container(drain_timeout=2.0).start_and_wait()
-    stream = background(server.generate, 5000)
-    running(server, 1)
-    started = time.monotonic()
-    server.signal(signal.SIGTERM)
-    assert server.wait() == 0
-    assert 1.5 < time.monotonic() - started < 2.0 + 4
-    answer = stream.result()
-    assert not answer.is_whole or "error" in answer.lines[-1]
-    assert_nothing_left(server)
+    for measurement in measurements():
+        server = container(drain_timeout=2.0).start_and_wait()
+        stream = background(server.generate, 5000)
+        running(server, 1)
+        started_s = time.monotonic()
+        with measurement.within(2.0 + 4):
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+        assert time.monotonic() - started_s > 1.5
+        answer = stream.result()
+        assert not answer.is_whole or "error" in answer.lines[-1]
+        assert_nothing_left(server)
 
 
 @pytest.mark.parametrize(
@@ -405,17 +407,17 @@ def test_sigterm_cuts_streams_that_outlast_the_drain(container: Make, background
 def test_a_second_sigterm_and_the_harsh_signals_stop_at_once(
     container: Make, background: Background, signals: list[signal.Signals], code: int
 ) -> None:
-    server = container().start_and_wait()
-    stream = background(server.generate, 5000)
-    running(server, 1)
-    started = time.monotonic()
-    for signum in signals:
-        server.signal(signum)
-        time.sleep(0.3)
-    assert server.wait() == code
-    assert time.monotonic() - started < 3
-    assert stream.result().is_whole and stream.result().lines[-1]["code"] == 503, "the client was told"
-    assert_nothing_left(server)
+    for measurement in measurements():
+        server = container().start_and_wait()
+        stream = background(server.generate, 5000)
+        running(server, 1)
+        with measurement.within(3):
+            for signum in signals:
+                server.signal(signum)
+                time.sleep(0.3)
+            assert server.wait() == code
+        assert stream.result().is_whole and stream.result().lines[-1]["code"] == 503, "the client was told"
+        assert_nothing_left(server)
 
 
 @pytest.mark.parametrize("moment_s", [0.0, 0.4, 1.5])
@@ -424,7 +426,7 @@ def test_sigterm_while_the_model_loads_ends_the_server_within_five_seconds(conta
     wait_until(lambda: server.pids("lmi-engine"), "the engine process is there")
     time.sleep(moment_s)
     server.signal(signal.SIGTERM)
-    assert server.wait(5.0) == 0
+    assert server.wait_within(5.0) == 0
     assert_nothing_left(server)
 
 
@@ -432,7 +434,7 @@ def test_sigterm_stops_a_stopped_engine_too(container: Make) -> None:
     server = container(drain_timeout=1.0).start_and_wait()
     os.kill(server.pid("lmi-engine"), signal.SIGSTOP)
     server.signal(signal.SIGTERM)
-    assert server.wait(5.5) == 0
+    assert server.wait_within(5.5) == 0
     assert_nothing_left(server)
 
 
@@ -542,7 +544,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(container
 
     fill_log(server)
     server.signal(signal.SIGTERM)
-    assert server.wait(5.0) == 0
+    assert server.wait_within(5.0) == 0
     read_log(reader)
     os.close(reader)
     assert_nothing_left(server)
@@ -552,7 +554,7 @@ def fill_log(server: Container) -> None:
     """Make log lines of 1 KB until one is dropped; a pipe holds 64 KB."""
     num_dropped = server.metric("lmi_log_lines_dropped_total")
     for _ in range(200):
-        assert server.request("GET", "/" + "x" * 1000, timeout_s=5.0).status == 404
+        assert server.request("GET", "/" + "x" * 1000, timeout_s=30.0).status == 404
     assert server.metric("lmi_log_lines_dropped_total") > num_dropped
 
 

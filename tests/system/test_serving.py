@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from huggingface_hub import InferenceClient
 
+from tests.machine import MAX_TRIES
 from tests.served import Server
 from tests.system.container import Answer, wait_until
 from tests.tiny_models import tiny_model
@@ -183,16 +184,22 @@ def test_every_path_and_content_type_leads_to_the_same_answer(tiny: Server) -> N
 
 
 def test_a_client_that_reads_as_it_comes_sees_tokens_long_before_the_end(tiny: Server) -> None:
+    assert any(runs_on_behind_its_first_token(tiny) for _ in range(MAX_TRIES)), "unless a busy machine keeps us away"
+
+
+def runs_on_behind_its_first_token(tiny: Server) -> bool:
+    """Read a stream. Returns whether its request still ran when its first token was here."""
     body = request("The quick", max_new_tokens=900, ignore_eos_token=True)
     url = f"http://127.0.0.1:{tiny.port}/invocations"
     with httpx2.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
         assert response.headers["content-type"] == "application/jsonlines"
         records = response.iter_lines()
         first = json.loads(next(records))
-        wait_until(lambda: tiny.metrics()["lmi_requests_running"] == 1, "it runs on behind its first token", 5)
+        runs_on = tiny.metrics()["lmi_requests_running"] == 1
         rest = [json.loads(line) for line in records]
     assert "generated_text" not in first and len(rest) == 899
     assert rest[-1]["generated_text"] == "".join(record["token"]["text"] for record in [first, *rest])
+    return runs_on
 
 
 def test_every_record_is_a_chunk_of_its_own(tiny: Server) -> None:

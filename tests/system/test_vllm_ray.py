@@ -21,8 +21,9 @@ from tests.tiny_models import tiny_model
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="scripts/install vllm ray was not run"),
 ]
+if importlib.util.find_spec("ray") is None:  # a mark would skip each test, after it has waited for the whole machine
+    pytest.skip("scripts/install vllm ray was not run", allow_module_level=True)
 
 HEAD, FURTHER = "127.0.0.2", "127.0.0.3"
 ON_RAY = (*SETTINGS, "option.tensor_parallel_degree=2", "option.distributed_executor_backend=ray")

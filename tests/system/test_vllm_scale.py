@@ -5,19 +5,42 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.machine import Measurement, measurements
 from tests.served import Server, launch, serve
 from tests.system.container import free_port, wait_until
-from tests.system.test_vllm_life import BACK_S, LONG, SETTINGS, SHORT, end_of, segments, streaming
+from tests.system.test_vllm_life import (
+    BACK_S,
+    ENGINE,
+    LONG,
+    SETTINGS,
+    SHORT,
+    STEP_TIMEOUT_S,
+    end_of,
+    family,
+    hurt,
+    refuses_a_grammar_and_leaves_no_raw_line,
+    segments,
+    streaming,
+)
 from tests.tiny_models import tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.usefixtures("machine")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+CORE, RANK = "VLLM::EngineCor", "VLLM::Worker_TP"  # the kernel keeps 15 characters of a name
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Server]:
+    """Two ranks: an engine process, vLLM's core and its two workers."""
+    with serve(tiny_model("llama_long"), *SETTINGS, "option.tensor_parallel_degree=2") as server:
+        yield server
 
 
 def node_settings(rank: int, port: int) -> tuple[str, ...]:
@@ -37,6 +60,53 @@ def nodes() -> Iterator[list[Server]]:
     folder = tiny_model("llama_long")
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         yield list(pool.map(start, range(2)))
+
+
+def test_two_ranks_answer_as_one_does(apart: Server) -> None:
+    assert {name: len(pids) for name, pids in family(apart).items()} == {ENGINE: 1, CORE: 1, RANK: 2}
+    two = apart.post(SHORT)
+    with serve(tiny_model("llama_long"), *SETTINGS) as inside:
+        one = inside.post(SHORT)
+    assert one.status == two.status == 200
+    assert one.lines == two.lines and len(one.lines[0]["generated_text"]) > 10
+    folder = Path(apart.environ["TMPDIR"])
+    assert not any(map(Path.is_socket, folder.iterdir())), "vLLM's sockets lie where they go when the server does"
+
+
+def test_a_structure_that_another_process_cannot_compile_is_the_clients_fault(apart: Server) -> None:
+    body = {"prompt": "The quick", "max_tokens": 4}
+    assert apart.post(body | {"guided_regex": "[ab]{3}"}, "/v1/completions").status == 200  # vLLM keeps this compiler
+    answer = apart.post(body | {"guided_regex": r"\p{L}{1,500}" * 20}, "/v1/completions")
+    assert answer.status == 400 and b"not supported" in answer.body and b"guided_regex" in answer.body, answer.body
+
+
+def test_a_refused_grammar_leaves_no_raw_line_in_the_log(apart: Server) -> None:
+    refuses_a_grammar_and_leaves_no_raw_line(apart)
+
+
+def test_streams_end_when_the_parent_of_core_and_ranks_is_killed(apart: Server) -> None:
+    hurt(apart, ENGINE, signal.SIGKILL, within_s=2)
+
+
+def test_streams_end_when_the_core_is_killed(apart: Server) -> None:
+    hurt(apart, CORE, signal.SIGKILL, within_s=2)
+
+
+def test_streams_end_when_a_rank_is_killed(apart: Server) -> None:
+    hurt(apart, RANK, signal.SIGKILL, within_s=5)
+
+
+def test_streams_end_when_the_core_stands_still(apart: Server) -> None:
+    hurt(apart, CORE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3)
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(apart: Server) -> None:
+    pids = apart.pids()
+    shared = segments(pids)
+    assert shared
+    os.kill(apart.pid("lmi-supervisor"), signal.SIGKILL)
+    wait_until(lambda: not apart.pids(), "no process is left")
+    wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
 
 
 def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
@@ -67,15 +137,18 @@ def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Serve
 
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(nodes: list[Server], lost: int) -> None:
+    for measurement in measurements():
+        lose_a_node(nodes, lost, measurement)
+
+
+def lose_a_node(nodes: list[Server], lost: int, measurement: Measurement) -> None:
     pids = {pid for node in nodes for pid in node.pids() if os.getpgid(pid) == node.pid("lmi-engine")}
     shared = segments(pids)
-    with streaming(nodes[0], 4) as streams:
+    with streaming(nodes[0], 4) as streams, measurement.within(10):
         os.kill(nodes[lost].pid("lmi-engine"), signal.SIGKILL)
-        hurt_s = time.monotonic()
         ends = [end_of(stream) for stream in streams]
-        assert time.monotonic() - hurt_s < 10
     assert all(last["code"] == 503 for last in ends), ends
-    wait_until(lambda: not pids & {pid for node in nodes for pid in node.pids()}, "no process of before is left", 30)
+    wait_until(lambda: not pids & {pid for node in nodes for pid in node.pids()}, "no process of before is left")
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
     wait_until(lambda: [node.ping() for node in nodes] == [200, 200], "both nodes are back", BACK_S)
     assert nodes[0].post(SHORT).status == 200

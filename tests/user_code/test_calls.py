@@ -78,7 +78,7 @@ async def all_of(call: Call) -> list[Head | BodyChunk]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 

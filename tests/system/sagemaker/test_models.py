@@ -479,7 +479,7 @@ def test_a_signal_ends_a_load_and_its_client_has_an_answer() -> None:
             assert b"canary" not in Path(f"/proc/{pid}/environ").read_bytes()
         server.signal(signal.SIGTERM)
         assert loading.result().status == 503
-        assert server.wait(5) == 0 and server.pids() == []
+        assert server.wait_within(5) == 0 and server.pids() == []
 
 
 def test_a_server_with_one_model_describes_it_and_loads_no_other(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from lmi.settings.model_folder import demo_folder
+from tests.machine import measurements
 from tests.served import Server, launch
 from tests.sources.hub_server import HubServer
 from tests.system.container import ROOT, wait_until, write_model
@@ -136,27 +137,27 @@ def in_load(tmp_path: Path, hub: HubServer, index: str) -> tuple[Path, dict[str,
 def test_sigterm_ends_every_stage_within_two_seconds_and_with_0(begin, tmp_path: Path, silent_index: str) -> None:  # type: ignore[no-untyped-def]
     with HubServer() as hub:
         folder, more, stage = begin(tmp_path, hub, silent_index)
-        with launch(folder, environ(tmp_path, **more)) as server:
-            wait_until(lambda: server.ping() == 503 and stage in str(ping(server)["stage"]), f"it is in {stage}", 30)
-            started_s = time.monotonic()
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 0
-            assert time.monotonic() - started_s < 2.5
-            assert server.pids() == []
+        for measurement in measurements():
+            with launch(folder, environ(tmp_path, **more)) as server:
+                wait_until(lambda: server.ping() == 503 and stage in str(ping(server)["stage"]), f"it is in {stage}")
+                with measurement.within(2.5):
+                    server.signal(signal.SIGTERM)
+                    assert server.wait() == 0
+                assert server.pids() == []
 
 
 def test_sigterm_ends_a_front_end_that_reads_the_tokenizer_of_a_model_that_came_late(tmp_path: Path) -> None:
     pipe = installs_first(tmp_path / "model") / "tokenizer_config.json"
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe)
-    with launch(pipe.parent, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
-        writers: list[int] = []  # nothing is written, so every front end waits
-        wait_until(lambda: opened(pipe, writers), "a front end reads it", 30)
-        server.signal(signal.SIGTERM)
-        started_s = time.monotonic()
-        assert server.wait() == 0
-        assert time.monotonic() - started_s < 2.5
-    os.close(writers[0])
+    writers: list[int] = []  # nothing is written, so every front end waits
+    for measurement in measurements():
+        with launch(pipe.parent, environ(tmp_path, HF_HUB_OFFLINE="1")) as server:
+            wait_until(lambda: opened(pipe, writers), "a front end reads it")
+            with measurement.within(2.5):
+                server.signal(signal.SIGTERM)
+                assert server.wait() == 0
+        os.close(writers.pop())
 
 
 def opened(pipe: Path, writers: list[int]) -> bool:
@@ -168,16 +169,17 @@ def opened(pipe: Path, writers: list[int]) -> bool:
 
 def test_a_second_sigterm_ends_a_drain_with_143(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
-    with launch(tmp_path / "model", environ(tmp_path)) as server:
-        server.wait_ready()
-        with server.open({"inputs": "a", "parameters": {"max_new_tokens": 90_000}, "stream": True}) as stream:
-            stream.read(10)
-            server.signal(signal.SIGTERM)
-            wait_until(lambda: b"no new requests" in server.log.read_bytes(), "it drains")
-            started_s = time.monotonic()
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 143
-            assert time.monotonic() - started_s < 2.5
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 90_000}, "stream": True}
+    for measurement in measurements():
+        with launch(tmp_path / "model", environ(tmp_path)) as server:
+            server.wait_ready()
+            with server.open(body) as stream:
+                stream.read(10)
+                server.signal(signal.SIGTERM)
+                wait_until(lambda: b"no new requests" in server.log.read_bytes(), "it drains")
+                with measurement.within(2.5):
+                    server.signal(signal.SIGTERM)
+                    assert server.wait() == 143
 
 
 @pytest.mark.parametrize(("variable", "is_warned"), [("SAGEMAKER_SUBMIT_DIRECTORY", True), ("OTHER", False)])
@@ -190,7 +192,7 @@ def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(tmp_path: Path, variab
         )
     try:
         line = "ContainerStartupHealthCheckTimeoutInSeconds"
-        wait_until(lambda: "starts as process" in log.read_text(), "it loads", 30)
+        wait_until(lambda: "starts as process" in log.read_text(), "it loads")
         if is_warned:
             wait_until(lambda: line in log.read_text(), "it warns")
         else:
@@ -198,4 +200,4 @@ def test_a_slow_start_on_sagemaker_warns_once_and_goes_on(tmp_path: Path, variab
         assert log.read_text().count(line) == is_warned and server.poll() is None
     finally:
         server.terminate()
-        assert server.wait(10) == 0
+        assert server.wait(60) == 0

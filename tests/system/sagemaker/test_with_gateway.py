@@ -57,7 +57,7 @@ def test_a_gateway_whose_port_is_taken_ends_the_start_with_the_port(tmp_path: Pa
     with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}) as first:
         first.wait_ready()
         with launch(tmp_path, {"SERVING_WITH_GATEWAY": str(taken), "SERVING_LOG_FORMAT": "json"}) as second:
-            assert second.wait(30) == 3
+            assert second.wait(60) == 3
             assert str(taken) in second.last_words()["message"]
 
 

@@ -58,6 +58,7 @@ class Service:
             for number in range(data["num_words"]):
                 yield f"word{number} "
                 time.sleep(data.get("pause_s", 0))
+                wait_for(data.get("go_on", "/"))
                 if number == data.get("fail_at"):
                     raise RuntimeError("the words ran out")
 
@@ -71,7 +72,8 @@ class Service:
     def chunks(self, data, inputs):
         async def outputs():
             for number in range(data["num"]):
-                await asyncio.sleep(data.get("pause_s", 0))
+                if number:
+                    await asyncio.to_thread(wait_for, data.get("go_on", "/"))
                 yield create_stream_chunk_output({"number": number}, number == data.get("last"))
 
         return outputs()
@@ -101,10 +103,17 @@ class Service:
 
     def sleep(self, data, inputs):
         time.sleep(data["s"])
+        wait_for(data.get("go_on", "/"))
         return Output().add("slept")
 
     def die(self, data, inputs):
         os._exit(7)
+
+
+def wait_for(path):
+    """Go on when a test has made this file."""
+    while not os.path.exists(path):
+        time.sleep(0.01)
 
 
 _service = Service()
