@@ -9,10 +9,12 @@ import pytest
 from lmi.capabilities import check_request
 from lmi.errors import InvalidParameter, UnknownAdapter, Unsupported
 from lmi.executor import (
+    AdditionalModelOutput,
     Capabilities,
     EngineInfo,
     GuidedDecodingParams,
     GuideType,
+    KvCacheRetentionConfig,
     LoraConfig,
     OutputConfig,
     Request,
@@ -20,7 +22,7 @@ from lmi.executor import (
 )
 
 CAN_ALL = Capabilities(
-    beam_search=True,
+    max_beam_width=8,
     num_return_sequences=True,
     guided_decoding=tuple(GuideType),
     typical_p=True,
@@ -29,9 +31,10 @@ CAN_ALL = Capabilities(
     context_logits=True,
     generation_logits=True,
     perf_metrics=True,
-    additional_outputs=("hidden",),
+    additional_outputs=(AdditionalModelOutput("hidden"),),
     logits_post_processors=("upper",),
     lora=True,
+    kv_cache_retention=True,
     priority=True,
 )
 CAN_NOTHING = Capabilities(
@@ -56,7 +59,10 @@ NEEDS: dict[str, dict[str, Any]] = {
     "return_context_logits": {"output_config": OutputConfig(return_context_logits=True)},
     "return_generation_logits": {"output_config": OutputConfig(return_generation_logits=True)},
     "return_perf_metrics": {"output_config": OutputConfig(return_perf_metrics=True)},
-    "additional_model_outputs": {"output_config": OutputConfig(additional_model_outputs=("hidden",))},
+    "kv_cache_retention_config": {"kv_cache_retention_config": KvCacheRetentionConfig()},
+    "additional_model_outputs": {
+        "output_config": OutputConfig(additional_model_outputs=(AdditionalModelOutput("hidden"),))
+    },
 }
 
 
@@ -73,6 +79,20 @@ def info(capabilities: Capabilities = CAN_ALL) -> EngineInfo:
 
 def request(**fields: Any) -> Request:
     return Request(**{"input_token_ids": (1, 2), "max_tokens": 4, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "reason"),
+    [
+        ("logits_post_processor_name", {}, "no logits post-processors"),
+        ("logits_post_processor_name", {"logits_post_processors": ("other",)}, r"\['other'\]"),
+        ("additional_model_outputs", {}, "no additional outputs"),
+        ("additional_model_outputs", {"additional_outputs": (AdditionalModelOutput("logits"),)}, r"\['logits'\]"),
+    ],
+)
+def test_the_reason_names_what_is_declared(name: str, declared: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unsupported, match=f"^{name} is not supported here: some-engine has {reason}$"):
+        check_request(request(**NEEDS[name]), info(Capabilities(**declared)))
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -128,6 +148,20 @@ def test_a_token_id_outside_the_vocabulary_is_refused(field: str, make: Any, tok
     check_request(request(**{field: make(9)}), info())
     with pytest.raises(InvalidParameter, match=f"^{field} must be token ids from 0 to 9, given {token_id}$"):
         check_request(request(**{field: make(token_id)}), info())
+
+
+def test_a_beam_width_over_the_engines_bound_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match=r"^beam_width must be at most 8 \(option.max_beam_width\), given 16$"):
+        check_request(request(sampling_config=SamplingConfig(16)), info())
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"),
+    [(AdditionalModelOutput("gates"), r"\['hidden'\]"), (AdditionalModelOutput("hidden", True), "hidden without")],
+)
+def test_an_output_that_was_not_declared_is_refused(asked: AdditionalModelOutput, has: str) -> None:
+    with pytest.raises(Unsupported, match=f"^additional_model_outputs is not supported here: some-engine has {has}"):
+        check_request(request(output_config=OutputConfig(additional_model_outputs=(asked,))), info())
 
 
 def test_a_temperature_over_the_engines_bound_is_refused() -> None:

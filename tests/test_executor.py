@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+import lmi.executor
 from lmi.executor import (
+    AdditionalModelOutput,
     ErrorKind,
     GuidedDecodingParams,
     GuideType,
+    KvCacheRetentionConfig,
     OutputConfig,
     Request,
     RequestPerfMetrics,
@@ -18,6 +21,7 @@ from lmi.executor import (
     ResponseError,
     Result,
     SamplingConfig,
+    TokenRangeRetentionConfig,
 )
 
 
@@ -74,6 +78,11 @@ def test_more_sequences_than_beams_are_refused_only_with_beams() -> None:
         ({"priority": 1.5}, "priority must be at least 0 and at most 1, given 1.5"),
         ({"priority": -0.5}, "priority must be at least 0 and at most 1, given -0.5"),
         ({"allotted_time_ms": 0}, "allotted_time_ms must be at least 1, given 0"),
+        ({"num_return_sequences": 0}, "num_return_sequences must be at least 1, given 0"),
+        (
+            {"num_return_sequences": 3, "sampling_config": SamplingConfig(2)},
+            "num_return_sequences must be at most beam_width (2), given 3",
+        ),
         ({"stop_words": ((1,), ())}, "stop_words must not hold an empty word"),
         ({"bad_words": ((),)}, "bad_words must not hold an empty word"),
         ({"embedding_bias": ((1, float("inf")),)}, "embedding_bias must be finite"),
@@ -91,6 +100,27 @@ def test_a_broken_request_rule_is_named(fields: dict[str, Any], message: str) ->
     with pytest.raises(ValueError) as caught:
         Request(**{"input_token_ids": (1,), "max_tokens": 1, **fields})
     assert str(caught.value) == message
+
+
+def test_a_search_returns_all_its_beams_unless_it_is_told_fewer() -> None:
+    assert SamplingConfig(4).num_return_sequences == 4
+    assert SamplingConfig(4, num_return_sequences=2).num_return_sequences == 2
+    assert SamplingConfig().num_return_sequences == 1
+    fewer = Request((1,), 1, sampling_config=SamplingConfig(4), num_return_sequences=2)
+    assert fewer.sampling_config.num_return_sequences == 2
+
+
+def test_the_number_of_sequences_stands_on_the_request_or_on_its_sampling() -> None:
+    asked = {"input_token_ids": (1,), "max_tokens": 1}
+    assert Request(**asked, num_return_sequences=3).sampling_config == SamplingConfig(num_return_sequences=3)
+    alike = Request(**asked, num_return_sequences=3, sampling_config=SamplingConfig(num_return_sequences=3))
+    assert alike.sampling_config.num_return_sequences == 3
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(alike), type=Request) == alike
+    for num in (2, 1):
+        with pytest.raises(ValueError) as caught:
+            Request(**asked, num_return_sequences=num, sampling_config=SamplingConfig(num_return_sequences=3))
+        said = f"given {num} and sampling_config.num_return_sequences=3"
+        assert str(caught.value) == f"num_return_sequences must be given once or twice alike, {said}"
 
 
 @pytest.mark.parametrize("field", ["num_top_log_probs", "num_prompt_log_probs"])
@@ -158,3 +188,29 @@ def test_an_error_names_its_field_first_and_can_be_sent_whatever_bytes_a_file_na
     error = ResponseError("must not be \udcff.json", ErrorKind.INVALID, "guide")
     response = msgspec.msgpack.decode(msgspec.msgpack.encode(Response(1, error=error)), type=Response)
     assert (response.error, response.error_msg) == (error, "guide must not be ?.json")
+
+
+def test_structs_take_the_positional_arguments_of_upstream() -> None:
+    output = OutputConfig(False, False, False, True, False, False, (AdditionalModelOutput("logits"),))
+    request = Request((1, 2), 4, True, SamplingConfig(2), output, end_id=3)
+    assert (request.max_tokens, request.streaming, request.sampling_config.beam_width) == (4, True, 2)
+    assert request.output_config.additional_model_outputs[0].name == "logits"
+    with pytest.raises(TypeError):
+        Request((1, 2), 4, True, SamplingConfig(2), output, 3)  # type: ignore[misc]
+
+
+def test_the_result_of_an_errored_response_raises_its_message() -> None:
+    response = Response(7, error=ResponseError("the step failed", ErrorKind.GENERATION))
+    with pytest.raises(RuntimeError, match="request 7 ended with an error: the step failed"):
+        response.get_result()
+
+
+def test_ranges_of_retention_must_not_overlap() -> None:
+    KvCacheRetentionConfig((TokenRangeRetentionConfig(5), TokenRangeRetentionConfig(0, 5)))
+    with pytest.raises(ValueError, match="must not overlap"):
+        KvCacheRetentionConfig((TokenRangeRetentionConfig(0), TokenRangeRetentionConfig(3, 5)))
+
+
+def test_the_overview_names_every_class() -> None:
+    classes = [name for name in lmi.executor.__all__ if not name.isupper()]
+    assert [name for name in classes if name not in (lmi.executor.__doc__ or "")] == []

@@ -1,0 +1,94 @@
+"""How an Executor is built. These classes stay in the process of the engine: they may hold functions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmi.executor.checks import broken, check_int
+from lmi.executor.outputs import AdditionalModelOutput
+
+LogitsPostProcessor = Callable[[int, Any, list[list[int]], Any, int | None], Any]
+"""Takes request id, logits (1, num_beams, vocab), the generated tokens of each beam, CUDA stream and client id.
+
+The logits are a float32 tensor of torch and a view of the step's; the stream is None on a CPU. It changes the logits in
+place and returns None, or returns a tensor of the same shape.
+"""
+
+LogitsPostProcessorBatched = Callable[[list[int], list[Any], list[list[list[int]]], Any, list[int | None]], None]
+"""Takes a list of each, with an entry for each request. It changes the logits in place."""
+
+
+class BatchingType(enum.Enum):
+    STATIC = 0  # refused: no engine here waits for a whole batch
+    INFLIGHT = 1
+
+
+@dataclass(kw_only=True)
+class KvCacheConfig:
+    """`max_tokens` is the size of the cache; None leaves it to the engine."""
+
+    enable_block_reuse: bool = True
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("max_tokens", self.max_tokens, 1)
+
+
+@dataclass
+class LogitsPostProcessorConfig:
+    """The functions that requests may name. `replicate` has no effect on one rank."""
+
+    processor_map: Mapping[str, LogitsPostProcessor] = field(default_factory=dict)
+    processor_batched: LogitsPostProcessorBatched | None = None
+    replicate: bool = True
+
+
+@dataclass
+class GuidedDecodingConfig:
+    """The vocabulary of guided decoding: the text of each token as the tokenizer writes it, by its id.
+
+    `tokenizer_str` is the text of tokenizer.json, which says how these texts become bytes. `stop_token_ids` may end an
+    answer that is complete.
+    """
+
+    encoded_vocab: Sequence[str]
+    tokenizer_str: str | None = None
+    stop_token_ids: Sequence[int] | None = None
+
+
+@dataclass
+class ExecutorConfig:
+    """Mutable, and read once, when the Executor is built. None leaves a limit to the engine.
+
+    A request may ask only for additional outputs, post-processors and beam widths that stand here.
+    """
+
+    max_beam_width: int = 1
+    batching_type: BatchingType = field(default=BatchingType.INFLIGHT, kw_only=True)
+    max_batch_size: int | None = field(default=None, kw_only=True)  # sequences
+    max_num_tokens: int | None = field(default=None, kw_only=True)  # prompt tokens of a step
+    max_queue_size: int | None = field(default=None, kw_only=True)  # requests
+    iter_stats_max_iterations: int = field(default=1000, kw_only=True)
+    request_stats_max_iterations: int = field(default=0, kw_only=True)
+    kv_cache_config: KvCacheConfig = field(default_factory=KvCacheConfig, kw_only=True)
+    logits_post_processor_config: LogitsPostProcessorConfig | None = field(default=None, kw_only=True)
+    guided_decoding_config: GuidedDecodingConfig | None = field(default=None, kw_only=True)
+    additional_model_outputs: Sequence[AdditionalModelOutput] = field(default=(), kw_only=True)
+
+    def check(self) -> None:
+        """Raise ValueError for the first field that breaks its rule. An Executor calls it when it is built."""
+        if self.batching_type is not BatchingType.INFLIGHT:
+            raise broken("batching_type", "BatchingType.INFLIGHT", self.batching_type)
+        check_int("max_batch_size", self.max_batch_size, 1)
+        check_int("max_beam_width", self.max_beam_width, 1, self.max_batch_size)
+        check_int("max_num_tokens", self.max_num_tokens, 1)
+        check_int("max_queue_size", self.max_queue_size, 0)
+        check_int("iter_stats_max_iterations", self.iter_stats_max_iterations, 0)
+        check_int("request_stats_max_iterations", self.request_stats_max_iterations, 0)
+        check_int("kv_cache_config.max_tokens", self.kv_cache_config.max_tokens, 1)
+        names = [output.name for output in self.additional_model_outputs]
+        if len(set(names)) < len(names):
+            raise broken("additional_model_outputs", "outputs of different names", names)

@@ -1,0 +1,106 @@
+"""One prompt and everything an engine needs to continue it."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import msgspec
+from msgspec.structs import force_setattr, replace
+
+from lmi.executor.checks import check_int, check_range
+from lmi.executor.guides import GuidedDecodingParams
+from lmi.executor.outputs import OutputConfig
+from lmi.executor.retention import KvCacheRetentionConfig
+from lmi.executor.sampling import SamplingConfig
+
+DEFAULT_PRIORITY = 0.5
+
+
+class LoraConfig(msgspec.Struct, frozen=True):
+    """The adapter to use, by the name under which it was loaded."""
+
+    name: str
+
+
+class PromptTuningConfig(msgspec.Struct, frozen=True):
+    """A table of embeddings that takes the place of prompt tokens. Refused by every engine here."""
+
+    embedding_table: object
+    input_token_extra_ids: tuple[int, ...] | None = None
+
+
+class ExternalDraftTokensConfig(msgspec.Struct, frozen=True):
+    """Draft tokens of a client. Refused by every engine here: speculation is an option of the engine."""
+
+    tokens: tuple[int, ...]
+    acceptance_threshold: float | None = None
+
+
+class _Arguments(msgspec.Struct, frozen=True):
+    """The positional arguments of a Request, in upstream's order."""
+
+    input_token_ids: tuple[int, ...]
+    max_tokens: int
+    streaming: bool = False
+    sampling_config: SamplingConfig = SamplingConfig()
+    output_config: OutputConfig = OutputConfig()
+
+
+class Request(_Arguments, frozen=True, kw_only=True):
+    """One prompt and everything an engine needs to continue it.
+
+    `end_ids` holds further end tokens beside `end_id`, and `ignore_eos` lets generation continue past all of them;
+    upstream has neither. `stop_words` and `bad_words` are token id sequences. Stop words are matched only on generated
+    tokens and stay in the output. `allotted_time_ms` counts from enqueue. Every Response carries the `client_id`.
+    `num_return_sequences` becomes the SamplingConfig's, where it may stand instead.
+    """
+
+    BATCHED_POST_PROCESSOR_NAME: ClassVar[str] = "batched"
+
+    end_id: int | None = None
+    end_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    embedding_bias: tuple[tuple[int, float], ...] = ()
+    guided_decoding_params: GuidedDecodingParams | None = None
+    lora_config: LoraConfig | None = None
+    logits_post_processor_name: str | None = None
+    return_all_generated_tokens: bool = False
+    priority: float = DEFAULT_PRIORITY  # 1 is the most urgent
+    allotted_time_ms: int | None = None
+    client_id: int | None = None
+    num_return_sequences: int | None = None
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None
+    prompt_tuning_config: PromptTuningConfig | None = None
+    external_draft_tokens_config: ExternalDraftTokensConfig | None = None
+    cache_salt: str | None = None  # prompts share cached keys and values only if they have the same salt
+
+    def __post_init__(self) -> None:
+        if not self.input_token_ids:
+            raise ValueError("input_token_ids must not be empty")
+        check_int("max_tokens", self.max_tokens, 1)
+        self._settle_sequences(self.sampling_config)
+        check_range("priority", self.priority, 0.0, 1.0)
+        check_int("allotted_time_ms", self.allotted_time_ms, 1)
+        for name in ("stop_words", "bad_words"):
+            if any(not word for word in getattr(self, name)):
+                raise ValueError(f"{name} must not hold an empty word")
+        if any(not math.isfinite(bias) for _, bias in self.embedding_bias):
+            raise ValueError("embedding_bias must be finite")
+        if self.cache_salt == "":
+            raise ValueError("cache_salt must not be empty")
+        if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:
+            raise ValueError("guided_decoding_params must not be combined with beam_width over 1")
+
+    def _settle_sequences(self, sampling: SamplingConfig) -> None:
+        """Give the SamplingConfig the number of sequences, so that only this one counts from here on."""
+        num = self.num_return_sequences
+        if num is None or num == sampling.num_return_sequences:
+            return
+        check_int("num_return_sequences", num, 1)
+        if sampling.num_return_sequences != sampling.beam_width:
+            both = f"{num} and sampling_config.num_return_sequences={sampling.num_return_sequences}"
+            raise ValueError(f"num_return_sequences must be given once or twice alike, given {both}")
+        force_setattr(self, "sampling_config", replace(sampling, num_return_sequences=num))
