@@ -91,6 +91,10 @@ class EngineConfig:
     max_sequence_length: int | None = None  # option.max_model_len
     max_queue_size: int | None = None  # requests an Executor holds before Overloaded; None: the front end bounds it
     enable_prefix_caching: bool | None = None
+    max_beam_width: int = 8
+    request_stats_max_iterations: int = 0
+    additional_outputs: tuple[str, ...] = ()  # NAME or NAME:context
+    logits_post_processors: str | None = None  # a Python file in the model's folder
     max_step_ms: float | None = None  # with decodes in it, a step takes prompt tokens only up to about this time
     speculative: str | None = None  # ngram
     batch_invariant: bool = True

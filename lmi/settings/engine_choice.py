@@ -15,7 +15,7 @@ from lmi.settings.values import Values
 
 NO_ROLLING_BATCH = "disable"  # the dynamic-batch schema, over any engine
 USER_CODE_NAME = "python"
-KEY = "option.rolling_batch"
+KEY, BATCH = "option.rolling_batch", "option.max_rolling_batch_size"
 TENSOR, PIPELINE = "option.tensor_parallel_degree", "option.pipeline_parallel_degree"
 
 
@@ -81,9 +81,19 @@ def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) ->
     for key, value in engine.handler.defaults.items():
         values = values.choose(key, value, f"default of {engine.name}")
     if engine.has_dynamic_batch and "batch_size" in values:
-        values = values.choose("option.max_rolling_batch_size", values.given("batch_size"), "batch_size")
+        values = values.choose(BATCH, values.given("batch_size"), "batch_size")
     _note_dynamic_batch(values, engine, problems)
     return values
+
+
+def fit_beams(values: Values, problems: Problems) -> Values:
+    """Lower the beam width of the default to the sequences that run at once, and refuse a given one over them."""
+    most, key = values.final(BATCH), "option.max_beam_width"
+    if most is None or values.final(key) <= most:
+        return values
+    if key in values:
+        values.refuse(key, f"at most {BATCH}, {most}", problems)
+    return values.choose(key, most, BATCH)
 
 
 def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -> Values:

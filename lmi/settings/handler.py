@@ -50,6 +50,11 @@ class Handler:
     """Returns each option whose value it cannot run with, and the values that are allowed."""
     environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}
     """Returns variables for its process, from configuration, environment, slot, and a folder for sockets or ''."""
+    dtypes: Callable[[EngineConfig, str], tuple[str, str]] = lambda config, stored: (config.dtype, config.dtype)
+    """Returns the dtypes of weights and of the KV cache in a CPU's memory, from configuration and dtype of the files.
+
+    `auto` means that it is not known; the largest then counts.
+    """
     describe: Callable[[], str] = lambda: ""
     """Returns what of it depends on the machine, for `lmi version`; "" if nothing does."""
 

@@ -142,6 +142,14 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(NAME.parse(name.strip()) for name in re.split("[;,]", text))
 
 
+def _outputs(text: str) -> tuple[str, ...]:
+    """Parse the names of tensors. Each is given once, with `:context` at its end or without."""
+    outputs = tuple(OUTPUT.parse(output.strip()) for output in re.split("[;,]", text))
+    if len({output.partition(":")[0] for output in outputs}) < len(outputs):
+        raise ValueError
+    return outputs
+
+
 def _served_names(text: str) -> tuple[str, ...]:
     return tuple(SERVED_NAME.parse(name) for name in re.split(r"[;,\s]+", text.strip("[]").replace('"', "")) if name)
 
@@ -206,6 +214,11 @@ NAME = matching("1 to 128 letters, digits or ._:@-, a letter or digit first", r"
 SERVED_NAME = matching(
     "1 to 128 letters, digits or ._:@/-, a letter or digit first", r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}"
 )
+OUTPUT = matching("a name", r"[A-Za-z_][A-Za-z0-9_.]{0,127}(:context)?")
+OUTPUTS = Kind(
+    "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context", _outputs
+)
+PYTHON_FILE = matching("a Python file in the model's folder", r"[^/\0]+\.py")
 NAMES = Kind(f"names with ; between, each {NAME.allowed}", _names)
 SERVED_NAMES = Kind(f"names with , or blanks between, each {SERVED_NAME.allowed}", _served_names)
 VARIABLES = Kind("NAME=VALUE, several with , between", _variables)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi.settings.config import Config, EngineConfig
+from lmi.settings.handler import Handler, announced
 from lmi.shared import linux
 
 MB = 1 << 20
@@ -16,6 +17,7 @@ PROCESS_BYTES = 300 * MB  # of an engine's process with its libraries
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt")
 WEIGHT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp32": 4, "fp16": 2, "bf16": 2}  # of a number, by dtype
 LARGER = 1.2  # weights in memory are larger than their files, because some are copied or laid out anew
+UNKNOWN = Handler(load="")  # an engine that has no record
 USUAL_SEQUENCES, USUAL_LENGTH = 64, 2048  # of the KV cache, where no option bounds it
 
 
@@ -31,8 +33,11 @@ def need_bytes(config: Config) -> int:
     if engine.device_ids:
         return engine.num_engines * PROCESS_BYTES
     facts = _facts(Path(config.model.path))
-    weights = int(LARGER * _weight_bytes(Path(config.model.path)) * _widening(engine, facts))
-    return engine.num_engines * (weights + _cache_bytes(engine, facts) + PROCESS_BYTES)
+    stored = str(facts.get("torch_dtype", facts.get("dtype")))
+    of_weights, of_cache = announced().get(engine.handler, UNKNOWN).dtypes(engine, stored)
+    widening = 1.0 if engine.quantize else max(1.0, _number_bytes(of_weights) / _number_bytes(stored))
+    weights = int(LARGER * _weight_bytes(Path(config.model.path)) * widening)
+    return engine.num_engines * (weights + _cache_bytes(engine, facts, _number_bytes(of_cache)) + PROCESS_BYTES)
 
 
 def _facts(folder: Path) -> Mapping[str, Any]:
@@ -48,20 +53,14 @@ def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for pattern in WEIGHT_FILES for file in folder.glob(pattern))
 
 
-def _number_bytes(engine: EngineConfig) -> int:
-    """Return the size of a number in memory. On a CPU `auto` counts as float32, which no engine exceeds."""
-    return WEIGHT_BYTES.get(engine.dtype, 4)
+def _number_bytes(dtype: str) -> int:
+    """Return the size of a number. One of an unknown dtype, such as `auto`, has that of float32, which none exceeds."""
+    return WEIGHT_BYTES.get(dtype, 4)
 
 
-def _widening(engine: EngineConfig, facts: Mapping[str, Any]) -> float:
-    """Return how many times larger the dtype in memory is than that of the files."""
-    stored = WEIGHT_BYTES.get(str(facts.get("torch_dtype", facts.get("dtype"))), 4)
-    return 1.0 if engine.quantize else max(1.0, _number_bytes(engine) / stored)
-
-
-def _cache_bytes(engine: EngineConfig, facts: Mapping[str, Any]) -> int:
+def _cache_bytes(engine: EngineConfig, facts: Mapping[str, Any], number_bytes: int) -> int:
     """Return the size of the KV cache: what the options say, else room for the usual requests, within a quarter."""
-    token_bytes = _token_bytes(facts) * _number_bytes(engine)
+    token_bytes = _token_bytes(facts) * number_bytes
     if engine.max_kv_cache_tokens is not None:
         return engine.max_kv_cache_tokens * token_bytes
     longest = engine.max_sequence_length or _count(facts, "max_position_embeddings") or USUAL_LENGTH

@@ -14,7 +14,6 @@ from lmi.sources.request import FetchRequest
 UNSET = {
     "load_on_devices": "*",
     "predict_timeout": "none",
-    "option.request_stats_max_iterations": "0",
     "option.install_requirements": "true",
 }
 

@@ -24,6 +24,7 @@ from lmi.settings.engine_choice import (
     choose_engine,
     choose_gpus,
     choose_replicas,
+    fit_beams,
 )
 from lmi.settings.handler import USER_CODE, Handler, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
@@ -138,6 +139,7 @@ def _choose_engine(
     """Choose the engine, its accelerators, and how many processes of it there are."""
     engine = choose_engine(values, code, here.machine, here.handlers, problems)
     values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
+    values = fit_beams(values, problems)
     gpus = choose_gpus(values, here.machine, problems)
     values = choose_degree(values, engine, gpus)
     replicas = choose_replicas(values, engine, gpus, problems)

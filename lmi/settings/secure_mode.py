@@ -84,6 +84,7 @@ CONTROLS: dict[str, Control] = {
             "option.entryPoint": lambda text: not text.startswith(BUILT_IN),
             "option.handler": _always,
             "option.input_formatter": _always,
+            "option.logits_post_processors": _always,
             "option.output_formatter": lambda word: word not in FORMATTER_WORDS,
         },
     ),

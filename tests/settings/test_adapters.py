@@ -31,9 +31,7 @@ def test_the_adapters_beside_the_model_and_beside_serving_properties_are_found(f
     assert not [line for line in resolved.warnings if "adapters in" in line]
 
 
-@pytest.mark.parametrize(
-    "text", ["option.rolling_batch=echo", "option.rolling_batch=echo\noption.enable_lora=no", "option.enable_lora=true"]
-)
+@pytest.mark.parametrize("text", ["option.rolling_batch=echo", "option.rolling_batch=echo\noption.enable_lora=no"])
 def test_adapters_that_are_not_loaded_are_one_warning_and_may_be_broken(folder: Path, text: str) -> None:
     (folder / "adapters" / "a b").mkdir(parents=True)
     (folder / "adapters" / "c").mkdir()

@@ -108,12 +108,8 @@ CASES = {
     "adapters with lmi-dist": Case(
         text="option.rolling_batch=lmi-dist\noption.enable_lora=true",
         gpus="lmi-dist",
-        warned=(f"{USES_NOT}, option.rolling_batch=vllm does",),
     ),
-    "adapters": Case(
-        text="option.enable_lora=true\noption.max_loras=4\noption.max_lora_rank=64",
-        warned_on_cpu=(f"{USES_NOT}, option.rolling_batch=vllm does",) * 3,
-    ),
+    "adapters": Case(text="option.enable_lora=true\noption.max_loras=4\noption.max_lora_rank=64"),
     "scaled adapters, which vLLM has no more": Case(
         text="option.long_lora_scaling_factors=4.0\noption.lmcache_config_file=lmcache.yaml",
         warned=("vllm does not use it",) * 2,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from handlers.lmi_dist.native import variants
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.memory_need import MB, PROCESS_BYTES, need_bytes
 
@@ -20,6 +21,7 @@ FACTS = {
     "num_hidden_layers": 2,
     "max_position_embeddings": 512,
 }
+DTYPES = ("auto", "bf16", "fp16", "fp32")
 TOKEN = 2 * 2 * 4 * 8  # numbers: keys and values, layers, heads, channels
 
 
@@ -46,6 +48,16 @@ def test_it_is_the_widened_weights_the_cache_and_the_process_for_each_replica(co
     assert need(config, max_kv_cache_tokens=100, num_engines=2) == 2 * in_float32
     as_stored = int(1.2 * WEIGHTS) + 100 * TOKEN * 2 + PROCESS_BYTES
     assert need(config, max_kv_cache_tokens=100, dtype="bf16") == as_stored
+
+
+def test_the_embedded_engine_keeps_bfloat16_weights_and_a_float32_cache(config: Config) -> None:
+    if variants.of_this_cpu() not in variants.built():
+        pytest.skip("the native kernels are not built for this CPU")
+    cache, weights = 100 * TOKEN * 4, int(1.2 * WEIGHTS)
+    sizes = {dtype: need(config, handler="lmi-dist", max_kv_cache_tokens=100, dtype=dtype) for dtype in DTYPES}
+    narrow, wide = weights + cache + PROCESS_BYTES, 2 * weights + cache + PROCESS_BYTES
+    assert sizes == {"auto": narrow, "bf16": narrow, "fp16": wide, "fp32": wide}
+    assert need(config, handler="lmi-dist", max_kv_cache_tokens=100, quantize="int8") == narrow
 
 
 def test_the_cache_has_room_for_the_usual_requests(config: Config) -> None:

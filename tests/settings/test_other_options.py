@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.settings.settling import faults, settle
+from tests.settings.settling import faults, settle, source_of
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_what_vllm_does_not_have_is_told_with_its_closest_argument_and_stays_beh
     )
 
 
-def test_adapters_on_the_embedded_engine_are_told_which_engine_has_them(folder: Path) -> None:
-    resolved = settle(folder, "option.rolling_batch=lmi-dist\noption.enable_lora=true")
-    assert resolved.warnings == (
-        "option.enable_lora (serving.properties:2): lmi-dist does not use it, option.rolling_batch=vllm does",
-    )
+def test_the_options_of_adapters_are_those_of_the_embedded_engine_too(folder: Path) -> None:
+    options = {"enable_lora": "true", "max_loras": "8", "max_lora_rank": "64", "max_cpu_loras": "9"}
+    lines = [f"option.{name}={value}" for name, value in options.items()]
+    resolved = settle(folder, "\n".join(["option.rolling_batch=lmi-dist", "option.strict=true", *lines]))
+    assert (resolved.config.engine.options, resolved.warnings) == (options, ())
 
 
 @pytest.mark.usefixtures("vllm")
@@ -142,10 +142,42 @@ def test_a_length_of_auto_is_the_engines_own_choice(folder: Path, engine: str, o
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("engine", ["lmi-dist", "vllm"])
-def test_request_statistics_are_an_option_of_every_engine(folder: Path, engine: str) -> None:
-    text = f"option.rolling_batch={engine}\noption.request_stats_max_iterations=5\noption.strict=true"
-    resolved = settle(folder, text)
-    assert (resolved.config.engine.options, resolved.warnings) == ({"request_stats_max_iterations": "5"}, ())
+def test_what_an_executor_offers_is_an_option_of_every_engine(folder: Path, engine: str) -> None:
+    text = "option.request_stats_max_iterations=5\noption.max_beam_width=3\noption.strict=true"
+    resolved = settle(folder, f"option.rolling_batch={engine}\n{text}")
+    assert (resolved.config.engine.options, resolved.warnings) == ({}, ())
+    assert resolved.config.engine.request_stats_max_iterations == 5
+    assert resolved.config.engine.max_beam_width == 3
+
+
+def test_outputs_and_post_processors_are_declared_by_name(folder: Path) -> None:
+    text = "option.additional_outputs=logits; hidden_states.3:context\noption.logits_post_processors=mine.py"
+    engine = settle(folder, text).config.engine
+    assert (engine.additional_outputs, engine.logits_post_processors) == (
+        ("logits", "hidden_states.3:context"),
+        "mine.py",
+    )
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_refuses_outputs_and_post_processors(folder: Path) -> None:
+    text = "option.additional_outputs=logits\noption.logits_post_processors=mine.py"
+    first, second = faults(folder, f"option.rolling_batch=vllm\n{text}")
+    assert first.startswith("option.additional_outputs='logits' (serving.properties:2): allowed is nothing on vllm")
+    assert second.startswith(
+        "option.logits_post_processors='mine.py' (serving.properties:3): allowed is nothing on vllm"
+    )
+
+
+def test_the_beam_width_fits_the_sequences_that_run_at_once(folder: Path) -> None:
+    assert settle(folder).config.engine.max_beam_width == 8
+    resolved = settle(folder, "option.max_rolling_batch_size=4")
+    assert resolved.config.engine.max_beam_width == 4
+    assert source_of(resolved, "option.max_beam_width") == "option.max_rolling_batch_size"
+    (fault,) = faults(folder, "option.max_rolling_batch_size=4\noption.max_beam_width=5")
+    assert (
+        fault == "option.max_beam_width='5' (serving.properties:2): allowed is at most option.max_rolling_batch_size, 4"
+    )
 
 
 @pytest.mark.usefixtures("vllm")

@@ -129,6 +129,8 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "batch_strategy": "SINGLE_RECORD",
         "option.sessions_path": "/mnt/sessions",
         "option.speculative": "ngram",
+        "option.additional_outputs": "logits;hidden_states.3:context",
+        "option.logits_post_processors": "processors.py",
     }
     (folder / "model.py").write_text("@input_formatter\ndef read(inputs): ...\ndef other(inputs): ...")
     for option in OPTIONS:
@@ -228,6 +230,9 @@ ENGINE = "Python or MPI; what runs the model is option.rolling_batch (auto, vllm
 LENGTH = "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto"
 
 
+OUTPUTS = "names with ; between, each once and perhaps with :context, as in logits;hidden_states:context"
+
+
 BAD_LINES = {
     "port=http": "a whole number 0..65535",
     "port=65536": "a whole number 0..65535",
@@ -270,6 +275,12 @@ BAD_LINES = {
     "option.max_model_len=0": LENGTH,
     "option.max_model_len=1.5K": LENGTH,
     "option.max_model_len=32g": LENGTH,
+    "option.max_beam_width=0": "a whole number 1..256",
+    "option.max_beam_width=65": "at most option.max_rolling_batch_size, 64",
+    "option.additional_outputs=logits;logits:context": OUTPUTS,
+    "option.additional_outputs=logits:all": OUTPUTS,
+    "option.logits_post_processors=processors": "a Python file in the model's folder",
+    "option.logits_post_processors=../processors.py": "a Python file in the model's folder",
     "option.request_stats_max_iterations=-1": "a whole number of at least 0",
     "load_on_devices=0": "*, since no GPU is used",
     "load_on_devices=a": "* or GPU numbers with ; between",

@@ -136,6 +136,7 @@ def test_a_chat_template_is_found_in_each_file_that_may_hold_one(folder: Path, n
         (SCRIPTS, "option.entryPoint=other.py"),
         (SCRIPTS, "option.handler=other\noption.entryPoint=other.py"),
         (SCRIPTS, "option.output_formatter=other\noption.entryPoint=other.py"),
+        (SCRIPTS, "option.logits_post_processors=other.py"),
         (PICKLES, "option.allow_pickle=true"),
         (REMOTE_CODE, "option.trust_remote_code=true"),
         (TEMPLATE, "option.chat_template={{ messages }}"),

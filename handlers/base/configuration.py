@@ -1,0 +1,58 @@
+"""The configuration of an engine in two forms: the contract's, and the server's options.
+
+An Executor takes either. What both have is translated here; the rest of each form has its defaults in the other.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig
+from lmi.settings.config import EngineConfig
+
+AnyConfig: TypeAlias = ExecutorConfig | EngineConfig
+CONTEXT = ":context"  # behind the name of an additional output: the prompt's rows too
+
+
+def both(config: AnyConfig | None) -> tuple[ExecutorConfig, EngineConfig]:
+    """A configuration in both forms. Raises ValueError for an ExecutorConfig that breaks a rule."""
+    if isinstance(config, EngineConfig):
+        return executor_config(config), config
+    config = config or ExecutorConfig()
+    config.check()
+    return config, engine_config(config)
+
+
+def executor_config(config: EngineConfig) -> ExecutorConfig:
+    """What requests may ask for, and the limits, as the options say."""
+    most = config.max_num_sequences or config.max_beam_width
+    return ExecutorConfig(
+        min(config.max_beam_width, most),
+        max_batch_size=config.max_num_sequences,
+        max_num_tokens=config.max_prefill_tokens,
+        max_queue_size=config.max_queue_size,
+        request_stats_max_iterations=config.request_stats_max_iterations,
+        kv_cache_config=KvCacheConfig(
+            enable_block_reuse=config.enable_prefix_caching is not False, max_tokens=config.max_kv_cache_tokens
+        ),
+        additional_model_outputs=tuple(map(_output, config.additional_outputs)),
+    )
+
+
+def engine_config(config: ExecutorConfig) -> EngineConfig:
+    """The options that mean the same as the fields of an ExecutorConfig."""
+    return EngineConfig(
+        max_beam_width=config.max_beam_width,
+        max_num_sequences=config.max_batch_size,
+        max_prefill_tokens=config.max_num_tokens,
+        max_queue_size=config.max_queue_size,
+        request_stats_max_iterations=config.request_stats_max_iterations,
+        enable_prefix_caching=config.kv_cache_config.enable_block_reuse,
+        max_kv_cache_tokens=config.kv_cache_config.max_tokens,
+        additional_outputs=tuple(one.name + CONTEXT * one.gather_context for one in config.additional_model_outputs),
+    )
+
+
+def _output(text: str) -> AdditionalModelOutput:
+    """An entry of option.additional_outputs, NAME or NAME:context."""
+    return AdditionalModelOutput(text.removesuffix(CONTEXT), text.endswith(CONTEXT))
