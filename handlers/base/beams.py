@@ -1,0 +1,174 @@
+"""Beam search: which of the candidates for the next tokens run on, and which hypotheses are kept. Plain Python.
+
+The search knows no model. An engine computes the next token's log-probs of each running beam, and the search says which
+beams run next and which beam each of them continues:
+
+    candidates = [the best `num_candidates` of each beam in `search.running`]
+    for step in search.advance(candidates): ...  # the next beam continues the beam `step.parent` with `step.token_id`
+
+Sequences and scores are those of transformers' beam search. The score of a hypothesis is the sum of its log-probs over
+its length to the power of `length_penalty` (1 by default). The search ends when no beam runs any more, or when
+`beam_width` hypotheses are finished and
+
+- `early_stopping` is 1, or
+- it is 0 (the default) and the best running beam, if it ended now, would not be better than the worst of them, or
+- it is over 1, and that holds also if the beam ended at any later length.
+
+Temperature and what else makes sampling random have no effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+from lmi.executor import FinishReason, SamplingConfig, TokenLogProb
+
+
+class Candidate(NamedTuple):
+    """A next token. The search adds up `score`, its log-prob after all rules of the request.
+
+    `log_prob` is the model's, before any rule, and what a Result reports.
+    """
+
+    token_id: int
+    score: float
+    log_prob: float
+
+
+AnyCandidate: TypeAlias = tuple[int, float, float]  # a Candidate, or a bare tuple of the same, which is quicker to make
+
+
+class Step(NamedTuple):
+    """A beam that runs next: a running beam, by its index, and the token that continues it."""
+
+    parent: int
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A hypothesis. The lists have one entry for each generated token."""
+
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    top_log_probs: list[list[TokenLogProb]] = field(default_factory=list)
+    sum: float = 0.0  # of the scores of its tokens
+    finish_reason: FinishReason = FinishReason.NOT_FINISHED
+
+    def score(self, length_penalty: float) -> float:
+        return _score(self.sum, len(self.token_ids), length_penalty)
+
+
+class BeamSearch:
+    """The state of one request's search. `running` and `finished` are sorted, the best beam first."""
+
+    def __init__(
+        self,
+        config: SamplingConfig,
+        max_tokens: int,
+        num_end_ids: int,
+        reason_after: Callable[[list[int]], FinishReason],
+    ) -> None:
+        """`num_end_ids` counts the tokens that may end a beam; `reason_after` says whether generated tokens end it."""
+        self.beam_width = config.beam_width
+        self.length_penalty = 1.0 if config.length_penalty is None else config.length_penalty
+        self.early_stopping = config.early_stopping or 0
+        self.max_tokens = max_tokens
+        self.num_candidates = num_candidates(self.beam_width, num_end_ids)
+        self._reason_after = reason_after
+        self.running: list[Beam] = []
+        self.finished: list[Beam] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything but the prompt."""
+        self.running, self.finished = [Beam()], []
+
+    @property
+    def is_over(self) -> bool:
+        return not self.running
+
+    def advance(
+        self,
+        candidates: SequenceOf[SequenceOf[AnyCandidate]],
+        tops: SequenceOf[list[TokenLogProb]] | None = None,
+    ) -> list[Step]:
+        """Continue the search, and return what runs next, parallel to the new `running`. It is empty at the end.
+
+        `candidates` has for each running beam its best tokens, `num_candidates` or all that are allowed, in any order.
+        `tops` are the alternatives at the new position of each beam, which the search only keeps.
+        """
+        steps: list[Step] = []
+        running: list[Beam] = []
+        for rank, (parent, candidate) in enumerate(self._ranked(candidates)):
+            if rank >= self.beam_width and len(running) == self.beam_width:
+                break
+            beam = self._continued(self.running[parent], candidate, tops[parent] if tops else None)
+            if beam.finish_reason is FinishReason.NOT_FINISHED:
+                steps.append(Step(parent, beam.token_ids[-1]))
+                running.append(beam)
+            elif rank < self.beam_width:  # a worse one is only passed over, so that enough beams run on
+                self._finish(beam)
+        self.running = running
+        if running and self._is_settled():
+            self.running, steps = [], []
+        return steps
+
+    def best(self, num_beams: int) -> list[Beam]:
+        """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while there are any."""
+        beams = sorted(self.finished + self.running, key=self._score, reverse=True)
+        return beams[:num_beams]
+
+    def _ranked(self, candidates: SequenceOf[SequenceOf[AnyCandidate]]) -> list[tuple[int, AnyCandidate]]:
+        """The candidates of all beams, each with its parent, the best sum first."""
+        sums = [
+            (beam.sum + candidate[1], parent, candidate)
+            for parent, (beam, own) in enumerate(zip(self.running, candidates, strict=True))
+            for candidate in own
+            if math.isfinite(candidate[1])
+        ]
+        sums.sort(key=itemgetter(0), reverse=True)
+        return [(parent, candidate) for _, parent, candidate in sums]
+
+    def _continued(self, beam: Beam, candidate: AnyCandidate, top: list[TokenLogProb] | None) -> Beam:
+        token_id, score, log_prob = candidate
+        token_ids = [*beam.token_ids, token_id]
+        return Beam(
+            token_ids=token_ids,
+            log_probs=[*beam.log_probs, log_prob],
+            top_log_probs=beam.top_log_probs if top is None else [*beam.top_log_probs, top],
+            sum=beam.sum + score,
+            finish_reason=self._reason_after(token_ids),
+        )
+
+    def _finish(self, beam: Beam) -> None:
+        """Keep a finished beam if it is among the best. Of two that are equal, the earlier one is."""
+        self.finished = sorted([*self.finished, beam], key=self._score, reverse=True)[: self.beam_width]
+
+    def _is_settled(self) -> bool:
+        """Whether the finished beams are enough and no running beam can become better than the worst of them."""
+        if len(self.finished) < self.beam_width:
+            return False
+        if self.early_stopping == 1:
+            return True
+        best = self.running[0]
+        is_any_length = self.early_stopping > 1 and self.length_penalty > 0
+        length = self.max_tokens if is_any_length else len(best.token_ids)
+        return _score(best.sum, length, self.length_penalty) <= self._score(self.finished[-1])
+
+    def _score(self, beam: Beam) -> float:
+        return beam.score(self.length_penalty)
+
+
+def num_candidates(beam_width: int, num_end_ids: int) -> int:
+    """The number of best tokens of a beam among which are those that run on: the others may be ends."""
+    return beam_width + max(beam_width, num_end_ids)
+
+
+def _score(sum: float, length: int, length_penalty: float) -> float:
+    return sum * math.pow(max(length, 1), -length_penalty)  # a quotient would overflow where a product becomes 0
