@@ -5,7 +5,7 @@ of blocks. At admission it is promised all blocks that its prompt needs, and tak
 
 A runner that shares blocks keeps keys and values in them. One block may then be in several tables, and blocks whose
 tokens are known lie in a tree by content. A block of the tree that no table holds is idle: it counts as free, and is
-taken when no block is empty, the one first that was idle longest. (Priorities of retention would change this order.)
+taken when no block is empty, in the order of `idle_blocks`.
 
 For any other runner a block is only a unit of the budget: what is computed lies in the slot.
 """
@@ -13,12 +13,14 @@ For any other runner a block is only a unit of the budget: what is computed lies
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from handlers.lmi_dist.idle_blocks import IdleBlocks
 from handlers.lmi_dist.prefix_tree import Match, PrefixTree, Root
+from handlers.lmi_dist.retention import Retention
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class KvCache:
         shares_blocks: bool = False,
         reuses_prefixes: bool = False,
         on_free: Callable[[int], None] = lambda slot: None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         assert shares_blocks or not reuses_prefixes
         self.num_blocks = num_blocks
@@ -51,10 +54,11 @@ class KvCache:
         self.reuses_prefixes = reuses_prefixes
         self.num_new_blocks = 0  # taken so far
         self.num_reused_blocks = 0  # of the tree or of a fork, shared so far
+        self.num_missed_blocks = 0  # of prompts, taken new so far
         self._holdings = [Holding() for _ in range(num_slots)]  # by slot
         self._free_slots = list(range(num_slots))  # a heap: the lowest slot first keeps the active slots dense
         self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: memory that was never used stays so
-        self._idle: OrderedDict[int, None] = OrderedDict()  # a block comes after all that are below it in the tree
+        self._idle = IdleBlocks(now_s)
         self._num_promised = 0  # to all slots
         self._num_references = [0] * num_blocks  # tables and copies that need the block
         self._copies: dict[int, tuple[int, int]] = {}  # slot -> from block, to block: in the next step
@@ -74,6 +78,11 @@ class KvCache:
         return self.num_blocks - self.num_free_blocks
 
     @property
+    def hit_rate(self) -> float:
+        """The share of the prompts' blocks that were reused so far."""
+        return self.num_reused_blocks / (self.num_reused_blocks + self.num_missed_blocks or 1)
+
+    @property
     def num_idle_blocks(self) -> int:
         return len(self._idle)
 
@@ -91,16 +100,22 @@ class KvCache:
     # Room.
 
     def can_allocate(
-        self, num_tokens: int, shared: SequenceOf[int] = (), *, num_later: int = 0, num_kept: int = 0
+        self,
+        num_tokens: int,
+        shared: SequenceOf[int] = (),
+        *,
+        num_later: int = 0,
+        num_kept: int = 0,
+        num_slots: int = 1,
     ) -> bool:
-        """Whether a slot is free, and blocks for `num_tokens` with `num_kept` blocks to spare.
+        """Whether `num_slots` are free, and blocks for `num_tokens` with `num_kept` blocks to spare.
 
         `shared` are blocks with the first of the tokens. Those that are idle count as free before and as used after.
         `num_later` blocks will be shared by `fork`.
         """
         num_shared = num_later + sum(1 for block in shared if self._num_references[block])
         num_needed = self.num_blocks_for(num_tokens) - num_shared + num_kept
-        return self.has_free_slot and num_needed <= self.num_free_blocks
+        return len(self._free_slots) >= num_slots and num_needed <= self.num_free_blocks
 
     def allocate(self, num_tokens: int, shared: SequenceOf[int] = (), *, num_later: int = 0) -> int:
         """Promise the lowest free slot blocks for `num_tokens`, and return it. Ask `can_allocate` first."""
@@ -116,6 +131,7 @@ class KvCache:
         """Take promised blocks until the table has room for `num_tokens` in all."""
         holding = self._holdings[slot]
         while len(holding.table) < self.num_blocks_for(num_tokens):
+            self.num_missed_blocks += len(holding.table) < holding.num_wanted
             holding.table.append(self._take())
             holding.num_promised -= 1
             self._num_promised -= 1
@@ -153,9 +169,7 @@ class KvCache:
             return
         self._drop_copy(slot)
         holding = self._holdings[slot]
-        for index in range(holding.num_stored, len(blocks)):
-            self._put(holding.table, index, blocks[index])
-            self.num_reused_blocks += 1
+        self._replace(holding.table, holding.num_stored, blocks)
         if self.reuses_prefixes:
             holding.num_stored = max(holding.num_stored, len(blocks))
         num_promised = min(holding.num_promised, holding.num_wanted - len(holding.table))
@@ -181,26 +195,52 @@ class KvCache:
             if num_tokens % self.tokens_per_block:
                 self.copy(to_slot, table[num_full], num_full)
 
+    def adopt(self, from_slot: int, slot: int, num_tokens: int) -> None:
+        """Replace what a slot holds by the full blocks with the first `num_tokens` of another slot.
+
+        If there is a rest, it is copied by `adopt_rest`, once the slot has room for it.
+        """
+        self._drop_copy(slot)
+        holding, source = self._holdings[slot], self._holdings[from_slot]
+        blocks, num_equal = source.table[: num_tokens // self.tokens_per_block], 0
+        for own, block in zip(holding.table, blocks, strict=False):
+            if own != block:
+                break
+            num_equal += 1
+        self._replace(holding.table, num_equal, blocks)
+        holding.num_stored = source.num_stored
+
+    def adopt_rest(self, from_slot: int, slot: int, num_tokens: int) -> None:
+        """Copy what `adopt` has left out, before the next step."""
+        num_full, num_rest = divmod(num_tokens, self.tokens_per_block)
+        if num_rest:
+            self.copy(slot, self.table(from_slot)[num_full], num_full)
+
     def end_copies(self) -> None:
         """Note that the step has copied what `copies` said."""
         for slot in list(self._copies):
             self._drop_copy(slot)
 
-    def store(self, slot: int, root: Root, token_ids: list[int], num_tokens: int) -> None:
+    def store(self, slot: int, root: Root, token_ids: list[int], num_tokens: int) -> int | None:
         """Put the blocks with the first `num_tokens` of a sequence into the tree, the last one even if it is not full.
 
-        Where the tree has a block with the same tokens, that one takes the place of the slot's.
+        Where the tree has a block with the same tokens, that one takes the place of the slot's if it is full. Returns
+        the tree's block with the last of the tokens, or None if none was added.
         """
         if not self.reuses_prefixes or slot in self._copies:  # before the copy is made, nothing is new
-            return
+            return None
+        kept: int | None = None
         holding, size = self._holdings[slot], self.tokens_per_block
         table, num_full = holding.table, num_tokens // size
         for index in range(holding.num_stored, self.num_blocks_for(num_tokens)):
             tokens = tuple(token_ids[index * size : min((index + 1) * size, num_tokens)])
             kept = self._tree.insert(table[index - 1] if index else root, tokens, table[index])
             if index < num_full and kept != table[index]:
-                self._put(table, index, kept)
+                self._hold(kept)
+                self._release(table[index])
+                table[index] = kept
         holding.num_stored = max(holding.num_stored, num_full)
+        return kept
 
     def forget(self, slot: int) -> None:
         """Take the slot's blocks out of the tree, up to the first that anybody else has used."""
@@ -212,33 +252,49 @@ class KvCache:
                 self._tree.remove(block)
         holding.num_stored = 0
 
-    def _put(self, table: list[int], index: int, block: int) -> None:
-        """Make a used or idle block the table's block `index`."""
-        self._hold(block)
-        if index == len(table):
-            table.append(block)
-        else:
-            self._release(table[index])
-            table[index] = block
+    def retain(self, slot: int, said: SequenceOf[Retention | None], last: int | None) -> None:
+        """Set how long blocks are kept when nobody uses them: those of the slot, with `last` in place of the last one.
+
+        None leaves what an earlier request said.
+        """
+        blocks = self.table(slot)[: len(said)]
+        if last is not None:
+            blocks[-1] = last
+        for block, retention in zip(blocks, said, strict=True):
+            if retention is not None and block in self._tree:
+                self._idle.retain(block, retention)
+
+    def _replace(self, table: list[int], start: int, blocks: SequenceOf[int]) -> None:
+        """Make used or idle blocks those of a table, from `blocks[start]` on."""
+        shared = blocks[start:]
+        for block in shared:
+            self._hold(block)
+        for block in reversed(table[start : len(blocks)]):  # as in `free`
+            self._release(block)
+        table[start : len(blocks)] = shared
+        self.num_reused_blocks += len(shared)
 
     def _drop_copy(self, slot: int) -> None:
         if slot in self._copies:
             self._release(self._copies.pop(slot)[0])
 
     def _take(self) -> int:
-        """An empty block, or else the one that was idle longest."""
-        if self._empty:
-            block = self._empty.pop()
-        else:
-            block, _ = self._idle.popitem(last=False)
-            self._tree.remove(block)
+        """An empty block, or else an idle one."""
+        block = self._empty.pop() if self._empty else self._evict()
         self._num_references[block] = 1
         self.num_new_blocks += 1
         return block
 
+    def _evict(self) -> int:
+        block = self._idle.pop()
+        parent = self._tree.remove(block)
+        if isinstance(parent, int) and not self._tree.has_children(parent):
+            self._idle.allow(parent)
+        return block
+
     def _hold(self, block: int) -> None:
         if not self._num_references[block]:
-            del self._idle[block]
+            self._idle.remove(block)
         self._num_references[block] += 1
 
     def _release(self, block: int) -> None:
@@ -246,6 +302,7 @@ class KvCache:
         if self._num_references[block]:
             return
         if block in self._tree:
-            self._idle[block] = None
+            self._idle.add(block, is_evictable=not self._tree.has_children(block))
         else:
+            self._idle.release(block)
             self._empty.append(block)

@@ -12,9 +12,10 @@ from typing import NamedTuple, TypeAlias
 
 
 class Root(NamedTuple):
-    """What requests must have in common to share anything. An adapter's name would belong here, too."""
+    """What requests must have in common to share anything."""
 
     cache_salt: str | None
+    adapter: int = 0  # a number that no other adapter ever has, also none of the same name
 
 
 class Match(NamedTuple):
@@ -81,14 +82,15 @@ class PrefixTree:
         self._places[block] = parent, tokens
         return block
 
-    def remove(self, block: int) -> None:
-        """Forget a block, which must have none below it."""
+    def remove(self, block: int) -> Parent:
+        """Forget a block, which must have none below it. Returns what it lay below."""
         assert block not in self._children
         parent, tokens = self._places.pop(block)
         siblings = self._children[parent]
         del siblings[bisect_left(siblings, (tokens,))]
         if not siblings:
             del self._children[parent]
+        return parent
 
 
 def _num_equal(tokens: Tokens, others: Tokens) -> int:

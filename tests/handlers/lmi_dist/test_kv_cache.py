@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.lmi_dist.kv_cache import KvCache
+from handlers.lmi_dist.prefix_tree import Root
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
@@ -63,3 +64,52 @@ def test_free_and_held_blocks_always_sum_to_the_budget(actions: list[tuple[int, 
             cache.free(slot)
             del held[slot]
         assert cache.num_free_blocks == 12 - sum(cache.num_blocks_for(num) for num in held.values()) >= 0
+
+
+def forked(num_tokens: int) -> tuple[KvCache, int, int]:
+    """Two slots that share a prompt of a block. Each has written its own tokens after it, up to `num_tokens`."""
+    cache = KvCache(num_blocks=10, num_slots=3, tokens_per_block=4, shares_blocks=True, reuses_prefixes=True)
+    one, other = cache.allocate(4), cache.allocate(1)
+    cache.cover(one, 4)
+    cache.store(one, Root(None), [0] * 4, 4)
+    cache.adopt(one, other, 4)
+    for slot in (one, other):
+        assert cache.grow(slot, num_tokens)
+        cache.store(slot, Root(None), [0] * 4 + [slot + 1] * (num_tokens - 4), num_tokens // 4 * 4)
+    return cache, one, other
+
+
+def test_a_slot_adopts_full_blocks_and_copies_the_rest_into_its_own() -> None:
+    cache, one, other = forked(14)
+    rest, num_free = cache.table(other)[-1], cache.num_free_blocks
+    cache.adopt(one, other, 14)
+    cache.adopt_rest(one, other, 14)
+    assert cache.table(other) == [*cache.table(one)[:3], rest]
+    assert cache.copies == [(cache.table(one)[3], rest)]
+    assert cache.num_free_blocks == num_free + 2 == 5
+    cache.end_copies()
+    cache.free(one)
+    cache.free(other)
+    assert cache.num_used_blocks == 0
+
+
+def test_blocks_that_a_fork_has_left_are_taken_from_the_last_to_the_first() -> None:
+    cache, one, other = forked(12)
+    first, last = cache.table(other)[1:]
+    cache.adopt(one, other, 12)
+    assert cache.num_idle_blocks == 2
+    slot = cache.allocate(cache.num_free_blocks * 4)
+    cache.cover(slot, (cache.num_free_blocks + 7) * 4)
+    assert cache.table(slot)[-2:] == [last, first]
+
+
+def test_blocks_that_shared_ones_replace_are_taken_again_in_their_order() -> None:
+    cache = KvCache(num_blocks=4, num_slots=3, tokens_per_block=4, shares_blocks=True, reuses_prefixes=True)
+    one, other = cache.allocate(8), cache.allocate(8)
+    cache.cover(one, 8)
+    cache.cover(other, 8)
+    own = cache.table(other)[:]
+    cache.share(other, cache.table(one))
+    slot = cache.allocate(8)
+    cache.cover(slot, 8)
+    assert cache.table(other) == cache.table(one) and cache.table(slot) == own
