@@ -1,0 +1,190 @@
+"""The guides of an engine: each is compiled once, beside the loop, and kept for later requests.
+
+A sequence waits here for its guide before it is scheduled. A guide that cannot be compiled ends its request with an
+error. Only the loop's thread uses a `Guides`, except where a method says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
+
+from handlers.base.sequence import Sequence
+from handlers.lmi_dist.guide import Guide
+from handlers.lmi_dist.guide_compiler import FIELD, Compiled, GuideCompiler
+from handlers.lmi_dist.guide_vocabulary import read_config, why_no_guides
+from lmi.errors import InvalidRequest, LmiError, cause_line
+from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
+
+MAX_COMPILATIONS = 4  # at a time
+MAX_KEPT = 256  # guides
+MAX_KEPT_BYTES = 256 << 20
+WAIT_S = 0.1  # a request may time out meanwhile
+
+Outcome = Compiled | Exception
+
+
+@dataclass(slots=True)
+class Awaited:
+    """A guide that is being compiled, and the sequences that wait for it."""
+
+    future: Future[Compiled]
+    sequences: list[Sequence] = field(default_factory=list)
+
+
+class Guides:
+    def __init__(self, read_config: Callable[[], GuidedDecodingConfig], vocab_size: int) -> None:
+        self.num_compiled = 0
+        self._compiler = GuideCompiler(read_config, vocab_size)
+        self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
+        self._kept = Kept()
+        self._awaited: dict[GuidedDecodingParams, Awaited] = {}
+        self._done: SimpleQueue[GuidedDecodingParams] = SimpleQueue()
+        self._changed = Event()
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give a sequence its guide. Returns False if the sequence waits for it, or has failed."""
+        params = sequence.request.guided_decoding_params
+        if params is None:
+            return True
+        outcome = self._kept.get(params)
+        if outcome is None:
+            self._await(params, sequence)
+            return False
+        equip(sequence, outcome)
+        return sequence.error is None
+
+    def take_ready(self) -> list[Sequence]:
+        """The sequences whose wait is over. Each has its guide or an error."""
+        ready: list[Sequence] = []
+        while not self._done.empty():
+            ready += self._end(self._done.get())
+        return ready
+
+    def forget(self, sequence: Sequence) -> bool:
+        """Forget a sequence that waits for its guide or was refused. Returns whether it is such a one."""
+        params = sequence.request.guided_decoding_params
+        if params is None or sequence.guide is not None:
+            return False
+        awaited = self._awaited.get(params)
+        if awaited is not None and sequence in awaited.sequences:
+            awaited.sequences.remove(sequence)
+            if not awaited.sequences and awaited.future.cancel():
+                del self._awaited[params]
+        return True
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """The sequences that wait for their guides; called from any thread."""
+        return [sequence for awaited in list(self._awaited.values()) for sequence in list(awaited.sequences)]
+
+    def wait(self) -> None:
+        """Sleep until a guide is ready, `wake` is called, or some time has passed."""
+        self._changed.wait(WAIT_S)
+        self._changed.clear()
+
+    def wake(self) -> None:
+        """End a `wait`; called from any thread."""
+        self._changed.set()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._compiler.close()
+
+    def _await(self, params: GuidedDecodingParams, sequence: Sequence) -> None:
+        if params not in self._awaited:
+            future = self._pool.submit(self._compiler.compile, params)
+            self._awaited[params] = Awaited(future)
+            future.add_done_callback(lambda _: self._note_done(params))
+        self._awaited[params].sequences.append(sequence)
+
+    def _note_done(self, params: GuidedDecodingParams) -> None:
+        """Runs on the thread that has compiled the guide."""
+        self._done.put(params)
+        self._changed.set()
+
+    def _end(self, params: GuidedDecodingParams) -> list[Sequence]:
+        awaited = self._awaited.get(params)
+        if awaited is None or not awaited.future.done():  # it was cancelled, and perhaps is awaited again
+            return []
+        del self._awaited[params]
+        if awaited.future.cancelled():
+            return []
+        self.num_compiled += 1
+        outcome = awaited.future.exception() or awaited.future.result()
+        assert isinstance(outcome, Outcome)
+        self._kept.put(params, outcome)
+        for sequence in awaited.sequences:
+            equip(sequence, outcome)
+        return awaited.sequences
+
+
+class Kept:
+    """The guides that were used last, and the refusals of those that cannot be compiled."""
+
+    def __init__(self, max_num: int = MAX_KEPT, max_bytes: int = MAX_KEPT_BYTES) -> None:
+        self.max_num, self.max_bytes = max_num, max_bytes
+        self.num_bytes = 0
+        self._outcomes: OrderedDict[GuidedDecodingParams, Outcome] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def get(self, params: GuidedDecodingParams) -> Outcome | None:
+        if params in self._outcomes:
+            self._outcomes.move_to_end(params)
+        return self._outcomes.get(params)
+
+    def put(self, params: GuidedDecodingParams, outcome: Outcome) -> None:
+        """Keep an outcome that a second attempt would not change."""
+        if isinstance(outcome, Compiled | InvalidRequest):
+            self._outcomes[params] = outcome
+            self.num_bytes += _num_bytes(params, outcome)
+        while len(self._outcomes) > self.max_num or self.num_bytes > self.max_bytes:
+            self.num_bytes -= _num_bytes(*self._outcomes.popitem(last=False))
+
+
+def open_guides(config: GuidedDecodingConfig | None, folder: str | None, vocab_size: int) -> tuple[Guides | None, str]:
+    """The guides of an engine, or None and the reason why it has none.
+
+    Without a config it is that of the model's folder, which is given where a server runs. It is read with the first
+    guide.
+    """
+    if config is None and folder is None:
+        return None, "no GuidedDecodingConfig was given"
+    path = Path(folder or ".")
+    if reason := why_no_guides(path if config is None else None):
+        return None, reason
+    return Guides(partial(read_config, path) if config is None else lambda: config, vocab_size), ""
+
+
+def equip(sequence: Sequence, outcome: Outcome) -> None:
+    """Give a sequence the state of its guide, or the error that there was."""
+    if isinstance(outcome, LmiError):
+        kind = ErrorKind.INVALID if isinstance(outcome, InvalidRequest) else ErrorKind.GENERATION
+        sequence.fail(outcome.message, kind, outcome.field)
+    elif isinstance(outcome, Exception):
+        sequence.fail(f"the guide cannot be compiled: {cause_line(outcome)}")
+    else:
+        _follow(sequence, outcome)
+
+
+def _follow(sequence: Sequence, compiled: Compiled) -> None:
+    sequence.end_ids |= compiled.vocabulary.end_ids
+    if not sequence.end_ids:
+        sequence.fail("needs an end id, of the request or of the GuidedDecodingConfig", ErrorKind.INVALID, FIELD)
+        return
+    try:
+        sequence.guide = Guide(compiled, sequence.end_ids)
+    except RuntimeError as error:  # of xgrammar
+        sequence.fail(f"the guide failed: {cause_line(error)}")
+
+
+def _num_bytes(params: GuidedDecodingParams, outcome: Outcome) -> int:
+    return len(params.guide or "") + (outcome.num_bytes if isinstance(outcome, Compiled) else 0)

@@ -1,0 +1,156 @@
+"""Guided decoding through every API, on the embedded engine with the demo model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from lmi.settings.model_folder import demo_folder
+from tests.served import Server, serve
+
+USER = {"role": "user", "content": "What is the weather in Paris?"}
+CITY = {"enum": ["Paris", "Oslo"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}, "metric": {"type": "boolean"}},
+    "required": ["city", "metric"],
+    "additionalProperties": False,
+    "$defs": {"City": CITY},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
+]
+FORM = {"type": "json_schema", "json_schema": {"name": "weather", "schema": PARAMETERS}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    settings = ("option.model_name=demo", "option.tool_call_parser=json", "frontend_workers=1")
+    with serve(demo_folder(), *settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tgi() -> Iterator[Server]:
+    with serve(demo_folder(), "option.tgi_compat=true", "frontend_workers=1") as server:
+        yield server
+
+
+def chat(server: Server, **fields: Any) -> dict[str, Any]:
+    sampling = {"max_tokens": 200, "seed": 3, "temperature": 1.2}
+    answer = server.post({"messages": [USER], **sampling, **fields}, "/v1/chat/completions")
+    assert answer.status == 200, answer.body
+    choice: dict[str, Any] = json.loads(answer.body)["choices"][0]
+    return choice
+
+
+def lmi(server: Server, **parameters: Any) -> str:
+    answer = server.post({"inputs": "Say", "parameters": {"max_new_tokens": 60, "do_sample": True, **parameters}})
+    assert answer.status == 200, answer.body
+    return str(json.loads(answer.body)["generated_text"])
+
+
+def triton(server: Server, **inputs: Any) -> str:
+    answer = server.post({"text_input": "Say", "max_tokens": 150, **inputs}, "/v2/models/demo/generate")
+    assert answer.status == 200, answer.body
+    return str(json.loads(answer.body)["text_output"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "form"),
+    [
+        ("guided_regex", "[ab]{3}", "[ab]{3}"),
+        ("guided_choice", ["so (a+b)", "no.t"], r"so \(a\+b\)|no\.t"),
+        ("guided_grammar", 'root ::= "yes" | "no"', "yes|no"),
+    ],
+)
+def test_lmi_and_openai_apply_a_form(server: Server, name: str, value: object, form: str) -> None:
+    assert re.fullmatch(form, lmi(server, **{name: value}))
+    assert re.fullmatch(form, chat(server, **{name: value})["message"]["content"])
+
+
+def test_lmi_and_openai_apply_a_schema(server: Server) -> None:
+    for fields in ({"guided_json": PARAMETERS}, {"response_format": FORM}):
+        jsonschema.validate(json.loads(lmi(server, **fields)), PARAMETERS)
+        jsonschema.validate(json.loads(chat(server, **fields)["message"]["content"]), PARAMETERS)
+    assert isinstance(json.loads(lmi(server, response_format={"type": "json_object"})), dict)
+    assert isinstance(json.loads(chat(server, response_format={"type": "json_object"})["message"]["content"]), dict)
+
+
+def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server) -> None:
+    choice = chat(server, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert call["function"]["name"] == "weather"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
+
+
+def test_a_required_call_is_one_of_the_functions(server: Server) -> None:
+    names = set()
+    for seed in range(6):
+        choice = chat(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed)
+        [call] = choice["message"]["tool_calls"]
+        names.add(call["function"]["name"])
+        wanted = PARAMETERS if call["function"]["name"] == "weather" else {"type": "object", "maxProperties": 0}
+        jsonschema.validate(json.loads(call["function"]["arguments"]), wanted)
+    assert names <= {"weather", "clock"}
+
+
+def test_a_free_call_needs_no_guide(server: Server) -> None:
+    choice = chat(server, tools=TOOLS, max_tokens=10)
+    assert choice["finish_reason"] in ("stop", "length", "tool_calls")
+
+
+def test_triton_applies_the_four_kinds(server: Server) -> None:
+    assert re.fullmatch("[ab]{3}", triton(server, guided_decoding_guide_type="regex", guided_decoding_guide="[ab]{3}"))
+    grammar = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": 'root ::= "yes" | "no"'}
+    assert triton(server, **grammar) in ("yes", "no")
+    schema = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(PARAMETERS)}
+    jsonschema.validate(json.loads(triton(server, **schema)), PARAMETERS)
+    assert isinstance(json.loads(triton(server, guided_decoding_guide_type="json")), dict)
+
+
+def test_tgi_applies_a_grammar(tgi: Server) -> None:
+    for kind, value in (("regex", "[ab]{3}"), ("json", PARAMETERS)):
+        parameters = {"max_new_tokens": 60, "do_sample": True, "grammar": {"type": kind, "value": value}}
+        answer = tgi.post({"inputs": "Say", "parameters": parameters}, "/generate")
+        assert answer.status == 200, answer.body
+        text = json.loads(answer.body)["generated_text"]
+        assert re.fullmatch("[ab]{3}", text) if kind == "regex" else json.loads(text)["city"] in CITY["enum"]
+    parameters = {"grammar": {"type": "regex", "value": "(a"}}
+    answer = tgi.post({"inputs": "Say", "parameters": parameters}, "/generate")
+    assert answer.status == 422, answer.body
+    assert json.loads(answer.body)["error"].startswith(
+        "parameters.grammar must be a structure that xgrammar can follow"
+    )
+
+
+def test_a_stop_string_ends_a_guided_answer(server: Server) -> None:
+    assert lmi(server, guided_regex="(ab)+c(d|e){40}", stop=["c"]).startswith("ab")
+    choice = chat(server, guided_regex="a{20}b{3}", stop=["aab"])
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("a" * 18, "stop")
+
+
+def test_a_guide_streams(server: Server) -> None:
+    body = {"messages": [USER], "max_tokens": 60, "stream": True, "response_format": FORM}
+    answer = server.post(body, "/v1/chat/completions")
+    lines = [line[6:] for line in answer.body.decode().splitlines() if line.startswith("data: {")]
+    texts = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]
+    assert sum(map(bool, texts)) > 3
+    jsonschema.validate(json.loads("".join(texts)), PARAMETERS)
+
+
+def test_a_structure_that_cannot_be_followed_is_the_client_s_fault(server: Server) -> None:
+    answer = server.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", "guided_regex")
+    assert error["message"].startswith("guided_regex must be a structure that xgrammar can follow: ")
+    answer = server.post({"inputs": "Say", "parameters": {"guided_json": {"type": "array", "uniqueItems": True}}})
+    assert answer.status == 424, answer.body
+    assert "parameters.guided_json must be a structure that xgrammar can follow: uniqueItems" in answer.body.decode()
