@@ -233,10 +233,11 @@ class FrontEndConnection(Accepted):
                 self.send_output(responses[:middle])
                 self.send_output(responses[middle:])
                 return
-            request_id = responses[0].request_id
-            if (engine_id := self.engine_ids.get(request_id)) is not None:
+            [response] = responses
+            if (engine_id := self.engine_ids.get(response.request_id)) is not None:
                 self._dispatcher.cancel(engine_id)
-            self.send(Responses([Response(request_id, error=ResponseError(str(error), ErrorKind.GENERATION))]))
+            told = ResponseError(f"the Response is too large for the socket: {error}", ErrorKind.GENERATION)
+            self.send(Responses([Response(response.request_id, error=told, client_id=response.client_id)]))
 
     def send(self, message: Ready | Responses | Refused | Done) -> None:
         """Send a message from any thread. A front end that has stopped reading loses its connection."""

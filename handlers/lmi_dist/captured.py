@@ -1,0 +1,65 @@
+"""Takes rows of logits and of declared outputs from a step, for the sequences that asked for them.
+
+Rows are taken before the sampler and its rules change the logits. The bytes of a row depend on nothing but its
+sequence, where the runner is batch-invariant.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from handlers.base.captured import LOGITS, Block
+from handlers.base.sequence import Sequence
+from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.runner import Runner
+
+
+class Capture:
+    """The rows of the runner's last step."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def take_prompt(self, sequence: Sequence, chunk: Chunk, logits: Tensor, first: int) -> None:
+        """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits, vocab)."""
+        captured = sequence.captured
+        assert captured is not None
+        for name in captured.context:
+            if (rows := self._rows(name, logits)) is None:
+                captured.fault = _missing(name)
+            else:
+                captured.put_context(name, chunk.start, _block(rows[first : first + chunk.num_logits]))
+
+    def take_draws(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+        """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
+        asking = [(row, one) for row, one in zip(rows, sequences, strict=True) if one.captured is not None]
+        for row, sequence in asking:
+            self._take_draw(logits, row, sequence)
+
+    def _take_draw(self, logits: Tensor, row: int, sequence: Sequence) -> None:
+        captured = sequence.captured
+        assert captured is not None
+        for name, kept in captured.generation.items():
+            if (rows := self._rows(name, logits)) is None:
+                captured.fault = _missing(name)
+            elif sequence.request.sampling_config.beam_width > 1:
+                captured.beams[name].put(sequence.token_ids[sequence.num_prompt_tokens :], _block(rows[row : row + 1]))
+            else:
+                kept.put(sequence.num_generated, _block(rows[row : row + 1]))
+        if captured.fault is not None:
+            sequence.fail(captured.fault)
+
+    def _rows(self, name: str, logits: Tensor) -> Tensor | None:
+        """(num_logits, …), or None if the model gave no such rows in this step."""
+        return logits if name == LOGITS else self._runner.output(name)
+
+
+def _missing(name: str) -> str:
+    return f"the model gave no row of {name} for each token of a step"
+
+
+def _block(rows: Tensor) -> Block:
+    """From (num_tokens, …). Numbers with a fraction are float32."""
+    rows = rows.float() if rows.is_floating_point() else rows
+    array = rows.contiguous().cpu().numpy()
+    return Block(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])

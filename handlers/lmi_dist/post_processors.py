@@ -1,0 +1,180 @@
+"""Logits post-processors: functions of the user that change the logits of a request before its token is drawn.
+
+A named one is called for each request that names it. The batched one is called once for all requests that name
+`Request.BATCHED_POST_PROCESSOR_NAME`. They run on the thread of the engine, between two steps of the model: what they
+take, every request waits for. One that raises, or gives back something else than logits, ends only the requests that
+it was called for. Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor API.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from handlers.base.sequence import Sequence
+from lmi.errors import ModelUnusable, cause_line, shorten
+from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig, Request
+from lmi.executor.checks import broken
+from lmi.settings.config import EngineConfig
+
+BATCHED = Request.BATCHED_POST_PROCESSOR_NAME
+VARIABLE = "logits_post_processors"  # what a file of post-processors holds
+
+log = logging.getLogger(__name__)
+
+
+class Piece(NamedTuple):
+    """The logits of one sequence in a step, float32 (1, num_beams, vocab), a view; and what its beams have so far."""
+
+    sequence: Sequence
+    logits: Tensor
+    token_ids: list[list[int]]  # of each beam, without the prompt
+
+
+class PostProcessors:
+    """The functions of a configuration, which is read once. Raises ValueError if it is wrong."""
+
+    def __init__(self, config: LogitsPostProcessorConfig) -> None:
+        _check(config)
+        self._named = dict(config.processor_map)
+        self._batched = config.processor_batched
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a request may give."""
+        return (*self._named, *([BATCHED] if self._batched is not None else []))
+
+    def apply(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        """Let the functions change the rows of `logits` (num_sequences, vocab) whose requests name one.
+
+        The beams of a search are neighbours among the sequences. A sequence whose function fails has an error then.
+        """
+        named = [row for row, one in enumerate(sequences) if one.request.logits_post_processor_name is not None]
+        if named:
+            self._process(list(_pieces(logits, sequences, named)))
+
+    def _process(self, pieces: list[Piece]) -> None:
+        """Call the functions that the requests of the pieces name, the batched one last and once."""
+        batched = []
+        for piece in pieces:
+            if piece.sequence.error is not None:
+                continue  # the function has failed for a sibling
+            if piece.sequence.request.logits_post_processor_name == BATCHED:
+                batched.append(piece)
+            else:
+                self._process_one(piece)
+        if batched:
+            self._process_batch(batched)
+
+    def _process_one(self, piece: Piece) -> None:
+        sequence, logits, token_ids = piece
+        name, client_id = sequence.request.logits_post_processor_name or "", sequence.request.client_id
+        try:
+            changed = self._named[name](sequence.id, logits, token_ids, _stream(logits), client_id)
+            if changed is not None:
+                _replace(logits, changed)
+        except (Exception, SystemExit) as error:
+            log.exception("logits post-processor %s failed for request %d", shorten(name), sequence.id)
+            sequence.fail(f"logits post-processor {shorten(name)} failed: {_said(error)}")
+
+    def _process_batch(self, pieces: list[Piece]) -> None:
+        assert self._batched is not None
+        sequences = [piece.sequence for piece in pieces]
+        logits = [piece.logits for piece in pieces]
+        token_ids = [piece.token_ids for piece in pieces]
+        client_ids = [one.request.client_id for one in sequences]
+        try:
+            self._batched([one.id for one in sequences], logits, token_ids, _stream(logits[0]), client_ids)
+            for piece, changed in zip(pieces, logits, strict=True):  # an entry of the list may be another tensor now
+                _replace(piece.logits, changed)
+        except (Exception, SystemExit) as error:
+            log.exception("the batched logits post-processor failed")
+            for one in sequences:
+                one.fail(f"the batched logits post-processor failed: {_said(error)}")
+
+
+def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: object) -> PostProcessors | None:
+    """The functions of the configuration, or of the file that an option names, in the folder `model`; None without."""
+    config = settings.logits_post_processor_config
+    if options.logits_post_processors is not None:
+        folder = model if isinstance(model, str | os.PathLike) else ""
+        config = load(Path(folder, options.logits_post_processors))
+    return None if config is None else PostProcessors(config)
+
+
+def load(path: Path) -> LogitsPostProcessorConfig:
+    """The configuration in a Python file, which may import the modules beside it. Raises ModelUnusable."""
+    try:
+        config = getattr(_run(path), VARIABLE)
+        _check(config)
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        place = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise ModelUnusable(f"{place}: {_said(error)}") from error
+    assert isinstance(config, LogitsPostProcessorConfig)
+    return config
+
+
+def _run(path: Path) -> ModuleType:
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    name = f"{VARIABLE}_{path.stem}"  # must not hide a module of a library
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "not a Python file"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look it up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check(config: object) -> None:
+    """Raise ValueError if this is not a configuration that can be used."""
+    if not isinstance(config, LogitsPostProcessorConfig):
+        raise broken(VARIABLE, "a LogitsPostProcessorConfig", config)
+    if BATCHED in config.processor_map:
+        raise ValueError(f"processor_map must not have the key {BATCHED!r}, the name of processor_batched")
+    for name, function in config.processor_map.items():
+        if not isinstance(name, str) or not name:
+            raise broken("a key of processor_map", "a name", name)
+        if not callable(function):
+            raise broken(f"processor_map[{name!r}]", "a function", function)
+    if config.processor_batched is not None and not callable(config.processor_batched):
+        raise broken("processor_batched", "a function", config.processor_batched)
+
+
+def _pieces(logits: Tensor, sequences: list[Sequence], rows: list[int]) -> Iterator[Piece]:
+    """A piece for each sequence, or for all beams of a search, among these rows."""
+    for _, group in groupby(rows, key=lambda row: (sequences[row].id, sequences[row].index)):
+        own = list(group)
+        beams = [sequences[row] for row in own]
+        token_ids = [beam.token_ids[beam.num_prompt_tokens :] for beam in beams]
+        yield Piece(beams[0], logits[own[0] : own[-1] + 1][None], token_ids)
+
+
+def _replace(logits: Tensor, changed: object) -> None:
+    """Copy what a function gave into the logits of the step. Raises ValueError if it has another shape."""
+    if changed is logits:
+        return
+    if not isinstance(changed, Tensor) or changed.shape != logits.shape:
+        given = tuple(changed.shape) if isinstance(changed, Tensor) else changed
+        raise broken("what it returns", f"None or a tensor of shape {tuple(logits.shape)}", given)
+    logits.copy_(changed)
+
+
+def _stream(logits: Tensor) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(logits.device) if logits.is_cuda else None
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {cause_line(error)}"
