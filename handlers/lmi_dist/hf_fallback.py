@@ -19,12 +19,16 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.linear import Weight
 from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.module_adapters import ModuleAdapters
+from handlers.lmi_dist.module_outputs import ModuleOutputs
 from handlers.lmi_dist.operations import Pack
+from handlers.lmi_dist.packed_linear import PackedLinear, pack_linears
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Chunk, Plan
 from handlers.lmi_dist.weights import ModelFacts
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
+from lmi.settings.config import EngineConfig
 
 _NAME = "lmi_slots"
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest logit
@@ -34,7 +38,14 @@ _SITE = "lmi_site"  # the attribute of an attention module that holds its _Site
 class HuggingFaceModel:
     """A transformers model. Call it with a Step for the logits of the wanted rows, (num_wanted, vocab_size)."""
 
-    def __init__(self, facts: ModelFacts, placement: Placement, pack: Pack[Weight], progress: Progress) -> None:
+    def __init__(
+        self,
+        facts: ModelFacts,
+        placement: Placement,
+        pack: Pack[Weight],
+        engine_config: EngineConfig,
+        progress: Progress,
+    ) -> None:
         config = facts.config
         self._step: Step | None = None
         self._name = facts.name
@@ -52,10 +63,22 @@ class HuggingFaceModel:
                 setattr(module, _SITE, _Site(self, layer))
         self._token_ids = [(7 * index + 3) % config.vocab_size for index in range(9)]
         self._expected = self._untouched_logits()
-        _pack_linears(self._model, pack)
+        pack_linears(self._model, pack)
+        self._outputs = ModuleOutputs(self._model, facts.num_layers, engine_config)
+
+    def with_adapters(self) -> ModuleAdapters:
+        """Let rows have adapters of any linear but a head that is also the embedding. Call it before `check`."""
+        tied = self._model.get_output_embeddings() if self._model.config.tie_word_embeddings else None
+        linears = {
+            path: module
+            for path, module in self._model.named_modules()
+            if isinstance(module, PackedLinear) and module is not tied
+        }
+        return ModuleAdapters(linears, lambda: self.step)
 
     def __call__(self, step: Step) -> Tensor:
         self._step = step
+        self._outputs.clear()
         output = self._model(
             input_ids=step.token_ids[None],
             position_ids=step.positions[None],
@@ -64,6 +87,10 @@ class HuggingFaceModel:
         )
         logits: Tensor = output.logits[0]  # (num_wanted, vocab_size)
         return logits.float()
+
+    def output(self, name: str) -> Tensor | None:
+        """The wanted rows of a declared output in the last step, (num_wanted, …), or None if it has no such rows."""
+        return self._outputs.rows(name, self.step)
 
     @property
     def step(self) -> Step:
@@ -90,6 +117,9 @@ class HuggingFaceModel:
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise ModelUnusable(f"{self._name} does more than attend to keys and values, so it is not supported")
+        if self._outputs.names:
+            forward(Plan([], [Chunk(0, 0, self._token_ids[:6], 2)]))
+            self._outputs.check(self.step)
 
     def _untouched_logits(self) -> Tensor:
         """The logits of the model with its eager attention, (num_token_ids, vocab_size)."""
@@ -153,24 +183,3 @@ def _attend(
         window=site.model.window(layer, sliding_window),
     )
     return answer.view(1, len(answer), -1, query.shape[-1]), None
-
-
-class _PackedLinear(nn.Module):
-    """A linear with a packed weight, as the module that transformers expects."""
-
-    def __init__(self, linear: nn.Linear, pack: Pack[Weight]) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._weight, self._bias = pack(linear.weight.detach()), linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, in_features) to (…, out_features)."""
-        return self._weight(x.reshape(-1, self.in_features), self._bias).view(*x.shape[:-1], self.out_features)
-
-
-def _pack_linears(model: nn.Module, pack: Pack[Weight]) -> None:
-    for name, child in model.named_children():
-        if type(child) is nn.Linear:
-            setattr(model, name, _PackedLinear(child, pack))
-        else:
-            _pack_linears(child, pack)

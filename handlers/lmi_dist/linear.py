@@ -18,7 +18,7 @@ from handlers.lmi_dist.placement import Placement
 _reorder = torch.ops.mkldnn._reorder_linear_weight
 _pointwise: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "silu": functional.silu,
     "relu": functional.relu,
@@ -50,7 +50,7 @@ class DenseWeight:
         self._weight = weight
 
     def __call__(self, x: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
-        return _ACTIVATIONS[activation](functional.linear(x, self._weight, bias))
+        return ACTIVATIONS[activation](functional.linear(x, self._weight, bias))
 
 
 class PackedWeight:

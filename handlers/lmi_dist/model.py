@@ -11,6 +11,15 @@ from handlers.lmi_dist.attention import Attention
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """The rows of one adapter."""
+
+    adapter: int
+    rows: Tensor  # (num_rows,)
+    wanted: Tensor  # (num_wanted,): places among the wanted rows
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """The rows of one step are the tokens of all its chunks."""
 
@@ -18,6 +27,7 @@ class Step:
     positions: Tensor  # (rows,)
     wanted: Tensor  # (num_wanted,): rows whose logits are asked for
     attention: Attention
+    adapted: tuple[AdaptedRows, ...] = ()
 
 
 class Model(Protocol):
@@ -25,3 +35,6 @@ class Model(Protocol):
 
     def __call__(self, step: Step) -> Tensor:
         """Logits of the wanted rows, float32 (num_wanted, vocab_size)."""
+
+    def output(self, name: str) -> Tensor | None:
+        """The wanted rows of a declared output in the last step, (num_wanted, …); None if there are no such rows."""

@@ -9,14 +9,20 @@ beside one busy process are ten times slower.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from handlers.lmi_dist.attention import Attention
+from handlers.lmi_dist.declared import declared_names, hidden_names
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.kv_slots import KvSlots
 from handlers.lmi_dist.linear import packer
-from handlers.lmi_dist.model import Model, Step
+from handlers.lmi_dist.lora_limits import LoraLimits
+from handlers.lmi_dist.lora_loader import Adaptable, AnyLoader, LoraLoader
+from handlers.lmi_dist.lora_sites import Site, adapted, sites_of
+from handlers.lmi_dist.model import AdaptedRows, Model, Step
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import build
@@ -62,18 +68,32 @@ class ModelRunner:
                 device=placement.device,
             )
             checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
-            self._model = self._load(facts, checkpoint, placement, max_length, progress)
+            self.adapters: AnyLoader | None = None
+            self._model = self._load(facts, checkpoint, placement, config, max_length, progress)
 
     def _load(
-        self, facts: ModelFacts, checkpoint: Checkpoint, placement: Placement, max_length: int, progress: Progress
+        self,
+        facts: ModelFacts,
+        checkpoint: Checkpoint,
+        placement: Placement,
+        config: EngineConfig,
+        max_length: int,
+        progress: Progress,
     ) -> Model:
         """The program of an architecture that is known, else the modules of transformers."""
-        pack, dtype = packer(placement), placement.dtype
-        if facts.architecture is not None:
-            return TorchModel(build(facts.architecture, checkpoint, pack, max_length, dtype, placement.device), dtype)
-        model = HuggingFaceModel(facts, placement, pack, progress)
+        pack, dtype, limits = packer(placement), placement.dtype, LoraLimits.of(config.options)
+        loader = partial(_loader, placement, limits, config)
+        if (a := facts.architecture) is not None:
+            outputs = declared_names(config, hidden_names(facts.num_layers))
+            program = build(a, checkpoint, pack, max_length, dtype, placement.device, outputs)
+            decoder = TorchModel(program if limits is None else adapted(program, limits.max_rank), dtype)
+            self.adapters = loader(sites_of(a), decoder)
+            return decoder
+        model = HuggingFaceModel(facts, placement, pack, config, progress)
+        adapters = None if limits is None else model.with_adapters()
         model.check(lambda plan: model(self._prepare(plan)))
         self.release(0)
+        self.adapters = None if adapters is None else loader(adapters.sites(), adapters)
         return model
 
     @torch.inference_mode()
@@ -83,6 +103,9 @@ class ModelRunner:
         They are in the order of the chunks and of the wanted positions of each chunk.
         """
         return self._model(self._prepare(plan))
+
+    def output(self, name: str) -> Tensor | None:
+        return self._model.output(name)
 
     @torch.inference_mode()
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
@@ -98,7 +121,12 @@ class ModelRunner:
         positions: list[int] = []
         slots: list[int] = []
         wanted: list[int] = []
+        users: dict[int, tuple[list[int], list[int]]] = {}  # by adapter: rows, and places among the wanted rows
         for chunk in plan.chunks:
+            if chunk.adapter:
+                rows, places = users.setdefault(chunk.adapter, ([], []))
+                rows += range(len(token_ids), len(token_ids) + len(chunk.token_ids))
+                places += range(len(wanted), len(wanted) + chunk.num_logits)
             token_ids += chunk.token_ids
             positions += range(chunk.start, chunk.end)
             slots += [chunk.slot] * len(chunk.token_ids)
@@ -107,6 +135,27 @@ class ModelRunner:
         return Step(
             token_ids=tokens[0],
             positions=tokens[1],
-            wanted=torch.tensor(wanted, dtype=torch.int64, device=self._device),
+            wanted=self._indices(wanted),
             attention=Attention(self._kv, plan, self._kv.cell_indices(tokens[2], tokens[1])),
+            adapted=tuple(AdaptedRows(adapter, *map(self._indices, rows)) for adapter, rows in users.items()),
         )
+
+    def _indices(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self._device)
+
+
+def _loader(
+    placement: Placement,
+    limits: LoraLimits | None,
+    config: EngineConfig,
+    sites: tuple[Site, ...],
+    model: Adaptable[Tensor],
+) -> AnyLoader | None:
+    """What reads adapters for a model, if they are enabled."""
+    if limits is None:
+        return None
+
+    def place(weight: Tensor) -> Tensor:
+        return weight.to(placement.device, placement.dtype)
+
+    return LoraLoader(sites, model, lambda: place, limits, allow_pickle=config.allow_pickle)

@@ -11,17 +11,23 @@ import logging
 import torch
 from torch import Tensor
 
+from handlers.lmi_dist.declared import declared_names, hidden_names
+from handlers.lmi_dist.lora_limits import LoraLimits
+from handlers.lmi_dist.lora_loader import LoraLoader
+from handlers.lmi_dist.lora_sites import adapted, sites_of
 from handlers.lmi_dist.native.library import (
     BF16,
     F32,
     INT8,
     TOKENS_PER_BLOCK,
+    Arena,
     Library,
     NativeModel,
     NotAvailable,
     Panels,
     load,
 )
+from handlers.lmi_dist.operations import Pack
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.weights import Checkpoint, ModelFacts
@@ -30,6 +36,8 @@ from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
+
+_ADAPTER_BYTES = 2 << 20  # that are taken at a time for the weights of an adapter
 
 
 class NativeRunner:
@@ -49,11 +57,20 @@ class NativeRunner:
         progress: Progress = lambda stage, share: None,
     ) -> None:
         assert facts.architecture is not None
+        outputs = declared_names(config, hidden_names(facts.num_layers))
         checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
-        pack = _Packer(library, config)
+        pack, limits = _Packer(library, config), LoraLimits.of(config.options)
         with torch.inference_mode():
-            program = build(facts.architecture, checkpoint, pack, max_length)
+            program = build(facts.architecture, checkpoint, pack, max_length, outputs=outputs)
+            if limits is not None:
+                program = adapted(program, limits.max_rank)
+            self.program = program
             self._model = NativeModel(library, program, num_blocks, torch.get_num_threads())
+        self._num_wanted = 0  # rows of the last step
+        self.adapters = None
+        if limits is not None:
+            sites, new_pack = sites_of(facts.architecture), lambda: _adapter_packer(library)
+            self.adapters = LoraLoader(sites, self._model, new_pack, limits, allow_pickle=config.allow_pickle)
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.kernels = pack.dtype, f"native {library.kind}"
 
@@ -61,13 +78,24 @@ class NativeRunner:
     def forward(self, plan: Plan) -> Tensor:
         for from_block, to_block in plan.copies:
             self._model.copy(from_block, to_block)
-        return self._model.run(plan.chunks)
+        logits = self._model.run(plan.chunks)
+        self._num_wanted = len(logits)
+        return logits
+
+    def output(self, name: str) -> Tensor:
+        return self._model.buffer(self.program.outputs[name])[: self._num_wanted]
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
         raise NotImplementedError("sequences share blocks, and slots have no memory of their own")
 
     def release(self, slot: int) -> None:
         """Nothing lies in a slot: the pool of blocks keeps its memory."""
+
+
+def _adapter_packer(library: Library) -> Pack[Panels]:
+    """Packs the weights of one adapter, on any thread: in float32, and in memory that goes with the adapter."""
+    arena = Arena(_ADAPTER_BYTES)
+    return lambda weight: library.pack(weight, F32, arena)
 
 
 class _Packer:

@@ -7,8 +7,8 @@ builder gave them. On a CPU all arithmetic and all buffers are float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -56,6 +56,30 @@ class Linear(Generic[Packed]):
     gate_bias: Tensor | None = None
     activation: str = "none"  # none, silu, relu, gelu, gelu_tanh
     adds: bool = False
+    site: int | None = None  # what of a row's adapter is added before the activation: up to `weight`, gate to `gate`
+    low: int = 0  # the buffer that the Shrink before it wrote, with a site
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """output = input down^T, with the weight that a row's adapter has for the next Linear; other rows are left out."""
+
+    input: int
+    output: int
+    site: int
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank(Generic[Packed]):
+    """What an adapter has for one site. `up` and `gate` include the adapter's scale."""
+
+    down: Packed  # of (rank, width of input)
+    up: Packed | None = None  # of (width of output, rank)
+    gate: Packed | None = None
+
+
+Adapter: TypeAlias = "tuple[LowRank[Packed] | None, ...]"
+"""By site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +120,7 @@ class Cap:
     cap: float
 
 
-Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap"
+Operation: TypeAlias = "Embed | Norm | Linear[Packed] | Attend | Gather | Cap | Shrink"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +136,5 @@ class Program(Generic[Packed]):
     head_dim: int
     vocab_size: int
     max_length: int  # positions from 0 on
+    num_sites: int = 0  # linears that adapters may change
+    outputs: Mapping[str, int] = field(default_factory=dict)  # the buffer of wanted rows of each declared output

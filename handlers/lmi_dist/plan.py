@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -19,6 +20,7 @@ class Chunk:
     token_ids: list[int]
     num_logits: int = 1  # logits of the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
     table: list[int] = field(default_factory=list)  # blocks of the sequence, at least up to `end`; not to be changed
+    adapter: int = 0  # the number by which the runner knows it; 0: none
 
     @property
     def end(self) -> int:
@@ -28,6 +30,8 @@ class Chunk:
 @dataclass(slots=True)
 class Plan:
     """Decode chunks first, in order of slots, then prompt chunks. A sequence has at most one chunk.
+
+    For a runner that shares blocks, decodes are in order of adapters first, so that those of one are neighbours.
 
     A runner that shares blocks first copies whole blocks, in the order of `copies`.
     """
@@ -39,3 +43,7 @@ class Plan:
     @property
     def chunks(self) -> list[Chunk]:
         return self.decodes + self.prefills
+
+
+def num_tokens_of(chunks: Iterable[Chunk]) -> int:
+    return sum(len(chunk.token_ids) for chunk in chunks)

@@ -8,13 +8,14 @@ head are neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
 import torch
 from torch import Tensor
 
+from handlers.lmi_dist.declared import HIDDEN_STATES, hidden_names, layer_name
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.operations import (
     Attend,
@@ -41,7 +42,7 @@ class _Rows:
     up: int  # the inside of the feed-forward, (intermediate_size,)
 
 
-_ALL, _QKV, _WANTED, _LOGITS = _Rows(0, 1, 2, 3), 4, _Rows(5, 6, 7, 8), 9
+_ALL, _QKV, _WANTED, _GATHERED = _Rows(0, 1, 2, 3), 4, _Rows(5, 6, 7, 8), 9  # from _GATHERED on: outputs, then logits
 
 
 def build(
@@ -51,23 +52,30 @@ def build(
     max_length: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
+    outputs: Collection[str] = (),
 ) -> Program[Packed]:
     """Read every tensor once, in the order of the operations, and pack it before the next one is read.
 
     `dtype` and `device` are those of norms, biases and tables, which are not packed. A bfloat16 table of embeddings
-    stays as it is, mapped from its file.
+    stays as it is, mapped from its file. `outputs` are the names of those that each step gives beside the logits; a
+    hidden state that the layers write over is gathered for the wanted rows.
     """
     a = architecture
+    kept = _buffers_of(a, outputs)
+    logits = _GATHERED + sum(buffer >= _GATHERED for buffer in kept.values())
     reader = _Reader(a, checkpoint, pack, max_length, dtype, device or torch.device("cpu"))
     operations: list[Operation[Packed]] = [reader.embed(_ALL.x)]
     for layer in range(a.num_layers):
         operations += _layer(reader, layer)
-    operations += _head(reader)
+        if (output := kept.get(layer_name(layer), _ALL.x)) >= _GATHERED:
+            operations.append(Gather(_ALL.x, output))
+    operations += _head(reader, logits)
     row = (a.hidden_size, a.hidden_size, a.num_heads * a.head_dim, a.intermediate_size)
     return Program(
         operations=tuple(operations),
-        widths=(*row, sum(_qkv_widths(a)), *row, a.vocab_size),
-        wanted=frozenset(range(_WANTED.x, _LOGITS + 1)),
+        widths=(*row, sum(_qkv_widths(a)), *row, *[a.hidden_size] * (logits - _GATHERED), a.vocab_size),
+        wanted=frozenset(range(_WANTED.x, logits + 1)),
+        outputs=kept,
         num_layers=a.num_layers,
         num_heads=a.num_heads,
         num_kv_heads=a.num_kv_heads,
@@ -75,6 +83,15 @@ def build(
         vocab_size=a.vocab_size,
         max_length=max_length,
     )
+
+
+def _buffers_of(a: Architecture, outputs: Collection[str]) -> dict[str, int]:
+    """The buffer of each output: one that the last operations leave as it is, or one of its own."""
+    left = {HIDDEN_STATES: _WANTED.h if "norm" in a.names else _WANTED.x, layer_name(a.num_layers - 1): _WANTED.x}
+    gathered = [name for name in hidden_names(a.num_layers) if name in outputs and name not in left]
+    return {name: buffer for name, buffer in left.items() if name in outputs} | {
+        name: buffer for buffer, name in enumerate(gathered, start=_GATHERED)
+    }
 
 
 def _layer(reader: _Reader[Packed], layer: int) -> Iterator[Operation[Packed]]:
@@ -133,14 +150,14 @@ def _post_norm(reader: _Reader[Packed], layer: int, rows: _Rows) -> Iterator[Ope
     yield reader.norm("mlp_norm", rows.x, rows.x, layer)
 
 
-def _head(reader: _Reader[Packed]) -> Iterator[Operation[Packed]]:
+def _head(reader: _Reader[Packed], logits: int) -> Iterator[Operation[Packed]]:
     """The last norm, which not every family has, and the logits."""
     a = reader.architecture
     if "norm" in a.names:
         yield reader.norm("norm", _WANTED.x, _WANTED.h)
-    yield reader.head(_WANTED.h if "norm" in a.names else _WANTED.x, _LOGITS)
+    yield reader.head(_WANTED.h if "norm" in a.names else _WANTED.x, logits)
     if a.final_softcap is not None:
-        yield Cap(_LOGITS, a.final_softcap)
+        yield Cap(logits, a.final_softcap)
 
 
 class _Reader(Generic[Packed]):

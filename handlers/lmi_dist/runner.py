@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from handlers.lmi_dist.lora_loader import AnyLoader
 from handlers.lmi_dist.plan import Plan
 
 
@@ -20,11 +21,18 @@ class Runner(Protocol):
     is_batch_invariant: bool  # a token gets the same bits in every batch, and however its prompt was cut
     tokens_per_block: int
     shares_blocks: bool  # keys and values lie in the blocks of a chunk's table; otherwise in its slot
+    adapters: AnyLoader | None  # None: the runner was made without adapters
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits, float32 (num_logits, vocab), in the order of the chunks and of the wanted positions of each chunk.
 
         They are valid until the next call.
+        """
+
+    def output(self, name: str) -> Tensor | None:
+        """The rows of a declared output in the last step, (num_logits, …), for the same positions as the logits.
+
+        They are valid until the next step. None if the model gave no row for each token.
         """
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:

@@ -6,13 +6,15 @@ much of a step between the calls of torch, so norms and rotations take few of th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from handlers.lmi_dist.linear import Weight
+from handlers.lmi_dist.linear import ACTIVATIONS, Weight
 from handlers.lmi_dist.model import Step
-from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Program
+from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, LowRank, Norm, Program, Shrink
 
 
 class TorchModel:
@@ -22,11 +24,21 @@ class TorchModel:
         """`dtype` is that of the activations."""
         self._program, self._dtype = program, dtype
         self._logits = len(program.widths) - 1
+        self._outputs: dict[str, Tensor] = {}
         tables = [one.rotations for one in program.operations if isinstance(one, Attend) and one.rotations is not None]
         self._rotations = {id(table): _spread(table).to(dtype) for table in tables}
+        self._adapters: dict[int, Adapter[Tensor]] = {}
+
+    def put_adapter(self, number: int, adapter: Adapter[Tensor]) -> None:
+        """Let steps use an adapter by its number."""
+        self._adapters[number] = adapter
+
+    def drop_adapter(self, number: int) -> None:
+        self._adapters.pop(number, None)
 
     def __call__(self, step: Step) -> Tensor:
         buffers: dict[int, Tensor] = {}
+        low: list[_Low] = []
         rotations = {table: rows.index_select(0, step.positions) for table, rows in self._rotations.items()}
         for operation in self._program.operations:
             match operation:
@@ -34,6 +46,10 @@ class TorchModel:
                     buffers[operation.output] = _embed(operation, step, self._dtype)
                 case Norm():
                     _put(buffers, operation, _normalise(operation, buffers[operation.input]))
+                case Shrink():
+                    low = self._shrink(operation, buffers[operation.input], step)
+                case Linear() if operation.site is not None and low:
+                    _put(buffers, operation, _multiply_adapted(operation, buffers[operation.input], low))
                 case Linear():
                     _put(buffers, operation, _multiply(operation, buffers[operation.input]))
                 case Attend():
@@ -44,7 +60,21 @@ class TorchModel:
                     buffers[operation.output] = buffers[operation.input].index_select(0, step.wanted)
                 case Cap():
                     buffers[operation.buffer] = _cap(operation, buffers[operation.buffer])
+        self._outputs = {name: buffers[index] for name, index in self._program.outputs.items()}
         return buffers[self._logits].float()
+
+    def output(self, name: str) -> Tensor:
+        """The wanted rows of a declared output in the last step, (num_wanted, hidden_size)."""
+        return self._outputs[name]
+
+    def _shrink(self, operation: Shrink, x: Tensor, step: Step) -> list[_Low]:
+        """The rows of x that each adapter changes here, (rows, width), as it shrinks them."""
+        is_wanted, low = operation.output in self._program.wanted, []
+        for one in step.adapted:
+            rows, weights = one.wanted if is_wanted else one.rows, self._adapters[one.adapter][operation.site]
+            if weights is not None and len(rows):
+                low.append(_Low(rows, functional.linear(x.index_select(0, rows), weights.down), weights))
+        return low
 
     def _rotate(self, operation: Attend, heads: Tensor, rotations: dict[int, Tensor]) -> None:
         """Normalise and rotate queries and keys, in place, of (rows, heads of queries, keys and values, head_dim)."""
@@ -73,6 +103,15 @@ class TorchModel:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Low:
+    """Rows on their way through an adapter: `x` is (num_rows, rank)."""
+
+    rows: Tensor
+    x: Tensor
+    weights: LowRank[Tensor]
+
+
 def _put(buffers: dict[int, Tensor], operation: Norm | Linear[Weight], result: Tensor) -> None:
     output = operation.output
     buffers[output] = buffers[output].add_(result) if operation.adds else result
@@ -99,6 +138,21 @@ def _multiply(operation: Linear[Weight], x: Tensor) -> Tensor:
     if operation.gate is None:
         return operation.weight(x, operation.bias, operation.activation)
     return operation.gate(x, operation.gate_bias, operation.activation).mul_(operation.weight(x, operation.bias))
+
+
+def _multiply_adapted(operation: Linear[Weight], x: Tensor, low: list[_Low]) -> Tensor:
+    """As `_multiply`, with what adapters add to some rows before the activation."""
+    y, activate = operation.weight(x, operation.bias), ACTIVATIONS[operation.activation]
+    for one in low:
+        if one.weights.up is not None:
+            y.index_add_(0, one.rows, functional.linear(one.x, one.weights.up))
+    if operation.gate is None:
+        return activate(y)
+    gate = operation.gate(x, operation.gate_bias)
+    for one in low:
+        if one.weights.gate is not None:
+            gate.index_add_(0, one.rows, functional.linear(one.x, one.weights.gate))
+    return activate(gate).mul_(y)
 
 
 def _cap(operation: Cap, x: Tensor) -> Tensor:

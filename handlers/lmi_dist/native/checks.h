@@ -40,11 +40,23 @@ inline bool is_panels(const Panels* panels, int num_in, int num_out) {
            is_equal("num_out of a weight", panels->num_out, "the width of the output", num_out);
 }
 
-inline bool is_linear(const Op& op, const Buffer& input, const Buffer& output) {
-    return is_between("activation", op.activation, LMI_NONE, LMI_GELU_TANH) &&
+inline bool is_adapted(const Model& model, const Op& op, const Buffer& output) {
+    return is_between("site", op.site, 0, model.num_sites) &&
+           (!op.site || (is_between("low", op.low, 0, model.num_buffers - 1) &&
+                         is_equal("is_wanted of low", model.buffers[op.low].is_wanted, "that of Linear's output",
+                                  output.is_wanted)));
+}
+
+inline bool is_linear(const Model& model, const Op& op, const Buffer& input, const Buffer& output) {
+    return is_adapted(model, op, output) && is_between("activation", op.activation, LMI_NONE, LMI_GELU_TANH) &&
            is_panels(op.weight, input.width, output.width) &&
            (!op.gate || is_panels(op.gate, input.width, output.width)) &&
            is_equal("is_wanted of Linear's output", output.is_wanted, "that of its input", input.is_wanted);
+}
+
+inline bool is_shrink(const Model& model, const Op& op, const Buffer& input, const Buffer& output) {
+    return is_between("site of Shrink", op.site, 1, model.num_sites) &&
+           is_equal("is_wanted of Shrink's output", output.is_wanted, "that of its input", input.is_wanted);
 }
 
 inline bool is_norm(const Op& op, const Buffer& input, const Buffer& output) {
@@ -79,7 +91,7 @@ inline bool is_attend(const Model& model, const Op& op, const Buffer& input, con
 }
 
 inline bool is_op(const Model& model, const Op& op) {
-    if (!is_between("kind", op.kind, LMI_EMBED, LMI_CAP)) return false;
+    if (!is_between("kind", op.kind, LMI_EMBED, LMI_SHRINK)) return false;
     if (!is_between("input", op.input, 0, model.num_buffers - 1)) return false;
     if (!is_between("output", op.output, 0, model.num_buffers - 1)) return false;
     const Buffer &input = model.buffers[op.input], &output = model.buffers[op.output];
@@ -89,9 +101,10 @@ inline bool is_op(const Model& model, const Op& op) {
         case LMI_NORM: return is_norm(op, input, output);
         case LMI_CAP: return is_in_place || refuse("Cap must have one buffer");
     }
-    if (is_in_place) return refuse("Linear, Attend and Gather must have two buffers");
+    if (is_in_place) return refuse("Linear, Attend, Gather and Shrink must have two buffers");
     switch (op.kind) {
-        case LMI_LINEAR: return is_linear(op, input, output);
+        case LMI_LINEAR: return is_linear(model, op, input, output);
+        case LMI_SHRINK: return is_shrink(model, op, input, output);
         case LMI_ATTEND: return is_attend(model, op, input, output);
         default: return is_gather(input, output);
     }
@@ -108,7 +121,26 @@ inline bool is_shape(const Model& model) {
            is_equal("num_heads modulo num_kv_heads", model.num_heads % model.num_kv_heads, "nothing", 0) &&
            is_between("head_dim", model.head_dim, 1, MAX_HEAD_DIM) &&
            is_between("vocab_size", model.vocab_size, 1, INT32_MAX) &&
-           is_between("max_length", model.max_length, 1, INT32_MAX - BLOCK);
+           is_between("max_length", model.max_length, 1, INT32_MAX - BLOCK) &&
+           is_between("num_sites", model.num_sites, 0, INT32_MAX);
+}
+
+// Each site's Shrink has the input of its Linear and writes what that reads, so that ranks fit there too.
+inline bool is_pair(const Model& model, const Op& shrink) {
+    const Op* op = &shrink + 1;
+    if (op == model.ops + model.num_ops || op->kind != LMI_LINEAR) return refuse("Shrink must stand before a Linear");
+    return is_equal("site of a Linear behind Shrink", op->site, "that of Shrink", shrink.site) &&
+           is_equal("input of a Linear behind Shrink", op->input, "that of Shrink", shrink.input) &&
+           is_equal("low of a Linear behind Shrink", op->low, "the output of Shrink", shrink.output);
+}
+
+inline bool are_pairs(const Model& model) {
+    for (const Op* op = model.ops; op < model.ops + model.num_ops; op++) {
+        if (op->kind == LMI_SHRINK && !is_pair(model, *op)) return false;
+        const bool is_shrunk = op > model.ops && op[-1].kind == LMI_SHRINK;
+        if (op->kind == LMI_LINEAR && op->site && !is_shrunk) return refuse("a Linear with a site must follow its Shrink");
+    }
+    return true;
 }
 
 inline bool is_model(const Model& model) {
@@ -122,6 +154,7 @@ inline bool is_model(const Model& model) {
             return false;
     for (const Op* op = model.ops; op < model.ops + model.num_ops; op++)
         if (!is_op(model, *op)) return false;
+    if (model.num_sites && !are_pairs(model)) return false;
     const Buffer& logits = model.buffers[model.num_buffers - 1];
     const int output = model.ops[model.num_ops - 1].output;
     return is_equal("width of the last buffer", logits.width, "vocab_size", model.vocab_size) &&
@@ -140,6 +173,40 @@ inline int64_t scratch_bytes(const Model& model, int64_t num_rows) {
         if (op->kind == LMI_LINEAR && is_quantized(*op))
             most = std::max(most, num_groups(model.buffers[op->input].width));
     return most * num_rows * (GROUP + sizeof(float));
+}
+
+// ---- Adapters --------------------------------------------------------------------------------------------------------
+
+inline bool is_low_rank(const char* name, const Panels& panels, int num_in, int num_out) {
+    return is_equal("format of a weight of an adapter", panels.format, "float32", LMI_F32) &&
+           is_equal("num_in of a weight of an adapter", panels.num_in, name, num_in) &&
+           is_equal("num_out of a weight of an adapter", panels.num_out, name, num_out);
+}
+
+// What an adapter has for a linear. Its rank fits into a row of the buffer between the two weights.
+inline bool is_site(const Model& model, const Op& op, const Site& site) {
+    if (!site.down.data) return true;
+    const Buffer &input = model.buffers[op.input], &output = model.buffers[op.output];
+    const int rank = site.down.num_out;
+    return is_between("rank of an adapter", rank, 1, model.buffers[op.low].width) &&
+           is_low_rank("that of the linear's input", site.down, input.width, rank) &&
+           (!site.up.data || is_low_rank("that of the linear's output", site.up, rank, output.width)) &&
+           (!site.gate.data || (is_there("gate of an adapted linear", op.gate) &&
+                                is_low_rank("that of the linear's output", site.gate, rank, output.width)));
+}
+
+inline bool are_adapters(const Model& model, const Step& step) {
+    if (!step.num_adapters) return true;
+    if (!is_between("num_adapters", step.num_adapters, 0, step.num_chunks)) return false;
+    if (!is_there("users", step.users) || !is_there("adapters", step.adapters)) return false;
+    for (int i = 0; i < step.num_chunks; i++)
+        if (!is_between("the adapter of a chunk", step.users[i], -1, step.num_adapters - 1)) return false;
+    for (int i = 0; i < step.num_adapters; i++) {
+        if (!is_there("an adapter", step.adapters[i])) return false;
+        for (const Op* op = model.ops; op < model.ops + model.num_ops; op++)
+            if (op->kind == LMI_LINEAR && op->site && !is_site(model, *op, step.adapters[i][op->site - 1])) return false;
+    }
+    return true;
 }
 
 // ---- Steps -----------------------------------------------------------------------------------------------------------
@@ -186,7 +253,7 @@ inline bool is_step(const Model& model, const Step& step) {
            is_between("num_wanted", step.num_wanted, 0, step.num_rows) && is_there("ids", step.ids) &&
            is_there("starts", step.starts) && is_there("lengths", step.lengths) && is_there("blocks", step.blocks) &&
            (!step.num_wanted || is_there("wanted", step.wanted)) && are_chunks(model, step) && are_rows(model, step) &&
-           is_room(model, step);
+           are_adapters(model, step) && is_room(model, step);
 }
 
 }  // namespace lmi

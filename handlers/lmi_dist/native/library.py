@@ -20,14 +20,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Operation, Program
+from handlers.lmi_dist.operations import (
+    Adapter,
+    Attend,
+    Cap,
+    Embed,
+    Gather,
+    Linear,
+    LowRank,
+    Norm,
+    Operation,
+    Program,
+    Shrink,
+)
 from handlers.lmi_dist.plan import Chunk
 
 TOKENS_PER_BLOCK = 64
 F32, BF16, INT8 = range(3)  # formats of packed weights
 
-_ABI = 1
-_EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP = range(6)
+_ABI = 2
+_EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _VARIANTS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}  # by what torch calls the CPU
@@ -44,12 +56,16 @@ class _Op(Structure):
             (name, c_int32)
             for name in ("kind", "input", "output", "adds", "is_centred", "activation", "layer", "window")
         ),
-        *((name, c_int32) for name in ("num_pairs", "is_wanted", "table_dtype")),
+        *((name, c_int32) for name in ("num_pairs", "is_wanted", "table_dtype", "site", "low")),
         *((name, c_float) for name in ("eps", "scale", "cap")),
         *((name, POINTER(_Panels)) for name in ("weight", "gate")),
         *((name, c_void_p) for name in ("bias", "gate_bias", "table", "positions", "norm", "rotations")),
         *((name, c_void_p) for name in ("query_norm", "key_norm")),
     ]
+
+
+class _Site(Structure):
+    _fields_ = [(name, _Panels) for name in ("down", "up", "gate")]
 
 
 class _Buffer(Structure):
@@ -65,14 +81,16 @@ class _Model(Structure):
         ("pool_bytes", c_int64),
         ("scratch_bytes", c_int64),
         *((name, c_int32) for name in ("num_ops", "num_buffers", "num_blocks", "num_layers", "num_heads")),
-        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "vocab_size", "max_length", "reserved")),
+        *((name, c_int32) for name in ("num_kv_heads", "head_dim", "vocab_size", "max_length", "num_sites")),
     ]
 
 
 class _Step(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("ids", "starts", "lengths", "blocks", "wanted")),
+        *((name, c_void_p) for name in ("ids", "starts", "lengths", "blocks", "wanted", "users")),
+        ("adapters", POINTER(POINTER(_Site))),
         *((name, c_int32) for name in ("num_rows", "num_chunks", "num_blocks", "num_wanted")),
+        *((name, c_int32) for name in ("num_adapters", "reserved")),
     ]
 
 
@@ -117,18 +135,23 @@ def allocate(num_bytes: int) -> Tensor:
 class Arena:
     """Memory for many tensors, one behind the other, so that small ones lie in huge pages too."""
 
-    _CHUNK_BYTES = 64 << 20
-
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int = 64 << 20) -> None:
+        self._chunk_bytes = chunk_bytes
         self._chunk, self._num_taken = allocate(0), 0
 
     def take(self, num_bytes: int) -> Tensor:
         """Bytes, (num_bytes,), whose address is a multiple of 64; they live as long as the tensor."""
         if self._num_taken + num_bytes > self._chunk.numel():
-            self._chunk, self._num_taken = allocate(max(num_bytes, self._CHUNK_BYTES)), 0
+            self._chunk, self._num_taken = allocate(max(num_bytes, self._chunk_bytes)), 0
         start = self._num_taken
         self._num_taken = -(-(start + num_bytes) // 64) * 64
         return self._chunk[start : start + num_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedAdapter:
+    sites: ctypes.Array[_Site]
+    weights: Adapter[Panels]  # whose memory the sites point to
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +184,13 @@ class Library:
         self._arena = Arena()
         self.panel_width: int = functions.lmi_panel_width()
 
-    def pack(self, weight: Tensor, format: int) -> Panels:
-        """Pack a weight (num_out, num_in), float32, bfloat16 or float16."""
+    def pack(self, weight: Tensor, format: int, arena: Arena | None = None) -> Panels:
+        """Pack a weight (num_out, num_in), float32, bfloat16 or float16, into the arena of the model or another one."""
         if weight.dtype not in _DTYPES or weight.dim() != 2 or 0 in weight.shape:
             raise ValueError(f"a weight must be a matrix of floats, given {weight.dtype} {tuple(weight.shape)}")
         num_out, num_in = weight.shape
         weight = weight.contiguous()
-        data = self._arena.take(self._functions.lmi_packed_bytes(num_out, num_in, format))
+        data = (arena or self._arena).take(self._functions.lmi_packed_bytes(num_out, num_in, format))
         dtype = _DTYPES[weight.dtype]
         self._functions.lmi_pack(weight.data_ptr(), dtype, num_out, num_in, format, data.data_ptr())
         return Panels(num_out, num_in, format, data)
@@ -198,6 +221,7 @@ class NativeModel:
         self._memory: list[Tensor] = []
         self._scratch = allocate(0)
         self._max_rows = self._max_wanted = 0
+        self._adapters: dict[int, _LoadedAdapter] = {}
         self._model = _Model(
             ops=self._ops,
             buffers=self._buffers,
@@ -212,6 +236,7 @@ class NativeModel:
             head_dim=program.head_dim,
             vocab_size=program.vocab_size,
             max_length=program.max_length,
+            num_sites=program.num_sites,
         )
         self._reserve(1, 1)
 
@@ -227,22 +252,36 @@ class NativeModel:
         starts = [chunk.start for chunk in chunks]
         lengths = [len(chunk.token_ids) for chunk in chunks]
         self._reserve(len(ids), len(wanted))
-        self._step(ids, starts, lengths, blocks, wanted)
+        numbers = sorted({chunk.adapter for chunk in chunks if chunk.adapter}) if self._program.num_sites else []
+        users = [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks] if numbers else []
+        self._step(ids, starts, lengths, blocks, wanted, users, adapters=[self._adapters[one] for one in numbers])
         return self.buffer(-1)[: len(wanted)]
 
-    def _step(self, *columns: list[int]) -> None:
-        """Run a step of (ids, starts, lengths, blocks, wanted)."""
+    def _step(self, *columns: list[int], adapters: Sequence[_LoadedAdapter] = ()) -> None:
+        """Run a step of (ids, starts, lengths, blocks, wanted), and with adapters (users)."""
         try:
-            ids, starts, lengths, blocks, wanted = arrays = [array("i", column) for column in columns]
+            ids, _, lengths, blocks, wanted, *_ = arrays = [array("i", column) for column in columns]
         except OverflowError as error:
             raise ValueError(f"a number of the step does not fit in 32 bits: {error}") from error
-        step = _Step(*(column.buffer_info()[0] for column in arrays), len(ids), len(lengths), len(blocks), len(wanted))
+        step = _Step(*(column.buffer_info()[0] for column in arrays))
+        step.num_rows, step.num_chunks, step.num_blocks, step.num_wanted = map(len, (ids, lengths, blocks, wanted))
+        if adapters:
+            sites = [ctypes.cast(adapter.sites, POINTER(_Site)) for adapter in adapters]
+            step.adapters, step.num_adapters = (POINTER(_Site) * len(sites))(*sites), len(sites)
         self._library.run(self._model, step, self._num_threads)
 
+    def put_adapter(self, number: int, adapter: Adapter[Panels]) -> None:
+        """Let chunks use an adapter by its number, which is not 0."""
+        sites = (_Site * self._program.num_sites)(*map(_site, adapter))
+        self._adapters[number] = _LoadedAdapter(sites, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        self._adapters.pop(number, None)
+
     def copy(self, from_block: int, to_block: int) -> None:
-        """Copy the keys and values of a whole block."""
-        blocks = self.pool.view(-1, self._block_bytes)
-        blocks[to_block].copy_(blocks[from_block])
+        """Copy the keys and values of a whole block, on this thread: to wake others for it would take longer."""
+        blocks = self.pool.view(-1, self._block_bytes).numpy()
+        blocks[to_block] = blocks[from_block]
 
     def buffer(self, index: int) -> Tensor:
         """The rows of a buffer after a step, (capacity, width)."""
@@ -307,7 +346,11 @@ def _op(operation: Operation[Panels]) -> _Op:
                 gate=None if operation.gate is None else _panels(operation.gate),
                 bias=_pointer(operation.bias),
                 gate_bias=_pointer(operation.gate_bias),
+                site=0 if operation.site is None else operation.site + 1,
+                low=operation.low,
             )
+        case Shrink():
+            return _Op(kind=_SHRINK, input=operation.input, output=operation.output, site=operation.site + 1)
         case Attend():
             return _attend(operation)
         case Gather():
@@ -335,7 +378,19 @@ def _attend(operation: Attend) -> _Op:
 
 
 def _panels(panels: Panels) -> ctypes._Pointer[_Panels]:
-    return ctypes.pointer(_Panels(panels.num_out, panels.num_in, panels.format, 0, panels.data.data_ptr()))
+    return ctypes.pointer(_described(panels))
+
+
+def _described(panels: Panels | None) -> _Panels:
+    if panels is None:
+        return _Panels()
+    return _Panels(panels.num_out, panels.num_in, panels.format, 0, panels.data.data_ptr())
+
+
+def _site(weights: LowRank[Panels] | None) -> _Site:
+    if weights is None:
+        return _Site()
+    return _Site(*map(_described, (weights.down, weights.up, weights.gate)))
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

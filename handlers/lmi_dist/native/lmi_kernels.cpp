@@ -5,7 +5,8 @@
 //
 // Bits: whatever rows share a step, whatever piece of a prompt they belong to and whatever thread computes them, a row's
 // sums add the same numbers in the same order. Norms add in 16 lanes on every CPU; attention walks whole blocks at
-// absolute positions, and a key that is hidden from a query counts exactly 0.
+// absolute positions, and a key that is hidden from a query counts exactly 0. What an adapter adds to a row is one sum by
+// itself, so rows without an adapter are those of a model that has none.
 
 #include "lmi_kernels.h"
 
@@ -85,16 +86,24 @@ struct QueryTile {
     int first, end;  // of the chunk's queries, one for each of its rows and each head of the group
 };
 
+// Neighbouring rows of chunks with one adapter.
+struct AdaptedRows {
+    int first, end;
+    const Site* sites;
+};
+
 struct Run {
     const Model& model;
     const Step& step;
     std::vector<int> positions;           // by row
     std::vector<const int32_t*> tables;   // by row
     std::vector<QueryTile> tiles[2];      // of all rows, and of the wanted ones
+    std::vector<AdaptedRows> adapted[2];  // of all rows, and of the wanted ones
 
     int group() const { return model.num_heads / model.num_kv_heads; }
     const Buffer& buffer(int index) const { return model.buffers[index]; }
     float* row(int buffer, int64_t row) const { return model.buffers[buffer].data + row * model.buffers[buffer].width; }
+    const std::vector<AdaptedRows>& adapted_rows(int buffer) const { return adapted[model.buffers[buffer].is_wanted]; }
     int num_rows(int buffer) const { return model.buffers[buffer].is_wanted ? step.num_wanted : step.num_rows; }
 };
 
@@ -144,6 +153,24 @@ void cap_row(const Run& run, const Op& op, int row) {
     float* out = run.row(op.output, row);
     for (int i = 0; i < width; i += VL)
         store(out + i, splat(op.cap) * tanh(load(out + i, width - i) / splat(op.cap)), width - i);
+}
+
+// ---- Shrink: an item is a few neighbouring rows of one adapter -------------------------------------------------------
+
+constexpr int SHRUNK_ROWS = 4 * MR;
+
+void shrink(const Run& run, const Op& op, int item) {
+    const AdaptedRows& rows = run.adapted_rows(op.input)[item];
+    const Panels& down = rows.sites[op.site - 1].down;
+    if (!down.data) return;
+    alignas(64) float products[SHRUNK_ROWS * NR];
+    const Rows inputs{run.row(op.input, rows.first), run.buffer(op.input).width, nullptr, nullptr};
+    for (int panel = 0; panel < num_panels(down.num_out); panel++) {
+        product(down, panel, inputs, rows.end - rows.first, products);
+        const int column = panel * NR, width = std::min(NR, down.num_out - column);
+        for (int row = rows.first; row < rows.end; row++)
+            std::memcpy(run.row(op.output, row) + column, products + (row - rows.first) * NR, sizeof(float) * width);
+    }
 }
 
 // ---- Linear: an item is a panel and some rows, or a few panels and the only row --------------------------------------
@@ -199,12 +226,34 @@ void quantize_row(const Run& run, const Op& op, int row) {
     quantize(rows.values, width, const_cast<uint8_t*>(rows.bytes), const_cast<float*>(rows.scales));
 }
 
+// Adds to products of a panel (end - first, NR) what an adapter's second weight makes of the rows that were shrunk.
+void expand(const Run& run, const Op& op, const Panels& up, int panel, int first, int end, float* products) {
+    if (!up.data) return;
+    alignas(64) float more[MAX_LINEAR_ROWS * NR];
+    product(up, panel, {run.row(op.low, first), run.buffer(op.low).width, nullptr, nullptr}, end - first, more);
+    for (int i = 0; i < (end - first) * NR; i += VL) vec(products + i) += vec(more + i);
+}
+
+// Adds to products of a panel and some rows, (num_rows, NR), those of the rows' adapters. `gates` may be null.
+void adapt(const Run& run, const Op& op, int panel, int row, int num_rows, float* products, float* gates) {
+    if (!op.site) return;
+    for (const AdaptedRows& rows : run.adapted_rows(op.low)) {
+        const int first = std::max(rows.first, row), end = std::min(rows.end, row + num_rows);
+        const Site& site = rows.sites[op.site - 1];
+        if (first >= end || !site.down.data) continue;
+        expand(run, op, site.up, panel, first, end, products + (first - row) * NR);
+        if (gates) expand(run, op, site.gate, panel, first, end, gates + (first - row) * NR);
+    }
+}
+
 void linear_of_one(const Run& run, const Op& op, int item) {
     alignas(64) float products[PANELS * NR], gates[PANELS * NR];
     const int panel = item * PANELS, count = std::min<int>(PANELS, num_panels(op.weight->num_out) - panel);
     const Rows rows = input_of(run, op, 0);
     product_of_one(*op.weight, panel, count, rows, products);
     if (op.gate) product_of_one(*op.gate, panel, count, rows, gates);
+    for (int i = 0; i < count; i++)
+        adapt(run, op, panel + i, 0, 1, products + i * NR, op.gate ? gates + i * NR : nullptr);
     finish(run, op, products, op.gate ? gates : nullptr, count * NR, 0, 1, panel * NR);
 }
 
@@ -217,6 +266,7 @@ void linear(const Run& run, const Op& op, int item) {
     const Rows rows = input_of(run, op, row);
     product(*op.weight, panel, rows, num_rows, products);
     if (op.gate) product(*op.gate, panel, rows, num_rows, gates);
+    adapt(run, op, panel, row, num_rows, products, op.gate ? gates : nullptr);
     finish(run, op, products, op.gate ? gates : nullptr, NR, row, num_rows, panel * NR);
 }
 
@@ -441,6 +491,7 @@ struct Phases {
             case LMI_NORM: return add(op, norm_row, num_rows, ROWS_PER_ITEM);
             case LMI_GATHER: return add(op, gather_row, num_rows, ROWS_PER_ITEM);
             case LMI_CAP: return add(op, cap_row, num_rows, 1);
+            case LMI_SHRINK: return add(op, shrink, run.adapted_rows(op.output).size(), 1);
             case LMI_LINEAR:
                 if (is_quantized(op)) add(op, quantize_row, num_rows, ROWS_PER_ITEM);
                 return add(op, linear, num_rows ? num_linear_items(run, op) : 0, 1);
@@ -474,14 +525,28 @@ void add_tiles(std::vector<QueryTile>& tiles, int row, int num_rows, int group) 
         tiles.push_back({row, first, std::min(first + most, num_queries)});
 }
 
+// Rows with the adapter of the rows before them join these, up to the number that Shrink takes at a time.
+void add_adapted(std::vector<AdaptedRows>& adapted, int row, int num_rows, const Site* sites) {
+    for (const int end = row + num_rows; row < end;) {
+        const bool joins = !adapted.empty() && adapted.back().end == row && adapted.back().sites == sites &&
+                           row - adapted.back().first < SHRUNK_ROWS;
+        if (!joins) adapted.push_back({row, row, sites});
+        row = adapted.back().end = std::min(end, adapted.back().first + SHRUNK_ROWS);
+    }
+}
+
 Run begin_run(const Model& model, const Step& step) {
-    Run run{model, step, {}, {}, {}};
+    Run run{model, step, {}, {}, {}, {}};
     const int32_t* table = step.blocks;
     for (int chunk = 0, wanted = 0; chunk < step.num_chunks; chunk++) {
         const int row = run.positions.size(), start = step.starts[chunk], length = step.lengths[chunk], first = wanted;
         while (wanted < step.num_wanted && step.wanted[wanted] < row + length) wanted++;
         add_tiles(run.tiles[0], row, length, run.group());
         add_tiles(run.tiles[1], first, wanted - first, run.group());
+        if (step.num_adapters && step.users[chunk] >= 0) {
+            add_adapted(run.adapted[0], row, length, step.adapters[step.users[chunk]]);
+            add_adapted(run.adapted[1], first, wanted - first, step.adapters[step.users[chunk]]);
+        }
         for (int i = 0; i < length; i++) run.positions.push_back(start + i);
         run.tables.resize(row + length, table);
         table += divide_up(start + length, BLOCK);

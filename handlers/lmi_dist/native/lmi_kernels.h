@@ -2,16 +2,17 @@
 //
 // A model is a list of operations over numbered buffers, as operations.py describes them. A step runs all of them over
 // the tokens of its chunks. A chunk is consecutive tokens of one sequence; the keys and values of its earlier tokens are
-// in the blocks of its table already: position p lies in block table[p / 64].
+// in the blocks of its table already: position p lies in block table[p / 64]. A chunk may use an adapter, which has two
+// small weights, one behind the other, for some of the sites of the model: those linears that it changes.
 #pragma once
 
 #include <cstdint>
 
-#define LMI_ABI 1
+#define LMI_ABI 2
 
 extern "C" {
 
-enum LmiKind : int32_t { LMI_EMBED, LMI_NORM, LMI_LINEAR, LMI_ATTEND, LMI_GATHER, LMI_CAP };
+enum LmiKind : int32_t { LMI_EMBED, LMI_NORM, LMI_LINEAR, LMI_ATTEND, LMI_GATHER, LMI_CAP, LMI_SHRINK };
 enum LmiActivation : int32_t { LMI_NONE, LMI_SILU, LMI_RELU, LMI_GELU, LMI_GELU_TANH };
 enum LmiDtype : int32_t { LMI_FLOAT32, LMI_BFLOAT16, LMI_FLOAT16 };
 enum LmiFormat : int32_t { LMI_F32, LMI_BF16, LMI_INT8 };  // of packed weights
@@ -31,6 +32,8 @@ struct LmiOp {
     int32_t num_pairs;            // Attend: channels that rotate with another
     int32_t is_wanted;            // Attend
     int32_t table_dtype;          // Embed: LMI_FLOAT32 or LMI_BFLOAT16
+    int32_t site;                 // Shrink, Linear: from 1 on; 0 is none
+    int32_t low;                  // Linear with a site: the buffer that its Shrink wrote
     float eps;                    // Norm, Attend
     float scale;                  // Embed, Attend
     float cap;                    // Cap, Attend: 0 is none
@@ -48,6 +51,11 @@ struct LmiBuffer {
     int32_t width, num_rows, is_wanted, reserved;
 };
 
+struct LmiSite {  // what an adapter has for a linear; `data` is null where it has nothing
+    LmiPanels down;      // (rank, num_in)
+    LmiPanels up, gate;  // (num_out, rank): for the linear's weight and for its gate
+};
+
 struct LmiModel {
     const LmiOp* ops;
     const LmiBuffer* buffers;
@@ -55,7 +63,7 @@ struct LmiModel {
     char* scratch;  // at least lmi_scratch_bytes, 64-byte aligned
     int64_t pool_bytes, scratch_bytes;
     int32_t num_ops, num_buffers, num_blocks, num_layers, num_heads, num_kv_heads, head_dim, vocab_size, max_length;
-    int32_t reserved;
+    int32_t num_sites;
 };
 
 struct LmiStep {
@@ -64,7 +72,9 @@ struct LmiStep {
     const int32_t* lengths;  // (num_chunks): its tokens
     const int32_t* blocks;   // (num_blocks): the tables of the chunks, in order, each up to the chunk's last token
     const int32_t* wanted;   // (num_wanted): rows, ascending
-    int32_t num_rows, num_chunks, num_blocks, num_wanted;
+    const int32_t* users;    // (num_chunks): the adapter of each chunk, -1 for none; not read without adapters
+    const LmiSite* const* adapters;  // (num_adapters, num_sites)
+    int32_t num_rows, num_chunks, num_blocks, num_wanted, num_adapters, reserved;
 };
 
 int lmi_abi(void);
@@ -86,6 +96,7 @@ using Op = LmiOp;
 using Buffer = LmiBuffer;
 using Model = LmiModel;
 using Step = LmiStep;
+using Site = LmiSite;
 
 constexpr int BLOCK = 64;  // tokens
 constexpr int MAX_HEAD_DIM = 512;
