@@ -1,4 +1,4 @@
-"""LoRA adapters of a foreign engine by name, and turns for an engine that cannot mix them with the base model.
+"""LoRA adapters of an engine by name, and turns for an engine that cannot mix them with the base model.
 
 A request may name an adapter once it is loaded. Its weights were read then, or are read for its first request if the
 load did not ask for them. The number by which the engine knows an adapter is never used again.
@@ -64,6 +64,11 @@ class Adapters:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._loaded.copy()))
 
+    @property
+    def in_use(self) -> set[int]:
+        """The numbers of the adapters of all sequences, also of those that wait."""
+        return {adapter.number for adapter in self._used.values()}
+
     def load(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         """Load an adapter from a folder, or give a loaded adapter of this folder the new settings.
 
@@ -120,13 +125,14 @@ class Adapters:
         self._leaving[adapter.number] = adapter
         self._remove_unused(adapter.number)
 
-    def claim(self, sequence: Sequence) -> None:
+    def claim(self, sequence: Sequence) -> LoadedAdapter | None:
         """Keep the adapter that a new sequence names until `release`. Raises UnknownAdapter if it was unloaded."""
         if (named := sequence.request.lora_config) is None:
-            return
+            return None
         if named.name not in self._loaded:
             raise unknown_adapter(named.name)
-        self._used[sequence] = self._loaded[named.name]
+        adapter = self._used[sequence] = self._loaded[named.name]
+        return adapter
 
     def release(self, sequence: Sequence) -> None:
         if (adapter := self._used.pop(sequence, None)) is not None:
@@ -139,9 +145,13 @@ class Adapters:
             self._read(adapter)
         return adapter
 
+    def forget_weights(self, adapter: LoadedAdapter) -> None:
+        """Note that the engine dropped the weights of a loaded adapter: they are read again for its next sequence."""
+        self._with_weights.discard(adapter.number)
+
     def _remove_unused(self, number: int) -> None:
         """Free an adapter that was unloaded, once no sequence uses it."""
-        if number in self._leaving and all(adapter.number != number for adapter in self._used.values()):
+        if number in self._leaving and number not in self.in_use:
             self._with_weights.discard(number)
             self._engine.remove_adapter(self._leaving.pop(number))
 

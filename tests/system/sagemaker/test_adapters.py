@@ -1,4 +1,4 @@
-"""LoRA adapters on a server with the real vLLM: beside the model, registered while it runs, and used at every API."""
+"""LoRA adapters on a server with a real engine: beside the model, registered while it runs, and used at every API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.served import Server, serve
 from tests.system.container import wait_until
 from tests.tiny_models import tiny_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PROMPT = "The quick"
 NUM_TOKENS = 12
@@ -25,6 +25,13 @@ MAX_LORAS, MAX_RANK = 2, 8
 STATIC = ("formal", "rude")
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 TIE = 1e-4  # two log-probs this close count as equal
+VLLM = ("option.rolling_batch=vllm", "option.enforce_eager=true")
+LMI_DIST = ("option.rolling_batch=lmi-dist",)
+# What each engine says of an adapter whose rank is too high, and of one whose weights are cut off.
+REASONS = {
+    "vllm": ("LoRA rank 16 is greater than max_lora_rank 8", "vLLM cannot load this adapter: "),
+    "lmi-dist": ("rank 16 is over option.max_lora_rank=8", "lmi-dist cannot load this adapter: "),
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +46,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", params=["lmi-dist", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    engine = ("option.rolling_batch=vllm", "option.dtype=fp32", "option.max_kv_cache_tokens=8192")
+def server(folder: Path, engine: str) -> Iterator[Server]:
+    settings = (*(VLLM if engine == "vllm" else LMI_DIST), "option.dtype=fp32", "option.max_kv_cache_tokens=8192")
     lora = ("option.enable_lora=true", f"option.max_loras={MAX_LORAS}", f"option.max_lora_rank={MAX_RANK}")
-    with serve(folder, *engine, *lora, "frontend_workers=2", "option.enforce_eager=true") as server:
+    with serve(folder, *settings, *lora, "frontend_workers=2") as server:
         yield server
 
 
@@ -116,14 +128,17 @@ def test_every_api_takes_an_adapter_by_its_name(server: Server) -> None:
         assert len(said) == 1
 
 
-def test_an_adapter_that_vllm_cannot_load_is_refused_with_its_reason(server: Server, folder: Path) -> None:
+def test_an_adapter_that_the_engine_cannot_load_is_refused_with_its_reason(
+    server: Server, folder: Path, engine: str
+) -> None:
+    too_wide, cut_off = REASONS[engine]
     for preload in (True, False):
         status, said = register(server, "wide", "more/wide", preload=preload)
-        assert status == 424 and "LoRA rank 16 is greater than max_lora_rank 8" in said["error"]
-    broken = write_adapter(folder / "more" / "broken", seed=5) / "adapter_model.safetensors"
+        assert status == 424 and too_wide in said["error"]
+    broken = write_adapter(folder / "more" / f"broken on {engine}", seed=5) / "adapter_model.safetensors"
     broken.write_bytes(broken.read_bytes()[:500])
     status, said = register(server, "broken", broken.parent)
-    assert status == 424 and "vLLM cannot load this adapter: " in said["error"]
+    assert status == 424 and cut_off in said["error"]
     assert [one["name"] for one in call(server, "GET", "/adapters")[1]["adapters"]] == list(STATIC)
 
 

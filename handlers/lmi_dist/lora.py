@@ -1,0 +1,245 @@
+"""Reads LoRA adapters in the form that PEFT saves: adapter_config.json and adapter_model.safetensors in a folder.
+
+An adapter adds scale * B A to the weight of each linear that it names. Here the As of the linears that a site joins lie
+one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model is refused, with the
+reason. The rules for names and scales are those of PEFT 0.21.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import torch
+from msgspec import Meta
+from safetensors import safe_open
+from torch import Tensor
+
+from handlers.base.pickled import refusal
+from handlers.lmi_dist.lora_sites import Module, Site
+from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
+from lmi.settings.adapters import CONFIG, PICKLED, WEIGHTS
+
+Number = TypeVar("Number", int, float)
+
+_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
+# Names of methods of initialisation that also change the weights of the base model.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Settings that make something else of an adapter than low ranks of linears.
+_REFUSED = {
+    "modules_to_save": "it replaces whole modules (modules_to_save); merge it into the model and serve that",
+    "use_dora": "it is a DoRA adapter, which also rescales the weights",
+    "trainable_token_indices": "it changes rows of the embedding (trainable_token_indices)",
+    "lora_bias": "it has biases (lora_bias)",
+    "target_parameters": "it changes parameters that are not linears (target_parameters)",
+    "layer_replication": "it repeats layers of the model (layer_replication)",
+    "alora_invocation_tokens": "it is active for a part of the prompt (alora_invocation_tokens)",
+    "use_qalora": "it is a QALoRA adapter, which pools the inputs",
+    "use_bdlora": "it is a block-diagonal adapter (use_bdlora)",
+    "arrow_config": "it chooses among several adapters (arrow_config)",
+    "kasa_config": "it is a KaSA adapter, which has singular values",
+}
+
+
+class NotUsable(Exception):
+    """This engine cannot use the adapter. The text says why."""
+
+
+class PeftConfig(msgspec.Struct, frozen=True):
+    """What of adapter_config.json is used. `None` is PEFT's word for nothing."""
+
+    peft_type: str = "LORA"
+    r: Annotated[int, Meta(ge=1)] = 8
+    lora_alpha: float = 8
+    use_rslora: bool = False
+    bias: str = "none"
+    init_lora_weights: bool | str | None = True
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, Annotated[int, Meta(ge=1)]] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+    def rank(self, path: str) -> int:
+        return _pattern_value(self.rank_pattern or {}, path, self.r)
+
+    def scale(self, path: str) -> float:
+        rank, alpha = self.rank(path), _pattern_value(self.alpha_pattern or {}, path, self.lora_alpha)
+        return float(alpha / rank**0.5 if self.use_rslora else alpha / rank)
+
+    def names(self, path: str) -> bool:
+        """Whether the adapter is meant to change the linear `path`."""
+        targets = self.target_modules
+        if self.exclude_modules and _is_among(self.exclude_modules, path):
+            return False
+        if isinstance(targets, str):
+            return path != "lm_head" if targets.lower() == "all-linear" else _is_among(targets, path)
+        return targets is not None and _is_among(targets, path) and self._has_layer(path)
+
+    def _has_layer(self, path: str) -> bool:
+        layers = [self.layers_to_transform] if isinstance(self.layers_to_transform, int) else self.layers_to_transform
+        if not layers:
+            return True
+        patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
+        for pattern in patterns or [r"[^.]*"]:
+            if match := re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", path):
+                return int(match[1]) in layers
+        return False
+
+
+def read_config(folder: Path, sites: tuple[Site, ...], max_rank: int) -> PeftConfig:
+    """Read and check adapter_config.json. Raises NotUsable, or what the file system and the decoder raise."""
+    raw = msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
+    try:
+        config = msgspec.convert(raw, PeftConfig)
+    except msgspec.ValidationError as error:
+        raise NotUsable(f"{CONFIG}: {error}") from None
+    for reason in _reasons(raw, config):
+        raise NotUsable(reason)
+    try:
+        modules = [one for site in sites for one in site.modules if config.names(one.path)]
+        ranks = [config.rank(one.path) for one in modules] or [config.r]
+    except re.error as error:
+        raise NotUsable(f"{CONFIG}: a pattern of names is not a regular expression: {error}") from None
+    if not modules and config.target_modules is not None:
+        known = ", ".join(sorted({one.path.rpartition(".")[2] for site in sites for one in site.modules}))
+        raise NotUsable(f"none of its target_modules is a linear of this model, which has {known}")
+    if max(ranks) > max_rank:
+        raise NotUsable(f"its rank {max(ranks)} is over option.max_lora_rank={max_rank}")
+    return config
+
+
+def read_adapter(
+    folder: Path, sites: tuple[Site, ...], pack: Pack[Packed], *, max_rank: int, allow_pickle: bool = False
+) -> Adapter[Packed]:
+    """Read an adapter for the sites of a model. Raises what `read_config` raises, and SecurityRefused for a pickle."""
+    config = read_config(folder, sites, max_rank)
+    with ExitStack() as files:
+        weights = _Weights(_open(folder, files, allow_pickle))
+        weights.check(config, sites)
+        return tuple(_site(site, weights, config, pack) for site in sites)
+
+
+def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
+    if config.peft_type.upper() != "LORA":
+        yield f"it is an adapter of type {config.peft_type}, and only LORA is supported"
+    if config.bias != "none":
+        yield f"it changes biases (bias={config.bias})"
+    method = config.init_lora_weights
+    if isinstance(method, str) and method.lower().startswith(_CHANGES_BASE):
+        yield f"it belongs to a base model whose weights {method} changed; convert it to a plain LoRA adapter"
+    yield from (reason for name, reason in _REFUSED.items() if raw.get(name))
+
+
+def _open(folder: Path, files: ExitStack, allow_pickle: bool) -> Mapping[str, Tensor]:
+    """The tensors of an adapter by name, each read when it is asked for."""
+    if (folder / WEIGHTS).is_file() or not (folder / PICKLED).is_file():
+        return _Tensors(files.enter_context(safe_open(folder / WEIGHTS, framework="pt", device="cpu")))
+    if not allow_pickle:
+        raise refusal(folder / PICKLED)
+    tensors = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise NotUsable(f"{PICKLED} holds something else than a table of tensors")
+    return tensors
+
+
+class _Tensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._names = file, dict.fromkeys(file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Weights:
+    """The As and Bs of an adapter, by the path of the linear that they change."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._names: dict[tuple[str, str], str] = {}
+        for name in tensors:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                raise NotUsable(_why_not(name))
+            self._names[match[1], match[2]] = name
+
+    @property
+    def paths(self) -> set[str]:
+        return {path for path, _ in self._names}
+
+    def check(self, config: PeftConfig, sites: tuple[Site, ...]) -> None:
+        """Raise NotUsable unless the weights are those of linears of this model, and of all that the adapter names."""
+        modules = {one.path for site in sites for one in site.modules}
+        named = {path for path in modules if config.names(path)} if config.target_modules is not None else self.paths
+        if unknown := sorted(self.paths - modules):
+            raise NotUsable(f"{unknown[0]} is not among the linears of this model that adapters can change")
+        if unnamed := sorted(self.paths - named):
+            raise NotUsable(f"it has weights of {unnamed[0]}, which its target_modules leave out")
+        for path in sorted(named):
+            for part in "AB":
+                if (path, part) not in self._names:
+                    raise NotUsable(f"it has no lora_{part} of {path}")
+
+    def take(self, module: Module, part: str, shape: tuple[int, int]) -> Tensor:
+        name = self._names[module.path, part]
+        tensor = self._tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise NotUsable(f"lora_{part} of {module.path} has shape {tuple(tensor.shape)}, this model needs {shape}")
+        if tensor.dtype not in _DTYPES:
+            raise NotUsable(f"lora_{part} of {module.path} is {tensor.dtype}, which is not a float that is read here")
+        return tensor.float()
+
+
+def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed]) -> LowRank[Packed] | None:
+    modules = [one for one in site.modules if one.path in weights.paths]
+    if not modules:
+        return None
+    ranks = [config.rank(one.path) for one in modules]
+    up, gate = (torch.zeros(site.num_out, sum(ranks)) for _ in range(2))
+    column, downs = 0, []
+    for module, rank in zip(modules, ranks, strict=True):
+        downs.append(weights.take(module, "A", (rank, module.num_in)))
+        rows = weights.take(module, "B", (module.num_out, rank)) * config.scale(module.path)
+        for piece in module.pieces:
+            to = (gate if piece.is_gate else up)[piece.row : piece.row + piece.num, column : column + rank]
+            to.copy_(rows[piece.first : piece.first + piece.num])
+        column += rank
+    has_gate = {piece.is_gate for one in modules for piece in one.pieces}
+    down = pack(torch.cat(downs))
+    return LowRank(down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None)
+
+
+def _why_not(name: str) -> str:
+    if "lora_magnitude_vector" in name:
+        return _REFUSED["use_dora"]
+    if "lora_embedding" in name or name.removesuffix(".weight").endswith(_EMBEDDINGS):
+        return f"it changes an embedding ({name}); only linears can have adapters"
+    return f"it has a tensor {name}, which is no part of a plain LoRA adapter"
+
+
+def _is_among(names: list[str] | str, path: str) -> bool:
+    """Whether a path matches a regular expression, or one of the names is its end."""
+    if isinstance(names, str):
+        return re.fullmatch(names, path) is not None
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number) -> Number:
+    """The value of the first pattern that is the path or its end."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)

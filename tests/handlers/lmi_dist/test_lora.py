@@ -1,0 +1,207 @@
+"""What is read of an adapter's folder, and what is refused with which reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from handlers.lmi_dist.lora import NotUsable, PeftConfig, read_adapter, read_config
+from handlers.lmi_dist.lora_limits import LoraLimits
+from handlers.lmi_dist.lora_sites import sites_of
+from handlers.lmi_dist.weights import read_facts
+from lmi.errors import BadConfiguration, SecurityRefused
+from tests.handlers.vllm.small_adapters import HIDDEN_SIZE, OUT_FEATURES, RANK, write_adapter
+from tests.tiny_models import tiny_model
+
+MAX_RANK = 8
+STEM = "base_model.model.model.layers.0.self_attn"
+Tensors = dict[str, Tensor]
+
+
+def sites_of_model(family: str = "llama_wide") -> Any:
+    architecture = read_facts(str(tiny_model(family))).architecture
+    assert architecture is not None
+    return sites_of(architecture)
+
+
+def read(folder: Path, *, family: str = "llama_wide", allow_pickle: bool = False) -> Any:
+    sites = sites_of_model(family)
+    return read_adapter(folder, sites, lambda weight: weight, max_rank=MAX_RANK, allow_pickle=allow_pickle)
+
+
+def configure(folder: Path, **settings: object) -> Path:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    return folder
+
+
+def change(folder: Path, edit: Callable[[Tensors], object]) -> Path:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"peft_type": "LOHA"}, "an adapter of type LOHA, and only LORA is supported"),
+        ({"modules_to_save": ["lm_head"]}, "replaces whole modules .modules_to_save."),
+        ({"use_dora": True}, "a DoRA adapter"),
+        ({"bias": "lora_only"}, "changes biases .bias=lora_only."),
+        ({"lora_bias": True}, "has biases"),
+        ({"trainable_token_indices": [1, 2]}, "rows of the embedding"),
+        ({"init_lora_weights": "pissa_niter_4"}, "weights pissa_niter_4 changed"),
+        ({"target_parameters": ["experts.weight"]}, "not linears"),
+        ({"layer_replication": [[0, 2]]}, "repeats layers"),
+        ({"alora_invocation_tokens": [3]}, "a part of the prompt"),
+        ({"r": 9}, "its rank 9 is over option.max_lora_rank=8"),
+        ({"rank_pattern": {"v_proj": 16}}, "its rank 16 is over"),
+        ({"r": 0}, "adapter_config.json: .*>= 1.*r"),
+        ({"r": "four"}, "adapter_config.json: Expected `int`, got `str` - at `.*r`"),
+        ({"target_modules": {"q_proj": 1}}, "adapter_config.json: .*target_modules"),
+        ({"target_modules": ["query", "c_attn"]}, "none of its target_modules .* which has down_proj, gate_proj, k_"),
+        ({"target_modules": "(q_proj"}, "not a regular expression"),
+        ({"layers_to_transform": [7]}, "none of its target_modules"),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_anything_but_plain_lora_is_refused(
+    settings: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    folder = configure(write_adapter(tmp_path / "adapter", seed=1), **settings)
+    with pytest.raises(NotUsable, match=says):
+        read_config(folder, sites_of_model(), MAX_RANK)
+    with pytest.raises(NotUsable, match=says):
+        read(folder)
+
+
+def renamed(old: str, new: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name.replace(old, new): tensors.pop(name) for name in list(tensors)})
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (renamed("q_proj", "query"), "model.layers.0.self_attn.query is not among the linears of this model"),
+        (renamed("layers.1", "layers.2"), "model.layers.2.self_attn.q_proj is not among"),
+        (renamed("v_proj", "k_proj"), "weights of model.layers.0.self_attn.k_proj, which its target_modules leave out"),
+        (lambda tensors: tensors.pop(f"{STEM}.v_proj.lora_B.weight"), "no lora_B of model.layers.0.self_attn.v_proj"),
+        (lambda tensors: tensors.clear(), "no lora_A of model.layers.0.self_attn.q_proj"),
+        (
+            lambda tensors: tensors.update({f"{STEM}.q_proj.lora_A.weight": torch.zeros(RANK, 128)}),
+            r"lora_A of model.layers.0.self_attn.q_proj has shape \(4, 128\), this model needs \(4, 96\)",
+        ),
+        (
+            lambda tensors: tensors.update({f"{STEM}.v_proj.lora_B.weight": torch.zeros(64, RANK + 1)}),
+            r"lora_B of model.layers.0.self_attn.v_proj has shape \(64, 5\), this model needs \(64, 4\)",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {f"{STEM}.q_proj.lora_A.weight": torch.zeros(RANK, HIDDEN_SIZE, dtype=torch.int8)}
+            ),
+            "is torch.int8",
+        ),
+        (
+            lambda tensors: tensors.update({f"{STEM}.q_proj.lora_magnitude_vector.weight": torch.zeros(1)}),
+            "a DoRA adapter",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(RANK, 320)}
+            ),
+            "changes an embedding",
+        ),
+        (
+            lambda tensors: tensors.update({"base_model.model.model.embed_tokens.weight": torch.zeros(320, 96)}),
+            "changes an embedding",
+        ),
+        (lambda tensors: tensors.update({"base_model.model.score.weight": torch.zeros(2, 96)}), "no part of a plain"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(edit: Callable[[Tensors], object], says: str, tmp_path: Path) -> None:
+    folder = change(write_adapter(tmp_path / "adapter", seed=1), edit)
+    with pytest.raises(NotUsable, match=says):
+        read(folder)
+
+
+def test_an_adapter_of_another_base_model_is_refused(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "adapter", seed=1)
+    with pytest.raises(NotUsable, match=r"lora_B of model.layers.0.self_attn.q_proj has shape \(128, 4\)"):
+        read(folder, family="llama")
+    with pytest.raises(NotUsable, match="none of its target_modules .* which has c_attn, c_fc, c_proj"):
+        read(folder, family="gpt2")
+
+
+def test_a_tied_head_is_not_among_the_linears(tmp_path: Path) -> None:
+    folder = configure(write_adapter(tmp_path / "adapter", seed=1), target_modules=["lm_head"])
+    with pytest.raises(NotUsable, match="none of its target_modules"):
+        read(folder, family="llama")
+
+
+def test_pickled_weights_are_read_only_where_pickles_are_allowed(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "adapter", seed=1)
+    expected = read(folder)
+    weights = folder / "adapter_model.safetensors"
+    torch.save(load_file(weights), folder / "adapter_model.bin")
+    weights.unlink()
+    with pytest.raises(SecurityRefused, match="adapter_model.bin: pickled weights can run code"):
+        read(folder)
+    given = read(folder, allow_pickle=True)
+    assert torch.equal(given[0].up, expected[0].up)
+
+
+def test_what_a_site_joins_lies_on_a_diagonal_with_the_scale_in_it(tmp_path: Path) -> None:
+    folder = configure(write_adapter(tmp_path / "adapter", seed=1), alpha_pattern={"v_proj": 2})
+    tensors = load_file(folder / "adapter_model.safetensors")
+    qkv, *others = read(folder)[:4]
+    assert others == [None] * 3
+    (q_down, q_up), (v_down, v_up) = (
+        [tensors[f"{STEM}.{module}.lora_{part}.weight"] for part in "AB"] for module in OUT_FEATURES
+    )
+    assert torch.equal(qkv.down, torch.cat((q_down, v_down)))
+    expected = torch.zeros(128 + 2 * 64, 2 * RANK)
+    expected[:128, :RANK], expected[-64:, RANK:] = q_up * (8 / RANK), v_up * (2 / RANK)
+    assert torch.equal(qkv.up, expected) and qkv.gate is None
+
+
+def test_names_are_matched_as_peft_matches_them() -> None:
+    path = "model.layers.11.mlp.up_proj"
+    matching: list[dict[str, Any]] = [
+        {"target_modules": ["up_proj"]},
+        {"target_modules": ["mlp.up_proj"], "layers_to_transform": [1, 11]},
+        {"target_modules": ["up_proj"], "layers_to_transform": 11, "layers_pattern": "layers"},
+        {"target_modules": r".*\.mlp\.(up|down)_proj"},
+        {"target_modules": "all-linear"},
+    ]
+    other: list[dict[str, Any]] = [
+        {"target_modules": ["p_proj"]},
+        {"target_modules": ["up_proj"], "layers_to_transform": [1]},
+        {"target_modules": ["up_proj"], "layers_to_transform": [11], "layers_pattern": ["h"]},
+        {"target_modules": r"up_proj"},
+        {"target_modules": "all-linear", "exclude_modules": ["up_proj"]},
+        {"target_modules": ["up_proj"], "exclude_modules": r".*\.11\..*"},
+    ]
+    assert all(PeftConfig(**settings).names(path) for settings in matching)
+    assert not any(PeftConfig(**settings).names(path) for settings in other)
+
+
+def test_limits_are_options_with_the_names_of_vllm() -> None:
+    assert LoraLimits.of({}) is LoraLimits.of({"enable_lora": "false", "max_loras": "3"}) is None
+    assert LoraLimits.of({"enable_lora": "true"}) == LoraLimits(4, 16, None)
+    options = {"enable_lora": "yes", "max_loras": "2", "max_lora_rank": "64", "max_cpu_loras": "5"}
+    assert LoraLimits.of(options) == LoraLimits(2, 64, 5)
+    for wrong, says in (
+        ({"enable_lora": "perhaps"}, "option.enable_lora=perhaps: allowed is true or false"),
+        ({"max_lora_rank": "0"}, "option.max_lora_rank=0: allowed is a whole number 1..1024"),
+        ({"max_cpu_loras": "1"}, "option.max_cpu_loras=1: allowed is at least option.max_loras, 2"),
+    ):
+        with pytest.raises(BadConfiguration, match=says):
+            LoraLimits.of(options | wrong)
