@@ -1,7 +1,8 @@
 """The rules of a request that change logits before a token is drawn: first bias, then penalties, then bans.
 
 The repetition penalty counts prompt and output (as transformers does). Presence and frequency penalties count only the
-output (as vLLM does). Bad words are matched on the output. Until `min_tokens` tokens are generated, end ids and stop
+output (as vLLM does). Bad words are matched on the output. An n-gram of `no_repeat_ngram_size` tokens comes only once
+in prompt and output (as in transformers). Until `min_tokens` tokens are generated, end ids and stop
 words of one token are banned. `ignore_eos` bans no token: an end token may be drawn and generation continues (as in
 vLLM).
 
@@ -11,7 +12,7 @@ Each kind of rule is one gather or scatter over a flat view of the logits, for a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.repeats import Repeats
 from handlers.lmi_dist.token_history import FloatArray, IntArray, TokenHistory
 
 
@@ -36,19 +38,28 @@ class LogitsRules:
     banned_ids: list[int] = field(default_factory=list)  # bad words of one token
     early_banned_ids: list[int] = field(default_factory=list)  # banned until `min_tokens` tokens are generated
     bad_words: list[list[int]] = field(default_factory=list)  # of several tokens
+    repeats: Repeats | None = None  # n-grams that must not come again
 
     def is_empty(self) -> bool:
-        return not (self.bias or self.history or self.banned_ids or self.early_banned_ids or self.bad_words)
+        is_off = self.bias is None and self.history is None and self.repeats is None
+        return is_off and not (self.banned_ids or self.early_banned_ids or self.bad_words)
+
+    def fork(self) -> LogitsRules:
+        """The same rules for another sequence with the same tokens."""
+        return replace(self, history=self.history and self.history.fork(), repeats=self.repeats and self.repeats.fork())
 
     def next_banned_ids(self, sequence: Sequence) -> list[int]:
         """Token ids that must not come next."""
         banned, num_generated = self.banned_ids, sequence.num_generated
-        if self.early_banned_ids and num_generated < (sequence.request.sampling_config.min_tokens or 0):
+        is_early = num_generated < sequence.min_tokens and not sequence.must_end
+        if self.early_banned_ids and is_early:
             banned = banned + self.early_banned_ids
         for word in self.bad_words:
             start = len(word) - 1
             if start <= num_generated and sequence.token_ids[-start:] == word[:-1]:
                 banned = [*banned, word[-1]]
+        if self.repeats is not None:
+            banned = [*banned, *self.repeats.next_banned_ids(sequence)]
         return banned
 
 
@@ -75,6 +86,8 @@ def new_rules(sequence: Sequence, vocab_size: int) -> LogitsRules | None:
         rules.bias = Bias(np.array(token_ids, np.int64), np.array(values, np.float32))
     if config.repetition_penalty is not None or config.presence_penalty or config.frequency_penalty:
         rules.history = TokenHistory(sequence, counts_prompt=config.repetition_penalty is not None)
+    if config.no_repeat_ngram_size:
+        rules.repeats = Repeats(config.no_repeat_ngram_size)
     return None if rules.is_empty() else rules
 
 

@@ -10,23 +10,31 @@ waits as long as a sequence before it in rank computes more of what both need.
 The prompt of a request is computed once for those of its sequences that find room together. The first leads. The
 others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no room by
 then, or is preempted after its first token, computes its tokens itself.
+
+All sequences that run have the same beam width. While one of another width is the first in rank that waits, nobody is
+admitted. A search that is preempted starts over.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import cast
+from typing import TypeAlias, cast
 
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.beam_rows import BeamRows, Fork, beam_rows, owner_of, rows_of, slots_of, width_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.ngram import Drafter, num_worth
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.plan import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.prefix_tree import Match, Root
+from handlers.lmi_dist.retention import retentions
+
+MayRun: TypeAlias = Callable[[Sequence, SequenceOf[Sequence]], bool]
 
 MIN_AWAITED_TOKENS = 16  # a step of one row takes about as long as that many rows more
 MIN_COPIED_TOKENS = 4  # fewer are computed as fast as their block is copied
@@ -37,27 +45,40 @@ class Batch:
     """The plan of one step and the sequence of each chunk: `sequences` is parallel to `plan.chunks`.
 
     `followers` maps each sequence whose prompt is complete in this step to those that get a copy of it and draw from
-    its logits.
+    its logits. The decodes of a search are rows of its beams. `forks` are to be copied first, if slots share no blocks.
     """
 
     plan: Plan
     sequences: list[Sequence]
     followers: dict[Sequence, list[Sequence]]
+    forks: list[Fork]
     num_preemptions: int = 0
     num_reused_tokens: int = 0
+
+    def walk(self) -> Iterator[tuple[Chunk, Sequence, int]]:
+        """Yield each chunk with its sequence and the first of its rows of the logits."""
+        row = 0
+        for chunk, sequence in zip(self.plan.chunks, self.sequences, strict=True):
+            yield chunk, sequence, row
+            row += chunk.num_logits
 
 
 class Scheduler:
     """The scheduler owns the lists of `waiting` and `running` sequences, both sorted by rank."""
 
-    def __init__(self, cache: KvCache, pace: Pace, *, drafts: bool = False) -> None:
-        """`drafts`: whether decodes may have drafts. The model must then be invariant, or answers would change."""
+    def __init__(self, cache: KvCache, pace: Pace, *, drafts: bool = False, may_run: MayRun | None = None) -> None:
+        """`drafts`: whether decodes may have drafts. The model must then be invariant, or answers would change.
+
+        `may_run`: whether a sequence may run beside others. Nothing overtakes one that may not.
+        """
+        self._may_run = may_run
         self.cache = cache
         self.pace = pace
         self.drafts = drafts
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._num_reused_tokens = 0  # since the last batch
+        self._forks: list[Fork] = []  # that the next batch has to copy
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_rank)
@@ -68,32 +89,41 @@ class Scheduler:
         What it has computed stays in the cache until its blocks are needed, except after an error.
         """
         if sequence.slot is None:
-            self.waiting.remove(sequence)
+            with suppress(ValueError):  # a sibling failed before this one was added
+                self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
         if sequence.error is None:
-            self._store(sequence)
-        else:
-            self.cache.forget(sequence.slot)
-        self.cache.free(sequence.slot)
-        sequence.slot = None
+            self._keep(sequence)
+        for slot in slots_of(sequence):
+            if sequence.error is not None:
+                self.cache.forget(slot)
+            self.cache.free(slot)
+        sequence.slot = sequence.rows = None
 
     def schedule(self) -> Batch:
         """Schedule decodes, then running prompts, then new prompts as long as budget, slots and blocks allow."""
         num_preemptions = self._make_room()
-        decoding = [sequence for sequence in self.running if sequence.num_computed >= sequence.num_prefill]
-        decoding.sort(key=attrgetter("slot"))
+        owners = [sequence for sequence in self.running if sequence.num_computed >= sequence.num_prefill]
+        key = attrgetter("adapter", "slot") if self.cache.shares_blocks else attrgetter("slot")
+        decoding = sorted((row for owner in owners for row in rows_of(owner)), key=key)
         decodes = [self._decode(sequence) for sequence in decoding]
-        if self.drafts:
+        if self.drafts and self.beam_width == 1:
             self._add_drafts(decodes, decoding)
-        num_prompts = len(self.running) - len(decodes) + len(self.waiting)
-        prefills = list(self._prefills(sum(len(chunk.token_ids) for chunk in decodes), num_prompts))
+        num_prompts = len(self.running) - len(owners) + len(self.waiting)
+        prefills = list(self._prefills(num_tokens_of(decodes), num_prompts))
         ended = [sequence for sequence, chunk in prefills if chunk.end == sequence.num_prefill]
         followers = {sequence: _followers(sequence) for sequence in ended}
         plan = Plan(decodes, [chunk for _, chunk in prefills], self.cache.copies)
         num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
-        return Batch(plan, sequences, followers, num_preemptions, num_reused_tokens)
+        forks, self._forks = self._forks, []
+        return Batch(plan, sequences, followers, forks, num_preemptions, num_reused_tokens)
+
+    @property
+    def beam_width(self) -> int | None:
+        """The beam width of all sequences that run, or None if none does."""
+        return width_of(self.running[0]) if self.running else None
 
     def commit(self, batch: Batch) -> None:
         """Note that the step of a batch is done: what it has written may be reused and shared."""
@@ -116,10 +146,23 @@ class Scheduler:
         for one in followers:
             one.count_cached(leader.num_cached_tokens)
 
-    def _store(self, sequence: Sequence) -> None:
+    def _store(self, sequence: Sequence) -> int | None:
+        """Put what is computed into the tree. Returns the tree's block with the end of it."""
         assert sequence.slot is not None
-        num_tokens = min(sequence.num_computed, sequence.num_tokens)  # a cancelled sequence drops tokens
-        self.cache.store(sequence.slot, _root(sequence), sequence.token_ids, num_tokens)
+        return self.cache.store(sequence.slot, _root(sequence), sequence.token_ids, _num_known(sequence))
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Leave what a sequence has computed in the cache, for as long as its request says."""
+        assert sequence.slot is not None
+        config, size = sequence.request.kv_cache_retention_config, self.cache.tokens_per_block
+        last, has_rows = None, sequence.search is not None and not sequence.is_prefilling
+        if not has_rows:  # the blocks of rows are in the tree as soon as they are full
+            last = self._store(sequence)
+        if config is None:
+            return
+        for slot in slots_of(sequence) if has_rows else [sequence.slot]:
+            num_tokens = len(self.cache.table(slot)) * size if has_rows else _num_known(sequence)
+            self.cache.retain(slot, retentions(config, sequence.num_prompt_tokens, num_tokens, size), last)
 
     def _make_room(self) -> int:
         """Give each decoding sequence room for its next token. If blocks run out, preempt the last in rank.
@@ -132,12 +175,33 @@ class Scheduler:
                 break  # this one and all after it were preempted
             if sequence.num_computed < sequence.num_prefill:
                 continue  # its whole prompt was promised room when it was admitted
-            if len(sequence.token_ids) > len(self.cache.table(sequence.slot)) * size:
+            if sequence.rows is not None:
+                self._make_beam_room(sequence)
+            elif len(sequence.token_ids) > len(self.cache.table(sequence.slot)) * size:
                 self._grow(sequence)
         return num_before - len(self.running)
 
+    def _make_beam_room(self, sequence: Sequence) -> None:
+        """Fork the beams of a search as its last step has said, and give each room for its next token."""
+        forks = beam_rows(sequence).take_forks()
+        if self.cache.shares_blocks:
+            for fork in forks:
+                self.cache.adopt(*fork)
+        for row in rows_of(sequence):
+            self._grow(row)
+            if sequence.slot is None:
+                return  # it was preempted
+        if self.cache.shares_blocks:
+            for fork in forks:
+                self.cache.adopt_rest(*fork)
+        else:
+            self._forks += forks
+
     def _grow(self, sequence: Sequence) -> None:
-        while sequence.slot is not None and not self.cache.grow(sequence.slot, sequence.num_tokens):
+        """Give a sequence, or a row of a search, room for all its tokens."""
+        slot, owner = sequence.slot, owner_of(sequence)
+        assert slot is not None
+        while owner.slot is not None and not self.cache.grow(slot, sequence.num_tokens):
             self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -148,7 +212,7 @@ class Scheduler:
     def _decode(self, sequence: Sequence) -> Chunk:
         slot = sequence.slot
         assert slot is not None
-        return Chunk(slot, sequence.num_computed, sequence.token_ids[-1:], 1, self.cache.table(slot))
+        return Chunk(slot, sequence.num_computed, sequence.token_ids[-1:], 1, self.cache.table(slot), sequence.adapter)
 
     def _add_drafts(self, decodes: list[Chunk], decoding: list[Sequence]) -> None:
         """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence has."""
@@ -197,6 +261,8 @@ class Scheduler:
         for sequence in [one for one in self.running if one.is_prefilling and not _follows(one)]:
             yield sequence, self._match(sequence)
         while self.waiting and self.cache.has_free_slot and not _follows(self.waiting[0]):
+            if self.beam_width not in (None, width_of(self.waiting[0])):
+                return
             match = self._match(self.waiting[0])
             if not self._admit(self.waiting[0], match.blocks):
                 return
@@ -214,19 +280,27 @@ class Scheduler:
     def _admit(self, sequence: Sequence, shared: SequenceOf[int] = (), *, num_later: int = 0) -> bool:
         """Give a slot to a sequence and promise it blocks, if there is room.
 
-        One block is kept for each running sequence, else a preemption would soon follow.
+        One block is kept for each running row, else a preemption would soon follow. A search gets the slots of all its
+        beams.
         """
-        num_tokens, num_kept = sequence.num_prefill, len(self.running)
-        if not self.cache.can_allocate(num_tokens, shared, num_later=num_later, num_kept=num_kept):
+        width, num_tokens = width_of(sequence), sequence.num_prefill
+        num_each = 1 if self.cache.shares_blocks else num_tokens  # tokens that each further beam is promised room for
+        num_kept = width * len(self.running) + (width - 1) * self.cache.num_blocks_for(num_each)
+        if not self.cache.can_allocate(num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=width):
+            return False
+        if self._may_run is not None and not self._may_run(sequence, self.running):
             return False
         sequence.slot = self.cache.allocate(num_tokens, shared, num_later=num_later)
+        if width > 1:
+            slots = [sequence.slot] + [self.cache.allocate(num_each) for _ in range(width - 1)]
+            sequence.rows = BeamRows(sequence, slots)
         self._reuse(sequence, len(shared) * self.cache.tokens_per_block)
         insort(self.running, sequence, key=_rank)
         return True
 
     def _waits(self, sequence: Sequence, leaders: list[Sequence]) -> bool:
         """Whether one of the leaders computes what a sequence needs and can reuse."""
-        if sequence.lacks_prompt_log_probs or not self.cache.reuses_prefixes:
+        if not (sequence.can_reuse and self.cache.reuses_prefixes):
             return False
         return any(_computes_for(leader, sequence) for leader in leaders)
 
@@ -237,12 +311,13 @@ class Scheduler:
         start = sequence.num_computed
         end = min(start + budget, sequence.num_prefill)
         self.cache.cover(slot, end)
-        num_logits = end - start if sequence.lacks_prompt_log_probs else int(end == sequence.num_prefill)
-        return Chunk(slot, start, sequence.token_ids[start:end], num_logits, self.cache.table(slot))
+        num_logits = end - start if sequence.lacks_prompt_rows else int(end == sequence.num_prefill)
+        ids, table = sequence.token_ids[start:end], self.cache.table(slot)
+        return Chunk(slot, start, ids, num_logits, table, sequence.adapter)
 
     def _match(self, sequence: Sequence) -> Match:
         """What the cache has of a prompt. Its last token is always computed, and all for prompt log-probs."""
-        if sequence.lacks_prompt_log_probs:
+        if not sequence.can_reuse:
             return Match([])
         return self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
 
@@ -274,8 +349,13 @@ def _rank(sequence: Sequence) -> tuple[float, int, int]:
     return (-sequence.request.priority, sequence.id, sequence.index)
 
 
+def _num_known(sequence: Sequence) -> int:
+    """The tokens that are computed; a cancelled sequence may have computed more than it has left."""
+    return min(sequence.num_computed, sequence.num_tokens)
+
+
 def _root(sequence: Sequence) -> Root:
-    return Root(sequence.request.cache_salt)
+    return Root(sequence.request.cache_salt, sequence.adapter)
 
 
 def _computes_for(leader: Sequence, sequence: Sequence) -> bool:

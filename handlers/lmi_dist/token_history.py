@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,13 @@ class TokenHistory:
         if counts_prompt:
             for token_id in sequence.token_ids[: self._num_seen]:
                 self._index(token_id)
+
+    def fork(self) -> TokenHistory:
+        """The same history for another sequence with the same tokens."""
+        forked = copy(self)
+        forked.token_ids, forked.counts = self.token_ids.copy(), self.counts.copy()
+        forked._indices = self._indices.copy()
+        return forked
 
     def catch_up(self, sequence: Sequence) -> None:
         """Count the tokens that were generated since the last call."""

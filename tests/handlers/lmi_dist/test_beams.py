@@ -1,0 +1,527 @@
+"""Beam search in the embedded executor: what it finds, how its rows share blocks, and which widths run together."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from handlers.base.beams import Candidate
+from handlers.base.sequence import Sequence, new_sequences
+from handlers.lmi_dist import Executor
+from handlers.lmi_dist.plan import Plan
+from lmi.errors import InvalidParameter
+from lmi.executor import (
+    ErrorKind,
+    FinishReason,
+    IterationStats,
+    LoraConfig,
+    OutputConfig,
+    Request,
+    RequestStats,
+    Response,
+    Result,
+    SamplingConfig,
+)
+from lmi.settings.config import EngineConfig
+from tests.beam_reference import Comparison, Found, transformers_beams
+from tests.fake_runner import FakeRunner, SharingRunner
+from tests.handlers.lmi_dist import peft_adapters
+from tests.tiny_models import VOCAB_SIZE, tiny_model
+
+TIMEOUT_S = 60.0
+RUNNERS = [SharingRunner, FakeRunner]
+SIZE = SharingRunner.tokens_per_block
+
+
+def beams(width: int, *prompt: int, num: int | None = None, **fields: Any) -> Request:
+    """A request for `num` beams of a search, or for all of them. Fields of the SamplingConfig are its own."""
+    names = ("length_penalty", "early_stopping", "min_tokens", "no_repeat_ngram_size", "repetition_penalty")
+    sampling = {name: fields.pop(name) for name in names if name in fields}
+    return Request(
+        **{
+            "input_token_ids": prompt or (1, 2, 3),
+            "max_tokens": 8,
+            "sampling_config": SamplingConfig(width, num_return_sequences=num or width, **sampling),
+            "output_config": OutputConfig(return_log_probs=True),
+            **fields,
+        }
+    )
+
+
+def random_beams(choice: random.Random, vocab_size: int, max_prompt: int, max_tokens: int, **fields: Any) -> Request:
+    width = fields.pop("width", None) or choice.randint(2, 5)
+    return beams(
+        width,
+        *choice.choices(range(3, vocab_size), k=choice.randint(1, max_prompt)),
+        num=choice.randint(1, width),
+        max_tokens=choice.randint(1, max_tokens),
+        end_ids=tuple(choice.sample(range(3, vocab_size), choice.choice([0, 3, vocab_size // 8]))),
+        length_penalty=choice.choice([None, 0.0, 0.6, 1.0, 2.0]),
+        early_stopping=choice.choice([None, 0, 1, 2]),
+        **fields,
+    )
+
+
+def random_rules(choice: random.Random) -> dict[str, Any]:
+    token_ids = range(3, VOCAB_SIZE)
+    rules = {
+        "repetition_penalty": choice.choice([1.3, 0.8]),
+        "no_repeat_ngram_size": choice.choice([1, 2, 3]),
+        "min_tokens": choice.choice([2, 5]),
+        "bad_words": tuple(tuple(choice.choices(token_ids, k=choice.choice([1, 1, 2]))) for _ in range(30)),
+        "embedding_bias": tuple((token_id, choice.uniform(-3, 3)) for token_id in choice.sample(token_ids, 20)),
+        "stop_words": tuple(tuple(choice.choices(token_ids, k=choice.choice([1, 2]))) for _ in range(6)),
+    }
+    return {name: rules[name] for name in choice.sample(list(rules), choice.choice([0, 0, 1, 2]))}
+
+
+def collect(executor: Executor, num: int) -> dict[int, list[Response]]:
+    """All Responses of `num` requests, by id."""
+    got: dict[int, list[Response]] = {}
+    deadline = time.monotonic() + TIMEOUT_S
+    while sum(one[-1].is_final for one in got.values()) < num:
+        assert time.monotonic() < deadline, "requests without an end"
+        for response in executor.await_responses(timeout_s=TIMEOUT_S):
+            assert isinstance(response, Response)
+            got.setdefault(response.request_id, []).append(response)
+    return got
+
+
+def results(executor: Executor, requests: list[Request]) -> list[Result]:
+    """The last Result of each request. They arrive together."""
+    ids = executor.enqueue_requests(requests)
+    got = collect(executor, len(requests))
+    return [got[request_id][-1].get_result() for request_id in ids]
+
+
+def drained(executor: Executor) -> list[IterationStats]:
+    """The statistics up to the step after which no request was left."""
+    stats: list[IterationStats] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while not stats or stats[-1].num_active_requests + stats[-1].num_queued_requests:
+        assert time.monotonic() < deadline
+        stats += executor.get_latest_iteration_stats()
+    return stats
+
+
+def same(one: Result, other: Result) -> bool:
+    """Whether both have the same beams, bit by bit."""
+    return (one.output_token_ids, one.log_probs, one.finish_reasons) == (
+        other.output_token_ids,
+        other.log_probs,
+        other.finish_reasons,
+    )
+
+
+def alone(request: Request, runner: FakeRunner) -> Sequence:
+    """The search of a request, with each beam computed from the first token on."""
+    [sequence] = new_sequences(1, request, runner.context_length)
+    search = sequence.search
+    assert search is not None
+    while not sequence.is_finished:
+        logits = torch.stack([runner.logits([*request.input_token_ids, *one.token_ids]) for one in search.running])
+        values, ids = logits.log_softmax(-1).topk(min(search.num_candidates, runner.vocab_size))
+        sequence.advance(
+            [
+                [Candidate(token_id, value, value) for token_id, value in zip(*row, strict=True)]
+                for row in zip(ids.tolist(), values.tolist(), strict=True)
+            ]
+        )
+    return sequence
+
+
+def check_alone(result: Result, request: Request, runner: FakeRunner) -> None:
+    [response] = alone(request, runner).take_responses()
+    assert same(result, response.get_result())
+
+
+# What it finds.
+
+FAMILIES = ["llama", "mistral", "qwen3", "gemma3", "phi3", "gpt2", "opt", "olmo2"]
+NUM_CASES = 200
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_and_scores_are_those_of_transformers(family: str, record_property: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.float32).eval()
+    choice, comparison = random.Random(family), Comparison()
+    requests = [
+        random_beams(choice, VOCAB_SIZE, max_prompt=70, max_tokens=16, **random_rules(choice))
+        for _ in range(NUM_CASES // len(FAMILIES))
+    ]
+    with Executor(tiny_model(family), EngineConfig(max_num_sequences=16)) as executor:
+        ids = executor.enqueue_requests(requests)
+        got = collect(executor, len(requests))
+    for request_id, request in zip(ids, requests, strict=True):
+        result = got[request_id][-1].get_result()
+        expected = transformers_beams(model, request)
+        comparison.check(f"{family} {request}", found(request, result, expected), expected)
+    record_property("ties", comparison.ties)
+    assert comparison.num_equal > len(comparison.ties)
+
+
+def found(request: Request, result: Result, expected: Found) -> Found:
+    """The beams with their scores. With rules the search's scores are not the log-probs that a Result reports."""
+    sampling = request.sampling_config
+    has_rules = sampling.repetition_penalty is not None or bool(request.embedding_bias)
+    penalty = 1.0 if sampling.length_penalty is None else sampling.length_penalty
+    assert result.cum_log_probs is not None
+    scores = [
+        total / len(beam) ** penalty for total, beam in zip(result.cum_log_probs, result.output_token_ids, strict=True)
+    ]
+    return Found(result.output_token_ids, expected.scores if has_rules else scores)
+
+
+def test_an_adapter_searches_as_the_merged_model(tmp_path: Path) -> None:
+    model, prompt = tiny_model("llama"), range(5, 75)
+    adapter = peft_adapters.make(model, tmp_path / "mine", target_modules="all-linear")
+    requests = [beams(3, *prompt, max_tokens=12, lora_config=LoraConfig("mine")), beams(3, *prompt, max_tokens=12)]
+    with Executor(model, EngineConfig(options={"enable_lora": "true", "max_lora_rank": "8"})) as executor:
+        executor.load_adapter("mine", str(adapter))
+        answers = results(executor, requests)
+    comparison = Comparison()
+    for request, answer, folder in zip(requests, answers, (adapter, None), strict=True):
+        expected = transformers_beams(peft_adapters.merged(model, folder), request)
+        comparison.check(f"with {folder}", found(request, answer, expected), expected)
+    assert comparison.num_equal == 2 and answers[0].output_token_ids != answers[1].output_token_ids
+
+
+# Rows, slots and blocks.
+
+
+@pytest.mark.parametrize("max_kv_cache_tokens", [None, 512, 640])
+@pytest.mark.parametrize("max_prefill_tokens", [7, 256])
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_every_search_is_the_one_of_whole_sequences(
+    kind: type[FakeRunner], max_prefill_tokens: int, max_kv_cache_tokens: int | None
+) -> None:
+    """SharingRunner refuses to read keys of other tokens, and to write where another row writes."""
+    choice = random.Random(repr((kind, max_prefill_tokens, max_kv_cache_tokens)))
+    requests = [
+        random_beams(choice, 50, max_prompt=60, max_tokens=40, streaming=choice.random() < 0.5) for _ in range(16)
+    ]
+    config = EngineConfig(
+        max_num_sequences=12, max_prefill_tokens=max_prefill_tokens, max_kv_cache_tokens=max_kv_cache_tokens
+    )
+    with Executor(kind(), config) as executor:
+        assert executor.info.max_sequence_length == 512
+        answers = results(executor, requests)
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+    for request, answer in zip(requests, answers, strict=True):
+        check_alone(answer, request, kind())
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_searches_that_are_preempted_find_the_same(kind: type[FakeRunner]) -> None:
+    requests = [beams(4, number, max_tokens=150) for number in range(8)]
+    with Executor(kind(context_length=160), EngineConfig(max_kv_cache_tokens=640)) as executor:
+        answers = results(executor, requests)
+        stats = drained(executor)
+    assert sum(one.num_preemptions for one in stats) > 0
+    assert stats[-1].kv_cache_stats.used_num_blocks == 0
+    for request, answer in zip(requests, answers, strict=True):
+        check_alone(answer, request, kind())
+
+
+def test_a_stream_goes_on_after_a_preemption_where_it_was() -> None:
+    requests = [beams(4, number, max_tokens=150, streaming=True) for number in range(8)]
+    with Executor(SharingRunner(context_length=160), EngineConfig(max_kv_cache_tokens=640)) as executor:
+        executor.enqueue_requests(requests)
+        got = collect(executor, len(requests))
+        assert sum(one.num_preemptions for one in drained(executor)) > 0
+    for responses in got.values():
+        lengths = [len(one.get_result().output_token_ids[0]) for one in responses]
+        assert lengths == list(range(1, 151))
+
+
+def test_drafts_leave_searches_alone() -> None:
+    single = Request((1, 2) * 20, 20, sampling_config=SamplingConfig(temperature=0))
+    requests = [single, beams(4, *(1, 2) * 20, max_tokens=20)]
+    with Executor(SharingRunner(), EngineConfig(speculative="ngram")) as executor:
+        _, answer = results(executor, requests)
+    check_alone(answer, requests[1], SharingRunner())
+
+
+def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared() -> None:
+    runner = SharingRunner()
+    with Executor(runner, EngineConfig()) as executor:
+        results(executor, [beams(4, *range(40), max_tokens=8)])
+    assert [len(plan.chunks) for plan in runner.plans] == [1] + [4] * 7
+    assert len(runner.plans[0].prefills[0].token_ids) == 40
+    for plan in runner.plans[1:]:
+        tables = [chunk.table for chunk in plan.decodes]
+        assert len({tuple(table[:2]) for table in tables}) == 1  # the full blocks of the prompt
+        assert len({table[2] for table in tables}) == 4
+
+
+def test_only_beams_that_change_their_place_copy_a_block() -> None:
+    """A row copies if another one goes on in the slot of the row that both continue."""
+    runner = SharingRunner()
+    request = beams(4, *range(40), max_tokens=30)
+    with Executor(runner, EngineConfig()) as executor:
+        results(executor, [request])
+    [sequence] = new_sequences(1, request, 512)
+    parents: list[Counter[int]] = []
+    assert sequence.search is not None
+    while not sequence.is_finished:
+        search, states = (
+            sequence.search,
+            [[*request.input_token_ids, *one.token_ids] for one in sequence.search.running],
+        )
+        values, ids = torch.stack([runner.logits(one) for one in states]).log_softmax(-1).topk(search.num_candidates)
+        rows = zip(ids.tolist(), values.tolist(), strict=True)
+        steps = sequence.advance([[Candidate(*one, 0.0) for one in zip(*row, strict=True)] for row in rows])
+        parents.append(Counter(step.parent for step in steps))
+    for place, (plan, counts) in enumerate(zip(runner.plans[1:], parents, strict=False), start=40):
+        num_forked = counts.total() - len(counts)
+        assert len(plan.copies) == (num_forked if place % SIZE else 0)
+
+
+def test_nothing_is_copied_at_the_end_of_a_block() -> None:
+    runner = SharingRunner()
+    with Executor(runner, EngineConfig()) as executor:
+        results(executor, [beams(4, *range(2 * SIZE), max_tokens=2)])
+    assert runner.plans[1].copies == []
+
+
+def test_a_search_reuses_a_prompt_and_gives_the_same() -> None:
+    runner, request = SharingRunner(), beams(3, *range(40), max_tokens=20)
+    with Executor(runner, EngineConfig()) as executor:
+        [first] = results(executor, [request])
+        [again] = results(executor, [request])
+        [other] = results(executor, [beams(3, *range(20), 7, 8, 9, max_tokens=20)])
+    assert same(first, again)
+    assert (first.num_cached_tokens, again.num_cached_tokens, other.num_cached_tokens) == (0, 39, 20)
+
+
+def test_what_beams_have_written_can_be_reused() -> None:
+    runner = SharingRunner()
+    with Executor(runner, EngineConfig()) as executor:
+        [first] = results(executor, [beams(3, *range(40), max_tokens=60)])
+        [longer] = results(executor, [beams(2, *range(40), *first.output_token_ids[0], max_tokens=4)])
+    assert longer.num_cached_tokens >= 80
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_a_search_that_needs_more_than_the_cache_is_shortened(kind: type[FakeRunner]) -> None:
+    """20 blocks of 16 tokens, and a prompt of 40. With shared blocks each of 4 beams has 4 of its own."""
+    config = EngineConfig(max_kv_cache_tokens=320)
+    with Executor(kind(), config) as executor:
+        [answer] = results(executor, [beams(4, *range(40), max_tokens=200, early_stopping=2)])
+        assert drained(executor)[-1].num_preemptions == 0
+    num_tokens = (2 + 4) * SIZE - 40 + 1 if kind is SharingRunner else 5 * SIZE - 40 + 1
+    assert {len(beam) for beam in answer.output_token_ids} == {num_tokens}
+    assert set(answer.finish_reasons) == {FinishReason.LENGTH}
+
+
+def test_a_search_without_any_room_fails() -> None:
+    config = EngineConfig(max_kv_cache_tokens=64)
+    with Executor(FakeRunner(), config) as executor:
+        executor.enqueue_request(beams(4, *range(40)))
+        [[response]] = collect(executor, 1).values()
+        assert response.error is not None and response.error.kind is ErrorKind.INVALID
+        assert response.error_msg == "beam_width of 4 needs more than the KV cache of 64 tokens for this prompt"
+        [answer] = results(executor, [beams(2, 1)])
+    assert len(answer.output_token_ids) == 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_reuse_and_preemption_change_no_bit_of_a_search(family: str) -> None:
+    """With 64 tokens in a block. Rules are copied when a beam forks another."""
+    prompts = [[3], [4], [*range(5, 140)], [*range(5, 100), 7, 8, 9]]
+    requests = [
+        beams(4, *prompt, max_tokens=240, **rules)
+        for prompt in prompts
+        for rules in ({}, {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "bad_words": ((9, 8), (7,))})
+    ]
+    config = EngineConfig(max_num_sequences=16, max_sequence_length=256)
+    with Executor(tiny_model(family), replace(config, enable_prefix_caching=False)) as executor:
+        lone = [results(executor, [request])[0] for request in requests]
+    with Executor(tiny_model(family), replace(config, max_kv_cache_tokens=1024)) as executor:
+        tight = results(executor, requests)
+        stats = drained(executor)
+        again = results(executor, requests)
+    assert all(map(same, lone, tight)) and all(map(same, lone, again))
+    assert sum(one.num_preemptions for one in stats) > 0 and stats[-1].kv_cache_stats.used_num_blocks == 0
+    assert any(one.num_cached_tokens for one in again)
+
+
+# The life of a request.
+
+
+def test_a_request_is_counted_once() -> None:
+    config = EngineConfig(request_stats_max_iterations=100)
+    with Executor(SharingRunner(), config) as executor:
+        results(executor, [beams(4, *range(20)), beams(4, *range(30))])
+        stats = drained(executor)
+        per_step = executor.get_latest_request_stats()
+    assert max(one.num_active_requests for one in stats) == 2
+    assert sum(one.num_completed_requests for one in stats) == 2
+    told: list[RequestStats] = [one for step in per_step for one in step.request_stats]
+    assert all(len({one.id for one in step.request_stats}) == len(step.request_stats) for step in per_step)
+    assert max(one.num_generated_tokens for one in told) == 8
+    assert {one.stage for one in told} >= {"GENERATION_IN_PROGRESS", "GENERATION_COMPLETE"}
+
+
+def test_a_stream_restates_whole_beams() -> None:
+    with Executor(SharingRunner(), EngineConfig()) as executor:
+        executor.enqueue_request(beams(3, num=2, max_tokens=5, streaming=True))
+        [responses] = collect(executor, 1).values()
+    told = [one.get_result() for one in responses]
+    assert [[len(beam) for beam in one.output_token_ids] for one in told] == [[num] * 2 for num in range(1, 6)]
+    assert [one.is_final for one in told] == [False] * 4 + [True]
+    assert {one.sequence_index for one in told} == {0}
+    assert told[0].finish_reasons == [FinishReason.NOT_FINISHED] * 2
+    assert told[-1].finish_reasons == [FinishReason.LENGTH] * 2
+
+
+class GatedRunner(SharingRunner):
+    """Asks for something to be done before its step `place`, once."""
+
+    def __init__(self, place: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.place, self.act = place, act
+
+    def forward(self, plan: Plan) -> torch.Tensor:
+        if len(self.plans) == self.place:
+            self.act()
+        return super().forward(plan)
+
+
+@pytest.mark.parametrize("place", [0, 1, 5])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_cancel_frees_every_slot_and_answers_with_what_was_sent(streaming: bool, place: int) -> None:
+    runner = GatedRunner(place, lambda: executor.cancel_request(1))
+    with Executor(runner, EngineConfig()) as executor:
+        assert executor.enqueue_request(beams(4, *range(40), max_tokens=400, streaming=streaming)) == 1
+        [responses] = collect(executor, 1).values()
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+        [after] = results(executor, [beams(8)])
+    last = responses[-1].get_result()
+    assert set(last.finish_reasons) == {FinishReason.CANCELLED}
+    assert {len(beam) for beam in last.output_token_ids} == {place + 1 if streaming else 0}
+    assert len(after.output_token_ids) == 8
+
+
+def test_a_deadline_ends_a_search() -> None:
+    runner = GatedRunner(3, lambda: time.sleep(0.2))
+    with Executor(runner, EngineConfig()) as executor:
+        [answer] = results(executor, [beams(4, max_tokens=400, allotted_time_ms=100)])
+    assert set(answer.finish_reasons) == {FinishReason.TIMED_OUT}
+
+
+def test_a_prompt_whose_logits_are_no_numbers_fails_and_harms_nobody() -> None:
+    poison = {49: float("nan")}
+    with Executor(SharingRunner(poison=poison), EngineConfig()) as executor:
+        bad, good = executor.enqueue_requests([beams(4, 1, 49), beams(4, 1, 2)])
+        got = collect(executor, 2)
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+    assert "not numbers" in got[bad][-1].error_msg
+    check_alone(got[good][-1].get_result(), beams(4, 1, 2), SharingRunner(poison=poison))
+
+
+def raising(*errors: Exception) -> Callable[[], None]:
+    """Raises each error once."""
+    left = list(errors)
+
+    def act() -> None:
+        if left:
+            raise left.pop(0)
+
+    return act
+
+
+def test_memory_that_runs_out_ends_one_search_and_the_others_go_on() -> None:
+    requests = [beams(4, *range(number, number + 20)) for number in (1, 2)]
+    with Executor(GatedRunner(4, raising(MemoryError("no memory"))), EngineConfig()) as executor:
+        ids = executor.enqueue_requests(requests)
+        got = collect(executor, 2)
+        assert drained(executor)[-1].kv_cache_stats.used_num_blocks == 0
+    [(request, responses)] = [
+        (request, got[request_id])
+        for request, request_id in zip(requests, ids, strict=True)
+        if got[request_id][-1].error is None
+    ]
+    check_alone(responses[-1].get_result(), request, SharingRunner())
+
+
+def test_a_step_that_breaks_ends_its_searches_and_the_next_one_is_served() -> None:
+    request = beams(4, *range(40))
+    with Executor(GatedRunner(4, raising(RuntimeError("broken"))), EngineConfig()) as executor:
+        executor.enqueue_request(request)
+        [[response]] = collect(executor, 1).values()
+        assert "broken" in response.error_msg
+        [answer] = results(executor, [request])
+    check_alone(answer, request, SharingRunner())
+
+
+def test_prompt_log_probs_and_alternatives_come_with_beams() -> None:
+    output = OutputConfig(return_log_probs=True, num_top_log_probs=3, num_prompt_log_probs=1)
+    with Executor(SharingRunner(), EngineConfig()) as executor:
+        [answer] = results(executor, [beams(4, *range(20), output_config=output)])
+    assert answer.prompt_log_probs is not None and len(answer.prompt_log_probs) == 20
+    assert answer.top_log_probs is not None and answer.log_probs is not None
+    for tops, log_probs in zip(answer.top_log_probs, answer.log_probs, strict=True):
+        assert [len(top) for top in tops] == [3] * 8 and len(log_probs) == 8
+        assert all(top[0].log_prob >= chosen for top, chosen in zip(tops, log_probs, strict=True))
+
+
+# Widths in flight.
+
+
+def test_requests_of_another_width_wait_until_nothing_runs() -> None:
+    """1, 4 and 1 are queued: the third starts after the second has ended."""
+    runner = SharingRunner()
+    single = Request((1, 1), 6, sampling_config=SamplingConfig(temperature=0))
+    with Executor(runner, EngineConfig()) as executor:
+        results(executor, [single, beams(4, 2, 2, max_tokens=6), single])
+    assert [len(plan.prefills) for plan in runner.plans] == [1, 0, 0, 0, 0, 0] * 3
+    assert [len(plan.decodes) for plan in runner.plans] == [0, 1, 1, 1, 1, 1, 0, 4, 4, 4, 4, 4, 0, 1, 1, 1, 1, 1]
+
+
+def test_nobody_of_the_running_width_overtakes_another_width() -> None:
+    """The first answer is long. While it runs, a wide request waits, and a narrow one behind it, though it has room."""
+    runner = SharingRunner()
+    long, short = (Request((1, 1), num, sampling_config=SamplingConfig(temperature=0)) for num in (40, 2))
+    with Executor(runner, EngineConfig()) as executor:
+        ids = executor.enqueue_requests([long, beams(2, 2, 2, max_tokens=3), short])
+        got = collect(executor, 3)
+    assert all(len(plan.chunks) == 1 for plan in runner.plans[:40])
+    assert list(got) == ids
+
+
+def test_a_priority_changes_the_order_and_not_the_rule() -> None:
+    runner = SharingRunner()
+    low, high = (Request((number,), 4, priority=priority) for number, priority in ((1, 0.1), (2, 0.9)))
+    with Executor(runner, EngineConfig()) as executor:
+        ids = executor.enqueue_requests([low, beams(4, 3, max_tokens=4, priority=0.5), high])
+        got = collect(executor, 3)
+    assert list(got) == [ids[2], ids[1], ids[0]]
+    assert [len(plan.decodes) for plan in runner.plans] == [0, 1, 1, 1, 0, 4, 4, 4, 0, 1, 1, 1]
+
+
+def test_searches_of_one_width_run_together() -> None:
+    runner = SharingRunner()
+    with Executor(runner, EngineConfig()) as executor:
+        results(executor, [beams(4, *range(number, number + 20)) for number in range(4)])
+    assert max(len(plan.decodes) for plan in runner.plans) == 16
+
+
+def test_widths_beyond_the_bound_are_refused() -> None:
+    with Executor(SharingRunner(), EngineConfig()) as executor:
+        assert executor.info.capabilities.max_beam_width == 8
+        with pytest.raises(
+            InvalidParameter, match=r"^beam_width must be at most 8 \(option.max_beam_width\), given 16$"
+        ):
+            executor.enqueue_request(beams(16))
+    with Executor(SharingRunner(), EngineConfig(max_num_sequences=4)) as executor:
+        assert executor.info.capabilities.max_beam_width == 4
