@@ -29,7 +29,7 @@ class FakeRunner:
     """Keeps the state after each token of each slot."""
 
     dtype, device, kernels, is_batch_invariant = "float32", "cpu", "none", True
-    tokens_per_block, shares_blocks = 16, False
+    tokens_per_block, shares_blocks, adapters = 16, False, None
 
     def __init__(self, vocab_size: int = 50, context_length: int = 512, poison: dict[int, float] | None = None) -> None:
         """`poison`: a value of the logits after a token. Such tokens come only in prompts, never in an answer."""
@@ -37,10 +37,12 @@ class FakeRunner:
         self.slots: dict[int, list[int]] = {}
         self.plans: list[Plan] = []
         self.poison = poison or {}
+        self.wanted: list[int] = []  # the states at the wanted positions of the last step
 
     def forward(self, plan: Plan) -> Tensor:
         self.plans.append(plan)
         logits: list[Tensor] = []
+        self.wanted = []
         for chunk in plan.chunks:
             slot = self.slots.setdefault(chunk.slot, [])
             assert chunk.start <= len(slot), "reads keys that nobody wrote"
@@ -48,15 +50,21 @@ class FakeRunner:
             for token_id in chunk.token_ids:
                 slot.append(_next_state(slot[-1] if slot else 0, token_id))
             first = len(chunk.token_ids) - chunk.num_logits
+            self.wanted += slot[chunk.start + first :]
             logits += map(self._logits, slot[chunk.start + first :], chunk.token_ids[first:])
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
+    def output(self, name: str) -> Tensor | None:
+        """(num_logits, 1) float32: a share of the state, which says all tokens up to a position."""
+        return torch.tensor([[_share(state)] for state in self.wanted]) if name == "state" else None
+
     def logits(self, token_ids: list[int]) -> Tensor:
         """(vocab,) float32, between -4 and 4."""
-        state = 0
-        for token_id in token_ids:
-            state = _next_state(state, token_id)
-        return self._logits(state, token_ids[-1])
+        return self._logits(_state(token_ids), token_ids[-1])
+
+    def share(self, token_ids: list[int]) -> float:
+        """The output `state` after these tokens."""
+        return _share(_state(token_ids))
 
     def _logits(self, state: int, token_id: int) -> Tensor:
         """The logits after `token_id`, with which all tokens together lead to `state`."""
@@ -99,7 +107,9 @@ class SharingRunner(FakeRunner):
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
             self._write(chunk, written)
-        logits = [self._logits(*one) for chunk in plan.chunks for one in self._read(chunk)]
+        wanted = [one for chunk in plan.chunks for one in self._read(chunk)]
+        self.wanted = [state for state, _ in wanted]
+        logits = [self._logits(*one) for one in wanted]
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
     def _cell(self, chunk: Chunk, position: int) -> tuple[int, int]:
@@ -137,6 +147,17 @@ def _waves(vocab_size: int, state: int) -> Tensor:
     """(vocab_size,) float32, not to be changed."""
     steps = torch.arange(1, vocab_size + 1, dtype=torch.float64)
     return (4 * torch.sin(steps * (1 + state))).float()
+
+
+def _state(token_ids: list[int]) -> int:
+    state = 0
+    for token_id in token_ids:
+        state = _next_state(state, token_id)
+    return state
+
+
+def _share(state: int) -> float:
+    return float(state % 100_003)
 
 
 def _next_state(state: int, token_id: int) -> int:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from handlers.base.beams import AnyCandidate, Beam, BeamSearch
+from handlers.base.beams import Step as BeamStep
+from handlers.base.captured import Captured, new_captured
 from handlers.base.randomness import fresh_seed
 from lmi.executor import (
     MAX_SEED,
@@ -39,6 +43,8 @@ class Sequence:
 
     `num_prefill` tokens are computed as prompt chunks: the prompt, or after a preemption all tokens known by then. A
     sequence is live until `finish_reason` or `error` is set.
+
+    A request with beams is one sequence, whose output is that of the best running beam.
     """
 
     id: int  # of the request
@@ -67,7 +73,14 @@ class Sequence:
     error: ResponseError | None = None
     perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
     sampler_state: object = None  # what a sampler knows of this sequence, a type of the sampler
+    adapter: int = 0  # the number by which the engine knows the request's adapter
     drafter: object = None  # what drafts its next tokens, a type of the engine
+    search: BeamSearch | None = None  # where the request wants beams
+    beams: list[Beam] = field(default_factory=list)  # those that the last Response has carried
+    rows: object = None  # what computes its beams, a type of the engine
+    captured: Captured | None = None  # rows of logits and other tensors, where the request wants them
+    guide: object = None  # what says which tokens may come next, a type of the engine
+    must_end: bool = False  # its guide allows only end ids, before `min_tokens` too
 
     @property
     def num_tokens(self) -> int:
@@ -90,6 +103,22 @@ class Sequence:
         wanted = self.index == 0 and self.request.output_config.num_prompt_log_probs is not None
         return wanted and len(self.prompt_log_probs) < self.num_prompt_tokens
 
+    @property
+    def lacks_context(self) -> bool:
+        """Whether rows of the prompt are still to be captured."""
+        return self.captured is not None and bool(self.captured.context) and self.num_generated == 0
+
+    @property
+    def lacks_prompt_rows(self) -> bool:
+        """Whether the logits of all tokens of the prompt are needed, not only of its last one."""
+        return self.lacks_prompt_log_probs or self.lacks_context
+
+    @property
+    def can_reuse(self) -> bool:
+        """Whether it may take keys and values from the cache now: captured rows of a prompt have no gap."""
+        has_begun = self.captured is not None and self.captured.has_begun and self.num_generated == 0
+        return not (self.lacks_prompt_log_probs or has_begun)
+
     def append(self, token_id: int, log_prob: float | None = None, top: list[TokenLogProb] | None = None) -> None:
         """Append a generated token. Sets `finish_reason` if it is the last."""
         self.token_ids.append(token_id)
@@ -100,7 +129,29 @@ class Sequence:
             self.cum_log_prob += log_prob
         if top is not None:
             self.top_log_probs.append(top)
-        self.finish_reason = self._reason_after(token_id)
+        self.finish_reason = self.reason_after(self.token_ids, self.num_generated)
+
+    def advance(
+        self,
+        candidates: SequenceOf[SequenceOf[AnyCandidate]],
+        tops: SequenceOf[list[TokenLogProb]] | None = None,
+    ) -> list[BeamStep]:
+        """Give all running beams their next token: see `BeamSearch.advance`. Sets `finish_reason` at the search's end.
+
+        If no token is left to choose, the request fails.
+        """
+        assert self.search is not None
+        steps = self.search.advance(candidates, tops)
+        best = (self.search.running or self.search.best(1))[:1]
+        if not best:
+            self.fail("no token can be chosen: every token is banned in every beam")
+            return []
+        self.token_ids[self.num_prompt_tokens :] = best[0].token_ids
+        if self.perf_metrics is not None:
+            self._note_time(self.perf_metrics)
+        if self.search.is_over:
+            self.finish_reason = best[0].finish_reason
+        return steps
 
     @staticmethod
     def _note_time(metrics: RequestPerfMetrics) -> None:
@@ -108,19 +159,24 @@ class Sequence:
         if metrics.first_token_time is None:
             metrics.first_token_time = metrics.last_token_time
 
-    def _reason_after(self, token_id: int) -> FinishReason:
-        """The precedence is END_ID, STOP_WORDS, LENGTH. Up to `min_tokens` only the length ends a sequence."""
-        num_generated = len(self.token_ids) - self.num_prompt_tokens
+    def reason_after(self, token_ids: list[int], num_generated: int) -> FinishReason:
+        """Why a sequence ends with these tokens, the last `num_generated` of which were generated.
+
+        The precedence is END_ID, STOP_WORDS, LENGTH. Up to `min_tokens` only the length ends a sequence.
+        """
+        token_id = token_ids[-1]
         if num_generated > self.min_tokens:
             if token_id in self.end_ids and not self.request.ignore_eos:
                 return FinishReason.END_ID
-            if token_id in self.stop_words and self._ends_with_stop_word(token_id, num_generated):
+            if token_id in self.stop_words and _ends_with_any(token_ids, num_generated, self.stop_words[token_id]):
                 return FinishReason.STOP_WORDS
         return FinishReason.LENGTH if num_generated >= self.max_tokens else FinishReason.NOT_FINISHED
 
-    def _ends_with_stop_word(self, token_id: int, num_generated: int) -> bool:
-        words = self.stop_words[token_id]
-        return any(len(word) <= num_generated and self.token_ids[-len(word) :] == word for word in words)
+    def shorten(self, max_tokens: int) -> None:
+        """Generate at most so many tokens."""
+        self.max_tokens = min(self.max_tokens, max_tokens)
+        if self.search is not None:
+            self.search.max_tokens = self.max_tokens
 
     def finish(self, reason: FinishReason) -> None:
         """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped, as upstream does."""
@@ -147,12 +203,20 @@ class Sequence:
             self.perf_metrics.num_reused_tokens = num_tokens
 
     def restart(self) -> None:
-        """Start over after a preemption: all tokens known so far become the prompt to recompute."""
+        """Start over after a preemption: all tokens known so far become the prompt to recompute.
+
+        A search begins again at the prompt.
+        """
+        if self.search is not None:
+            self.search.restart()
+            del self.token_ids[self.num_prompt_tokens :]
         self.slot, self.num_computed, self.num_prefill = None, 0, self.num_tokens
         if self.num_generated == 0:
             self.count_cached(0)
         if self.lacks_prompt_log_probs:
             self.prompt_log_probs.clear()
+        if self.captured is not None and self.lacks_context:
+            self.captured.restart()
 
     def take_responses(self) -> Iterator[Response]:
         """Yield the new Responses. A request that is not streamed gets them at the end; a failed one gets one error."""
@@ -161,30 +225,68 @@ class Sequence:
             if self.group.num_owed:
                 self.group.num_owed = 0
                 yield Response(self.id, error=self.error, client_id=request.client_id)
+        elif self.search is not None and self.num_generated <= self.num_sent and not self.is_finished:
+            return  # after a restart the search repeats what was sent
         elif request.streaming or self.is_finished:
             start, self.num_sent = self.num_sent, self.num_generated
             for copy in range(self.num_copies):
                 self.group.num_owed -= self.is_finished
-                yield Response(self.id, result=self._result(start, self.index + copy), client_id=request.client_id)
+                result = self._result(start, self.index + copy) if self.search is None else self._beam_result(start)
+                yield Response(self.id, result=result, client_id=request.client_id)
+            if self.captured is not None:
+                self.captured.drop(self.num_sent)
 
     def _result(self, num_sent: int, index: int) -> Result:
         """The Result with the tokens that no Response has carried yet, or with all tokens if the request wants them."""
         request, output = self.request, self.request.output_config
         start = 0 if request.return_all_generated_tokens else num_sent
-        token_ids = self.token_ids[self.num_prompt_tokens + start :]
-        if not request.streaming and not output.exclude_input_from_output:
-            token_ids = self.token_ids[:]
+        token_ids = self.token_ids[0 if self._is_echoed else self.num_prompt_tokens + start :]
+        result = self._new_result([token_ids], [self.finish_reason], num_sent, index)
+        if output.return_log_probs:
+            result.log_probs, result.cum_log_probs = [self.log_probs[start:]], [self.cum_log_prob]
+        if output.num_top_log_probs:
+            result.top_log_probs = [self.top_log_probs[start:]]
+        if self.captured is not None:
+            self.captured.add_to(result, self.num_generated, is_first=index == num_sent == 0)
+        return result
+
+    def _beam_result(self, num_sent: int) -> Result:
+        """The Result with all tokens of the best beams. A search that was cut off has those that were sent last."""
+        assert self.search is not None
+        output, is_over = self.request.output_config, self.search.is_over
+        if is_over or not self.is_finished:
+            self.beams = self.search.best(self.request.sampling_config.num_return_sequences)
+        beams = self.beams or [Beam()]
+        prompt = self.token_ids[: self.num_prompt_tokens] if self._is_echoed else []
+        reasons = [beam.finish_reason if is_over else self.finish_reason for beam in beams]
+        result = self._new_result([prompt + beam.token_ids for beam in beams], reasons, num_sent, self.index)
+        if output.return_log_probs:
+            result.log_probs = [beam.log_probs for beam in beams]
+            result.cum_log_probs = [sum(beam.log_probs) for beam in beams]
+        if output.num_top_log_probs:
+            result.top_log_probs = [beam.top_log_probs for beam in beams]
+        if self.captured is not None:
+            self.captured.add_beams_to(result, [beam.token_ids for beam in beams], is_first=num_sent == 0)
+        return result
+
+    @property
+    def _is_echoed(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return not self.request.streaming and not self.request.output_config.exclude_input_from_output
+
+    def _new_result(
+        self, token_ids: list[list[int]], finish_reasons: list[FinishReason], num_sent: int, index: int
+    ) -> Result:
+        """A Result with what does not depend on beams. `num_sent` tokens were sent before it."""
+        wants_prompt = self.request.output_config.num_prompt_log_probs is not None
         is_first = index == num_sent == 0 and not self.lacks_prompt_log_probs
         return Result(
-            output_token_ids=[token_ids],
+            output_token_ids=token_ids,
             is_final=self.group.num_owed == 0,
             is_sequence_final=self.is_finished,
             sequence_index=index,
-            finish_reasons=[self.finish_reason],
-            log_probs=[self.log_probs[start:]] if output.return_log_probs else None,
-            cum_log_probs=[self.cum_log_prob] if output.return_log_probs else None,
-            top_log_probs=[self.top_log_probs[start:]] if output.num_top_log_probs else None,
-            prompt_log_probs=self.prompt_log_probs if is_first and output.num_prompt_log_probs is not None else None,
+            finish_reasons=finish_reasons,
+            prompt_log_probs=self.prompt_log_probs if is_first and wants_prompt else None,
             request_perf_metrics=self.perf_metrics if self.is_finished else None,
             num_cached_tokens=0 if num_sent else self.num_cached_tokens,
         )
@@ -193,10 +295,12 @@ class Sequence:
 def new_sequences(request_id: int, request: Request, max_sequence_length: int) -> list[Sequence]:
     """The sequences of a request that was just accepted. Its arrival time, deadline and seeds are set here.
 
-    Sequence i uses seed + i. A greedy request has one sequence, which is answered `num_return_sequences` times.
+    Sequence i uses seed + i. A greedy request has one sequence, which is answered `num_return_sequences` times. A
+    request with beams has one sequence and one answer.
     """
     sampling, num_prompt_tokens = request.sampling_config, len(request.input_token_ids)
-    num_copies = sampling.num_return_sequences if sampling.is_greedy else 1
+    num_answers = 1 if sampling.beam_width > 1 else sampling.num_return_sequences
+    num_copies = num_answers if sampling.is_greedy else 1
     arrival_time = time.monotonic()
     seed = fresh_seed() if sampling.seed is None else sampling.seed
     deadline = None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
@@ -204,8 +308,8 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
     stop_words: dict[int, list[list[int]]] = {}
     for word in request.stop_words:
         stop_words.setdefault(word[-1], []).append(list(word))
-    group = Group(num_owed=sampling.num_return_sequences)
-    for index in range(sampling.num_return_sequences // num_copies):
+    group = Group(num_owed=num_answers)
+    for index in range(num_answers // num_copies):
         sequence = Sequence(
             id=request_id,
             index=index,
@@ -222,6 +326,24 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
             end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
             stop_words=stop_words,
             perf_metrics=RequestPerfMetrics(arrival_time=arrival_time) if has_metrics else None,
+            captured=new_captured(request.output_config, num_prompt_tokens, index),
         )
+        if sampling.beam_width > 1:
+            sequence.search = _new_search(sequence)
         group.sequences.append(sequence)
     return group.sequences
+
+
+def _new_search(sequence: Sequence) -> BeamSearch:
+    end_ids: frozenset[int] = frozenset() if sequence.request.ignore_eos else sequence.end_ids
+    return BeamSearch(
+        sequence.request.sampling_config,
+        sequence.max_tokens,
+        num_end_ids=len(end_ids | sequence.stop_words.keys()),
+        reason_after=lambda token_ids: sequence.reason_after(token_ids, len(token_ids)),
+    )
+
+
+def _ends_with_any(token_ids: list[int], num_generated: int, words: list[list[int]]) -> bool:
+    """Whether one of the words ends the generated tokens."""
+    return any(len(word) <= num_generated and token_ids[-len(word) :] == word for word in words)

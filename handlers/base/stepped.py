@@ -28,6 +28,7 @@ from lmi.executor import (
     ErrorKind,
     Executor,
     FinishReason,
+    InflightBatchingStats,
     IterationStats,
     KvCacheStats,
     Request,
@@ -55,6 +56,7 @@ class Step:
     num_reused_tokens: int = 0
     num_preemptions: int = 0
     is_empty: bool = False
+    batching: InflightBatchingStats | None = None
 
 
 class EngineStopped(Exception):
@@ -67,7 +69,9 @@ class SteppedExecutor(Executor):
     Only the loop's thread calls them, where they do not say otherwise.
     """
 
-    def __init__(self, *, max_queue_size: int | None = None, max_request_stats: int = 0) -> None:
+    def __init__(
+        self, *, max_queue_size: int | None = None, max_stats: int = MAX_STATS, max_request_stats: int = 0
+    ) -> None:
         self._max_queue_size = max_queue_size
         self._mailbox = Mailbox()
         self._boundary = threading.Condition()  # guards what other threads hand to the loop: the next five
@@ -81,7 +85,7 @@ class SteppedExecutor(Executor):
         self._unscheduled: list[Sequence] = []  # those that report times and were in no step yet
         self._num_steps = 0
         self._num_failed_steps = 0
-        self._iteration_stats: deque[IterationStats] = deque(maxlen=MAX_STATS)
+        self._iteration_stats: deque[IterationStats] = deque(maxlen=max_stats)
         self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=max_request_stats)
         self._loop = threading.Thread(target=self._run, name="executor", daemon=True)
 
@@ -340,6 +344,7 @@ class SteppedExecutor(Executor):
                 num_reused_tokens=step.num_reused_tokens,
                 num_preemptions=step.num_preemptions,
                 kv_cache_stats=self._kv_cache_stats(),
+                inflight_batching_stats=step.batching,
             )
         )
         if self._request_stats.maxlen:

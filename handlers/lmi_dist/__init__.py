@@ -25,7 +25,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EmbeddedE
     """Entry point of the handler `lmi-dist`."""
     from handlers.lmi_dist.executor import EmbeddedExecutor
 
-    return EmbeddedExecutor(model_path, config, progress)
+    return EmbeddedExecutor(model_path, config, progress=progress)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from handlers.lmi_dist import lora_limits
 from handlers.lmi_dist.native import variants
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
@@ -14,7 +15,7 @@ MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
-LORA_KEYS = ("option.enable_lora", "option.max_loras", "option.max_lora_rank", "option.max_cpu_loras")
+LORA_KEYS = frozenset(f"option.{name}" for name in lora_limits.KINDS)
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
@@ -28,6 +29,17 @@ def check(config: EngineConfig) -> Mapping[str, str]:
     return faults
 
 
+def dtypes(config: EngineConfig, stored: str) -> tuple[str, str]:
+    """Dtypes of weights and of keys and values on a CPU, where only torch knows a cache in bfloat16.
+
+    The native kernels keep the bfloat16 weights of a checkpoint. They are taken to know the model.
+    """
+    weights = "bf16" if config.dtype == "bf16" else "fp32"
+    if variants.of_this_cpu() not in variants.built():
+        return weights, weights
+    return ("bf16" if config.dtype == "auto" and stored == "bfloat16" else weights), "fp32"
+
+
 HANDLER = Handler(
     load="handlers.lmi_dist:load",
     auto=Auto.ELSEWHERE,
@@ -38,10 +50,10 @@ HANDLER = Handler(
         "option.max_rolling_batch_prefill_tokens": MAX_PREFILL_TOKENS,
     },
     uses=frozenset({"option.max_step_ms", "option.speculative"}),
-    unused=dict.fromkeys(ENGINE_KEYS, "")
-    | dict.fromkeys(LORA_KEYS, "option.rolling_batch=vllm does")
+    unused=dict.fromkeys(ENGINE_KEYS - LORA_KEYS, "")
     | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",
     check=check,
+    dtypes=dtypes,
     describe=variants.describe,
 )

@@ -9,130 +9,121 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import islice
+from typing import cast
 
+import msgspec
 import torch
 from torch import Tensor
 
-from handlers.base.cache_budget import default_budget
+from handlers.base.configuration import AnyConfig, both
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
-from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
+from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
+from handlers.lmi_dist.beam_rows import fit, owner_of
+from handlers.lmi_dist.beam_sampler import BeamSampler, Outlook, advance_beams
+from handlers.lmi_dist.buffers import Buffers
+from handlers.lmi_dist.captured import Capture
+from handlers.lmi_dist.drafts import Drafts
+from handlers.lmi_dist.guides import Guides, open_guides
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS, prompt_log_probs
+from handlers.lmi_dist.loading import Limits, describe, load
+from handlers.lmi_dist.log_probs import note_prompt
+from handlers.lmi_dist.logits_rows import take_rows
+from handlers.lmi_dist.lora_adapters import LoraAdapters, Prepared
+from handlers.lmi_dist.out_of_memory import is_out_of_memory
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.plan import num_tokens_of
+from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.runner import Runner
-from handlers.lmi_dist.sampler import Draw, Sampler
-from handlers.lmi_dist.scheduler import Batch, Scheduler, drafter_of
+from handlers.lmi_dist.sampler import Draw, Sampler, append_draws
+from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.stats import kv_cache_stats, step_of
 from lmi.errors import cause_line
-from lmi.executor import Capabilities, EngineInfo, ErrorKind, KvCacheStats, Progress, PromptLogProb
+from lmi.executor import (
+    EngineInfo,
+    ErrorKind,
+    ExecutorConfig,
+    KvCacheStats,
+    Progress,
+)
 from lmi.settings.config import EngineConfig
-from lmi.shared import linux
-
-if TYPE_CHECKING:
-    from handlers.lmi_dist.native.library import Library
-    from handlers.lmi_dist.placement import Placement
-    from handlers.lmi_dist.weights import ModelFacts
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache."""
-
-    num_slots: int
-    max_length: int
-    num_cache_tokens: int
-
-
-@dataclass(slots=True)
-class Drafted:
-    """A sequence whose chunk has a draft. Row `row` of the logits is that of the token before the draft."""
-
-    sequence: Sequence
-    draft: list[int]
-    row: int
-    num_right: int = 0
-
-    def is_right(self) -> bool:
-        """Whether the token drawn last is the next one of the draft."""
-        draft, num_right = self.draft, self.num_right
-        is_over = self.sequence.is_finished or num_right == len(draft)
-        return not is_over and self.sequence.token_ids[-1] == draft[num_right]
-
-
 class EmbeddedExecutor(SteppedExecutor):
-    """`model` is a folder with a Hugging Face checkpoint, or a runner that has its weights already."""
+    """`Executor(path, config)`, or `Executor(engine_buffer, json_config_str, config)`.
+
+    `path` is a folder with a Hugging Face checkpoint; in its place a runner may stand, which has its weights already.
+    `engine_buffer` is the bytes of one safetensors file, and `json_config_str` the text of its config.json. The
+    configuration is the contract's or the server's. It is read here, so a later change has no effect.
+    """
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | Runner,
-        config: EngineConfig | None = None,
+        model: str | os.PathLike[str] | Runner | bytes,
+        json_config_str: str | AnyConfig | None = None,
+        config: AnyConfig | None = None,
+        *,
         progress: Progress = lambda stage, share: None,
     ) -> None:
-        config = config or EngineConfig()
+        if isinstance(json_config_str, ExecutorConfig | EngineConfig):  # the second argument of the first form
+            json_config_str, config = None, json_config_str
+        settings, options = both(config)
         super().__init__(
-            max_queue_size=config.max_queue_size,
-            max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
+            max_queue_size=settings.max_queue_size,
+            max_stats=settings.iter_stats_max_iterations,
+            max_request_stats=settings.request_stats_max_iterations,
         )
-        if isinstance(model, str | os.PathLike):
-            self._runner, limits = load_runner(os.fspath(model), config, progress)
-        else:
-            self._runner, limits = (
-                model,
-                choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1),
-            )
-        self._cache = _new_cache(self._runner, limits, config)
-        self._pace = _new_pace(config)
-        self._scheduler = Scheduler(self._cache, self._pace, drafts=_can_draft(self._runner, config))
-        self._sampler = Sampler(self._runner.vocab_size, self._runner.device)
-        self._info = _describe(self._runner, limits)
+        processors = new_post_processors(settings, options, model)
+        self._runner, limits = load(_source(model, json_config_str), options, progress)
+        self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
+        self._cache = _new_cache(self._runner, limits, settings)
+        self._pace = _new_pace(options)
+        self._scheduler = _new_scheduler(self._cache, self._pace, self._lora, drafts=_can_draft(self._runner, options))
+        self._sampler = Sampler(self._runner.vocab_size, self._runner.device, processors)
+        self._beam_sampler = BeamSampler(self._runner.vocab_size, processors)
+        self._capture = Capture(self._runner)
+        folder = _server_folder(model, config)
+        self._guides, why_no_guides = open_guides(settings.guided_decoding_config, folder, self._runner.vocab_size)
+        self._info = describe(self._runner, limits, settings, why_no_guides=why_no_guides, post_processors=processors)
         self._start()
 
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+    # One step.
 
-    def _add(self, sequence: Sequence) -> None:
-        self._scheduler.add(sequence)
-
-    def _remove(self, sequence: Sequence) -> None:
-        self._scheduler.remove(sequence)
-
-    @property
-    def _active(self) -> SequenceOf[Sequence]:
-        return self._scheduler.running
-
-    @property
-    def _queued(self) -> SequenceOf[Sequence]:
-        return self._scheduler.waiting
+    def _step(self) -> Step | None:
+        refused = [] if self._guides is None else self._take_guided(self._guides)
+        if refused:
+            return Step(refused)
+        if self._guides is not None and not (self._scheduler.running or self._scheduler.waiting):
+            self._guides.wait()
+            return None
+        return self._compute()
 
     @torch.inference_mode()
-    def _step(self) -> Step:
+    def _compute(self) -> Step:
+        """Schedule, run, sample, finish."""
         started_s = time.monotonic()
         batch = self._scheduler.schedule()
+        refused = [] if self._lora is None else self._lora.take_refused()
+        if refused and not batch.sequences:
+            return Step(refused)
         try:
+            for fork in batch.forks:
+                self._runner.copy(fork.from_slot, [fork.to_slot], fork.num_tokens)
             logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             self._copy_prompts(batch)
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)
-            self._pace.note(sum(len(chunk.token_ids) for chunk in batch.plan.chunks), time.monotonic() - started_s)
+            self._pace.note(num_tokens_of(batch.plan.chunks), time.monotonic() - started_s)
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             touched = [_fail_largest(batch, error)]
-        return Step(
-            touched,
-            num_context_tokens=sum(len(chunk.token_ids) for chunk in batch.plan.prefills),
-            num_generation_tokens=len(batch.plan.decodes),
-            num_reused_tokens=batch.num_reused_tokens,
-            num_preemptions=batch.num_preemptions,
-        )
+        return step_of(batch, refused + touched)
 
     def _copy_prompts(self, batch: Batch) -> None:
         if self._runner.shares_blocks:
@@ -148,95 +139,144 @@ class EmbeddedExecutor(SteppedExecutor):
         Returns the sequences with a new token or an error. Tokens are added only after all are computed, so that a step
         that ran out of memory can be repeated.
         """
-        pairs = list(zip(batch.plan.chunks, batch.sequences, strict=True))
-        failed, sampled, rows, end = [], [], [], 0
-        for chunk, sequence in pairs:
-            start, end = end, end + chunk.num_logits
-            if sequence.lacks_prompt_log_probs and not self._note_prompt(sequence, chunk, logits[start:end]):
-                failed.append(sequence)
-            elif chunk.end >= sequence.num_tokens:
-                drawing = [sequence, *batch.followers.get(sequence, ())]
-                sampled += drawing
-                rows += [end - 1 - (chunk.end - sequence.num_tokens)] * len(drawing)
-        draws = self._sample(logits, rows, sampled)
-        for chunk, sequence in pairs:
-            for one in (sequence, *batch.followers.get(sequence, ())):
-                one.num_computed = min(chunk.end, sequence.num_tokens)
+        failed = self._note_prompts(batch, logits)
+        sequences, rows = _drawing(batch, failed)
+        has_beams = bool(sequences) and sequences[0].rows is not None
+        outlooks = self._look_ahead(logits, rows, sequences) if has_beams else {}
+        draws = [] if has_beams else self._sample(logits, rows, sequences)
+        _note_computed(batch)
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
-        _append(sampled, draws)
-        self._check_drafts(batch, logits)
-        return failed + sampled
+        if has_beams:
+            return failed + advance_beams(outlooks)
+        append_draws(sequences, draws)
+        if self._scheduler.drafts:
+            Drafts(batch, self._sample).check(logits)
+        return failed + sequences
+
+    def _note_prompts(self, batch: Batch, logits: Tensor) -> list[Sequence]:
+        """Keep what requests want to know of their prompts. Returns the sequences whose log-probs are not numbers."""
+        failed = []
+        for chunk, sequence, row in islice(batch.walk(), len(batch.plan.decodes), None):
+            if sequence.lacks_context:
+                self._capture.take_prompt(sequence, chunk, logits, row)
+            own = slice(row, row + chunk.num_logits)
+            if sequence.lacks_prompt_log_probs and not note_prompt(sequence, chunk, logits[own]):
+                failed.append(sequence)
+        return failed
+
+    def _look_ahead(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> dict[Sequence, list[Outlook]]:
+        """What each search can continue with, from the rows of its beams in `logits` (num_logits, vocab)."""
+        self._capture.take_draws(logits, rows, sequences)
+        return self._beam_sampler.sample(logits, rows, sequences)
 
     def _sample(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> list[Draw | None]:
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
-        if rows != list(range(len(logits))):
-            logits = logits[rows]  # (num_sequences, vocab)
-        return self._sampler.sample(logits, sequences) if sequences else []
+        self._capture.take_draws(logits, rows, sequences)
+        return self._sampler.sample(take_rows(logits, rows), sequences) if sequences else []
 
-    def _check_drafts(self, batch: Batch, logits: Tensor) -> None:
-        """Keep what is right of each draft. If memory runs out, the rest is dropped: the step must not be repeated."""
-        drafted = list(_drafted(batch)) if self._scheduler.drafts else []
-        try:
-            self._accept(drafted, logits)
-        except Exception as error:
-            if not _is_out_of_memory(error):
-                raise
-        for one in drafted:
-            drafter_of(one.sequence).note(one.num_right, len(one.draft))
+    # Sequences come and go. One may wait for its guide before it is scheduled.
 
-    def _accept(self, drafted: list[Drafted], logits: Tensor) -> None:
-        """Draw the next token of each sequence whose draft has been right so far, until none is, from `logits`.
+    def _add(self, sequence: Sequence) -> None:
+        if self._lora is not None and not self._lora.claim(sequence):
+            return
+        if self._guides is None or self._guides.admit(sequence):
+            self._scheduler.add(sequence)
+            fit(sequence, self._cache)
 
-        Every token is drawn with the sampler's state that it has without a draft, so it is the same one.
-        """
-        place = 0
-        while right := [one for one in drafted if one.num_right == place and one.is_right()]:
-            place += 1
-            draws = self._sample(logits, [one.row + place for one in right], [one.sequence for one in right])
-            for one in right:
-                one.num_right = place
-                one.sequence.num_computed += 1
-            _append([one.sequence for one in right], draws)
+    def _remove(self, sequence: Sequence) -> None:
+        if self._guides is None or not self._guides.forget(sequence):
+            self._scheduler.remove(sequence)
+        if self._lora is not None:
+            self._lora.release(sequence)
 
-    def _note_prompt(self, sequence: Sequence, chunk: Chunk, logits: Tensor) -> bool:
-        """Keep the log-probs of the prompt tokens that follow each position of the chunk.
+    def _wake(self) -> None:
+        if self._guides is not None:
+            self._guides.wake()
 
-        `logits` is (chunk length, vocab). Returns False if they are not numbers.
-        """
-        next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
-        num_top = sequence.request.output_config.num_prompt_log_probs or 0
-        log_probs = prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
-        if log_probs is None:
-            return False
-        known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing comes before the first token
-        sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
-        return True
+    @property
+    def _active(self) -> SequenceOf[Sequence]:
+        return self._scheduler.running
+
+    @property
+    def _queued(self) -> SequenceOf[Sequence]:
+        return self._scheduler.waiting if self._guides is None else self._scheduler.waiting + self._guides.waiting
+
+    def _take_guided(self, guides: Guides) -> list[Sequence]:
+        """Schedule the sequences whose guides are ready. Returns those that were refused."""
+        ready = guides.take_ready()
+        for sequence in ready:
+            if sequence.error is None:
+                self._scheduler.add(sequence)
+        return [sequence for sequence in ready if sequence.error is not None]
+
+    # Adapters, between two steps.
+
+    @property
+    def is_loading_adapter(self) -> bool:
+        return self._lora is not None and self._lora.is_reading
+
+    def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
+        if self._lora is None:
+            return super().load_adapter(name, path, pinned=pinned, preload=preload)
+        prepared = self._lora.prepare(path, with_weights=preload or pinned)
+        self._at_boundary(partial(self._load_adapter, self._lora, name, path, prepared, pinned, preload))
+
+    def unload_adapter(self, name: str) -> None:
+        if self._lora is None:
+            return super().unload_adapter(name)
+        self._at_boundary(partial(self._unload_adapter, self._lora, name))
+
+    def _load_adapter(
+        self, lora: LoraAdapters, name: str, path: str, prepared: Prepared, pinned: bool, preload: bool
+    ) -> None:
+        lora.load(name, path, prepared, pinned=pinned, preload=preload)
+        self._info = msgspec.structs.replace(self._info, adapters=lora.names)
+
+    def _unload_adapter(self, lora: LoraAdapters, name: str) -> None:
+        lora.unload(name)
+        self._info = msgspec.structs.replace(self._info, adapters=lora.names)
+
+    # What it reports, and its end.
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
 
     def _kv_cache_stats(self) -> KvCacheStats:
-        return KvCacheStats(
-            max_num_blocks=self._cache.num_blocks,
-            free_num_blocks=self._cache.num_free_blocks,
-            used_num_blocks=self._cache.num_used_blocks,
-            tokens_per_block=self._cache.tokens_per_block,
-            alloc_total_blocks=self._cache.num_new_blocks + self._cache.num_reused_blocks,
-            alloc_new_blocks=self._cache.num_new_blocks,
-            reused_blocks=self._cache.num_reused_blocks,
-        )
+        return kv_cache_stats(self._cache)
 
     def _close(self) -> None:
-        del self._runner, self._sampler, self._scheduler, self._cache
+        if self._guides is not None:
+            self._guides.close()
+        del self._runner, self._sampler, self._scheduler, self._cache, self._capture, self._lora
 
 
-def _new_cache(runner: Runner, limits: Limits, config: EngineConfig) -> KvCache:
+def _source(
+    model: str | os.PathLike[str] | Runner | bytes, text: str | None
+) -> str | os.PathLike[str] | Buffers | Runner:
+    return Buffers(model, text) if isinstance(model, bytes) else model
+
+
+def _server_folder(model: object, config: AnyConfig | None) -> str | None:
+    """The folder of a server's model, whose tokenizer guides may read; an ExecutorConfig says itself what they need."""
+    is_folder = isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig)
+    return os.fspath(cast(str | os.PathLike[str], model)) if is_folder else None
+
+
+def _new_cache(runner: Runner, limits: Limits, settings: ExecutorConfig) -> KvCache:
     return KvCache(
         limits.num_cache_tokens // runner.tokens_per_block,
         limits.num_slots,
         runner.tokens_per_block,
         shares_blocks=runner.shares_blocks,
-        reuses_prefixes=runner.shares_blocks and config.enable_prefix_caching is not False,
+        reuses_prefixes=runner.shares_blocks and settings.kv_cache_config.enable_block_reuse,
         on_free=runner.release,
     )
+
+
+def _new_scheduler(cache: KvCache, pace: Pace, lora: LoraAdapters | None, *, drafts: bool) -> Scheduler:
+    return Scheduler(cache, pace, drafts=drafts, may_run=None if lora is None else lora.may_run)
 
 
 def _new_pace(config: EngineConfig) -> Pace:
@@ -250,136 +290,21 @@ def _can_draft(runner: Runner, config: EngineConfig) -> bool:
     return config.speculative is not None and runner.is_batch_invariant
 
 
-def _drafted(batch: Batch) -> Iterator[Drafted]:
-    row = 0
-    for chunk, sequence in zip(batch.plan.decodes, batch.sequences, strict=False):
-        if len(chunk.token_ids) > 1:
-            yield Drafted(sequence, chunk.token_ids[1:], row)
-        row += chunk.num_logits
+def _drawing(batch: Batch, failed: list[Sequence]) -> tuple[list[Sequence], list[int]]:
+    """The sequences that draw a token in this step, and the row of the logits that each draws from."""
+    sequences, rows = [], []
+    for chunk, sequence, row in batch.walk():
+        if chunk.end >= sequence.num_tokens and sequence not in failed:
+            own = [sequence, *batch.followers.get(sequence, ())]
+            sequences += own
+            rows += [row + chunk.num_logits - 1 - (chunk.end - sequence.num_tokens)] * len(own)
+    return sequences, rows
 
 
-def _append(sequences: list[Sequence], draws: list[Draw | None]) -> None:
-    for sequence, draw in zip(sequences, draws, strict=True):
-        if draw is None:
-            sequence.fail("no token can be chosen: the model's logits are not numbers, or every token is banned")
-        else:
-            sequence.append(*draw)
-
-
-def choose_limits(
-    config: EngineConfig,
-    context_length: int,
-    tokens_per_block: int,
-    *,
-    token_bytes: int,
-    memory_bytes: int | None = None,
-    is_lazy: bool = True,
-) -> Limits:
-    """The limits of the configuration, lowered to what the model and the memory allow.
-
-    `token_bytes` is the size of the keys and values of one token. `is_lazy` says that a slot costs memory only where it
-    was written. A sequence is never longer than the whole cache: otherwise it could wait without end.
-    """
-    max_length = min(config.max_sequence_length or context_length, context_length)
-    if max_length < (config.max_sequence_length or 0):
-        log.warning(
-            "option.max_model_len=%d is over the model's context: prompt and answer may have %d tokens together",
-            config.max_sequence_length,
-            context_length,
-        )
-    num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
-    memory_bytes = memory_bytes or linux.memory_bytes()
-    budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
-    num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
-    if num_cache_tokens < max_length:
-        log.warning(
-            "prompt and answer may have %d tokens together, not the model's %d: the KV cache holds no more",
-            num_cache_tokens,
-            max_length,
-        )
-        max_length = num_cache_tokens
-    if not is_lazy:
-        num_slots = max(1, min(num_slots, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
-    return Limits(num_slots, max_length, num_cache_tokens)
-
-
-def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
-    """Load the checkpoint in folder `path` for the native kernels, or for torch where they cannot run it."""
-    from handlers.lmi_dist.native_runner import choose_library
-    from handlers.lmi_dist.placement import choose_placement
-    from handlers.lmi_dist.weights import read_facts
-
-    facts = read_facts(path)
-    placement = choose_placement(config, facts.dtype)
-    library = choose_library(facts, placement.device, config)
-    if library is None:
-        return _load_torch(facts, placement, config, progress)
-    return _load_native(facts, library, config, progress)
-
-
-def _load_native(
-    facts: ModelFacts, library: Library, config: EngineConfig, progress: Progress
-) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.native_runner import NativeRunner
-
-    block_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim)
-    per_block = NativeRunner.tokens_per_block
-    limits = choose_limits(config, facts.context_length, per_block, token_bytes=block_bytes // per_block)
-    num_blocks = limits.num_cache_tokens // per_block
-    runner = NativeRunner(
-        facts, library, config, num_blocks=num_blocks, max_length=limits.max_length, progress=progress
-    )
-    return runner, limits
-
-
-def _load_torch(
-    facts: ModelFacts, placement: Placement, config: EngineConfig, progress: Progress
-) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.model_runner import ModelRunner
-
-    is_cuda = placement.device.type == "cuda"
-    limits = choose_limits(
-        config,
-        facts.context_length,
-        ModelRunner.tokens_per_block,
-        token_bytes=facts.kv_bytes_per_token(placement.dtype),
-        memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
-        is_lazy=not is_cuda,
-    )
-    runner = ModelRunner(
-        facts, placement, config, num_slots=limits.num_slots, max_length=limits.max_length, progress=progress
-    )
-    return runner, limits
-
-
-def _describe(runner: Runner, limits: Limits) -> EngineInfo:
-    return EngineInfo(
-        name="lmi-dist",
-        vocab_size=runner.vocab_size,
-        max_sequence_length=limits.max_length,
-        max_num_sequences=limits.num_slots,
-        dtype=runner.dtype,
-        device=runner.device,
-        kernels=runner.kernels,
-        max_kv_cache_tokens=limits.num_cache_tokens,
-        capabilities=Capabilities(
-            num_return_sequences=True,
-            typical_p=True,
-            embedding_bias=True,
-            perf_metrics=True,
-            max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
-            priority=True,
-            batch_invariant=runner.is_batch_invariant,
-            log_probs_invariant=runner.is_batch_invariant,
-        ),
-    )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the host or the device ran out of memory. On the host, torch's allocator raises a RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+def _note_computed(batch: Batch) -> None:
+    for chunk, sequence in zip(batch.plan.chunks, batch.sequences, strict=True):
+        for one in (sequence, *batch.followers.get(sequence, ())):
+            one.num_computed = min(chunk.end, sequence.num_tokens)
 
 
 def _fail_largest(batch: Batch, error: Exception) -> Sequence:
@@ -392,5 +317,6 @@ def _fail_largest(batch: Batch, error: Exception) -> Sequence:
     start = len(batch.plan.decodes) if batch.plan.prefills else 0
     chunks = list(zip(batch.plan.chunks, batch.sequences, strict=True))[start:]
     _, sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))
+    sequence = owner_of(sequence)
     sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence

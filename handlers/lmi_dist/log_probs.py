@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from handlers.base.sequence import Sequence
+from handlers.lmi_dist.plan import Chunk
 from lmi.executor import PromptLogProb, TokenLogProb
 
 MAX_TOP_LOG_PROBS = 20
@@ -51,3 +53,18 @@ def prompt_log_probs(logits: Tensor, token_ids: list[int], num_top: int) -> list
         return None
     tops = top_log_probs(log_probs, [num_top] * len(token_ids))
     return [PromptLogProb(log_prob, top or []) for log_prob, top in zip(chosen, tops, strict=True)]
+
+
+def note_prompt(sequence: Sequence, chunk: Chunk, logits: Tensor) -> bool:
+    """Keep the log-probs of the prompt tokens that follow each position of the chunk.
+
+    `logits` is (chunk length, vocab). Returns False if they are not numbers.
+    """
+    next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
+    num_top = sequence.request.output_config.num_prompt_log_probs or 0
+    log_probs = prompt_log_probs(logits[: len(next_ids)], next_ids, num_top)
+    if log_probs is None:
+        return False
+    known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing comes before the first token
+    sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
+    return True

@@ -1,8 +1,9 @@
 """Draws a token from each row of the logits, by the rules of the row's request.
 
-First log-probs are computed from the model's logits (`log_probs`). Then rules change the logits (`logits_rules`).
-Then temperature, top_k, top_p, min_p and typical_p apply, each to the result of the one before, as in transformers.
-Last, one uniform number per (seed, position) picks the token by inverse CDF.
+First log-probs are computed from the model's logits (`log_probs`). Then functions of the user change the logits
+(`post_processors`), then rules (`logits_rules`), and a guide leaves the tokens that may come next (`guide`). Then
+temperature, top_k, top_p, min_p and typical_p apply, each to the result of the one before, as in transformers. Last,
+one uniform number per (seed, position) picks the token by inverse CDF.
 
 The bits of a row's result depend only on that row. Every operation is one that torch computes row by row (softmax,
 cumsum, topk, max) or that is exactly rounded element by element (divide, compare). The sampler does not use an
@@ -22,8 +23,11 @@ from torch import Tensor
 
 from handlers.base.randomness import uniform
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.guide import apply_masks, fill_masks
 from handlers.lmi_dist.log_probs import chosen_log_probs, top_log_probs
+from handlers.lmi_dist.logits_rows import take_rows
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, apply_rules, new_rules
+from handlers.lmi_dist.post_processors import PostProcessors
 from lmi.executor import SamplingConfig, TokenLogProb
 
 WIDTHS = (64, 256, 1024)  # how many of the best tokens top_k and top_p look at; a row that needs more sorts all tokens
@@ -52,9 +56,15 @@ class SamplerState:
 class Sampler:
     """A sampler draws tokens. It keeps the state of a sequence in `Sequence.sampler_state` and has none itself."""
 
-    def __init__(self, vocab_size: int, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        device: str | torch.device = "cpu",
+        post_processors: PostProcessors | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        self._post_processors = post_processors
 
     def sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Draw | None]:
         """Draw the next token of each sequence. Overwrites `logits`, float32 (num_sequences, vocab).
@@ -63,15 +73,14 @@ class Sampler:
         """
         states = [cast("SamplerState | None", one.sampler_state) or self._new_state(one) for one in sequences]
         rows = [row for row, state in enumerate(states) if state.wants_log_probs]
-        log_probs = _rows(logits, rows).log_softmax(dim=-1) if rows else None  # before any rule changes the logits
-        apply_rules(
-            logits,
-            [
-                RuledRow(row, sequence, state.rules)
-                for row, (sequence, state) in enumerate(zip(sequences, states, strict=True))
-                if state.rules is not None
-            ],
-        )
+        log_probs = take_rows(logits, rows).log_softmax(dim=-1) if rows else None  # before any rule changes the logits
+        if self._post_processors is not None:
+            self._post_processors.apply(logits, sequences)
+        guided = [row for row, sequence in enumerate(sequences) if sequence.guide is not None]
+        masks = fill_masks(sequences, guided, self.vocab_size) if guided else None
+        apply_rules(logits, _ruled(sequences, states))
+        if masks is not None:
+            apply_masks(logits, masks)
         token_ids, is_usable = self._choose(logits, sequences, states)
         draws: list[Draw | None] = [
             Draw(token_id, None, None) if usable else None
@@ -101,7 +110,7 @@ class Sampler:
         best = logits.gather(1, token_ids[:, None]).squeeze(1)  # (num_rows,)
         is_usable: list[bool] = torch.isfinite(best).tolist()
         for group, rows in _groups(states, is_usable).items():
-            token_ids[rows] = self._draw(_rows(logits, rows), best[rows], [sequences[row] for row in rows], group)
+            token_ids[rows] = self._draw(take_rows(logits, rows), best[rows], [sequences[row] for row in rows], group)
         return token_ids, is_usable
 
     def _draw(self, logits: Tensor, best: Tensor, sequences: list[Sequence], group: int) -> Tensor:
@@ -154,6 +163,17 @@ class Sampler:
         return torch.tensor(values, dtype=torch.float32, device=self.device)[:, None]
 
 
+def append_draws(sequences: list[Sequence], draws: list[Draw | None]) -> None:
+    """Append to each sequence its token, or end its request with an error if it has none."""
+    for sequence, draw in zip(sequences, draws, strict=True):
+        if sequence.error is not None:
+            continue  # a row, its guide or a function of the user has failed
+        if draw is None:
+            sequence.fail("no token can be chosen: the model's logits are not numbers, or every token is banned")
+        else:
+            sequence.append(*draw)
+
+
 def group_of(config: SamplingConfig, vocab_size: int) -> int:
     if config.is_greedy:
         return GREEDY
@@ -188,6 +208,12 @@ def _add_log_probs(
             draws[row] = Draw(draw.token_id, log_prob, top) if math.isfinite(log_prob) else None
 
 
+def _ruled(sequences: list[Sequence], states: list[SamplerState]) -> list[RuledRow]:
+    """The rows that have rules."""
+    rows = enumerate(zip(sequences, states, strict=True))
+    return [RuledRow(row, sequence, state.rules) for row, (sequence, state) in rows if state.rules is not None]
+
+
 def _groups(states: list[SamplerState], is_usable: list[bool]) -> dict[int, list[int]]:
     """The rows of each group that draws."""
     groups: dict[int, list[int]] = {}
@@ -195,11 +221,6 @@ def _groups(states: list[SamplerState], is_usable: list[bool]) -> dict[int, list
         if usable and state.group != GREEDY:
             groups.setdefault(state.group, []).append(row)
     return groups
-
-
-def _rows(logits: Tensor, rows: list[int]) -> Tensor:
-    """These rows, (num_rows, vocab). If they are all rows, they are not copied."""
-    return logits if len(rows) == len(logits) else logits[rows]
 
 
 def _argmax(logits: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from lmi.executor import (
 from lmi.settings.config import EngineConfig
 from tests.system.container import wait_until
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class Late(EchoExecutor):

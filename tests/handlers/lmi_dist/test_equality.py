@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -18,13 +18,27 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from handlers.lmi_dist import Executor
-from lmi.executor import FinishReason, IterationStats, OutputConfig, Request, Response, SamplingConfig
+from lmi.executor import (
+    FinishReason,
+    IterationStats,
+    KvCacheRetentionConfig,
+    OutputConfig,
+    Request,
+    Response,
+    SamplingConfig,
+    TokenRangeRetentionConfig,
+)
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 TIMEOUT_S = 60.0
 FAMILIES = ("llama", "mistral", "gpt2", "gemma3", "olmo2")  # the last runs through the fallback, on torch
+Answer: TypeAlias = tuple[list[int], list[float], Any, FinishReason]
+"""Token ids, their log-probs, those of the prompt, and why it ended."""
+
 WITHOUT_REUSE = EngineConfig(enable_prefix_caching=False)
+KEPT = KvCacheRetentionConfig((TokenRangeRetentionConfig(0, 64, 90, 60_000),), 50)
+LEFT = KvCacheRetentionConfig((TokenRangeRetentionConfig(0, None, 0),), 100, 1)
 
 
 def staggered(num: int, choice: random.Random, max_prompt: int, max_tokens: int) -> list[Request]:
@@ -47,7 +61,7 @@ def staggered(num: int, choice: random.Random, max_prompt: int, max_tokens: int)
     ]
 
 
-def answer(responses: list[Response]) -> tuple[list[int], list[float], Any, FinishReason]:
+def answer(responses: list[Response]) -> Answer:
     results = [one.result for one in responses if one.result is not None]
     assert len(results) == len(responses), responses[-1].error_msg
     return (
@@ -58,7 +72,7 @@ def answer(responses: list[Response]) -> tuple[list[int], list[float], Any, Fini
     )
 
 
-def take_all(executor: Executor, ids: list[int]) -> list[tuple[list[int], list[float], Any, FinishReason]]:
+def take_all(executor: Executor, ids: list[int]) -> list[Answer]:
     got: dict[int, list[Response]] = {}
     deadline = time.monotonic() + TIMEOUT_S
     while sum(one[-1].is_final for one in got.values()) < len(ids):
@@ -69,7 +83,7 @@ def take_all(executor: Executor, ids: list[int]) -> list[tuple[list[int], list[f
     return [answer(got[one]) for one in ids]
 
 
-def alone(executor: Executor, requests: list[Request]) -> list[tuple[list[int], list[float], Any, FinishReason]]:
+def alone(executor: Executor, requests: list[Request]) -> list[Answer]:
     return [take_all(executor, [executor.enqueue_request(request)])[0] for request in requests]
 
 
@@ -213,7 +227,7 @@ def test_the_demo_model_gives_the_same_answers_alone_and_together() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_no_bit_of_an_answer_says_that_a_prefix_was_reused(family: str) -> None:
-    """Prompts with few beginnings, a cache that is too small, and a second round."""
+    """Prompts with few beginnings, a cache that is too small, and a second round, in which some are to be kept."""
     choice = random.Random(family)
     stems = [tuple(choice.choices(range(3, VOCAB_SIZE), k=num_tokens)) for num_tokens in (70, 128, 200)]
     requests = [
@@ -226,9 +240,9 @@ def test_no_bit_of_an_answer_says_that_a_prefix_was_reused(family: str) -> None:
         expected = alone(executor, requests)
     config = EngineConfig(max_num_sequences=8, max_kv_cache_tokens=512, max_prefill_tokens=100)
     with Executor(tiny_model(family), config) as executor:
-        for _ in range(2):
-            got = take_all(executor, executor.enqueue_requests(requests))
-            assert got == expected
+        for retentions in ([None], [None, KEPT, LEFT]):
+            kept = [replace(one, kv_cache_retention_config=choice.choice(retentions)) for one in requests]
+            assert take_all(executor, executor.enqueue_requests(kept)) == expected
         stats = executor.get_latest_iteration_stats()
     assert sum(one.num_reused_tokens for one in stats) > 500 and sum(one.num_preemptions for one in stats) > 0
     assert stats[-1].kv_cache_stats.used_num_blocks == 0

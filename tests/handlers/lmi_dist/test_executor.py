@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.executor import Limits, choose_limits
+from handlers.lmi_dist.loading import Limits, choose_limits
 from handlers.lmi_dist.plan import Plan
 from lmi.errors import InvalidParameter, Overloaded
 from lmi.executor import (
@@ -34,7 +34,7 @@ from lmi.executor import (
 from lmi.settings.config import EngineConfig
 from tests.fake_runner import FakeRunner, SharingRunner
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=2)
 
 
@@ -558,8 +558,7 @@ def test_request_statistics_are_kept_only_when_asked_for() -> None:
     with Executor(FakeRunner()) as executor:
         one_result(executor, ask())
         assert executor.get_latest_request_stats() == []
-    options = {"request_stats_max_iterations": "100"}
-    config = EngineConfig(max_num_sequences=1, max_prefill_tokens=256, options=options)
+    config = EngineConfig(max_num_sequences=1, max_prefill_tokens=256, request_stats_max_iterations=100)
     with Executor(FakeRunner(), config) as executor:
         first, second = executor.enqueue_requests([ask(*[1] * 300, max_tokens=2), ask(max_tokens=1)])
         collect(executor, 2)

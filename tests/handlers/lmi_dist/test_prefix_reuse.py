@@ -6,7 +6,9 @@ The runner's logits are a function of all tokens up to a position, and it refuse
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,11 +17,20 @@ from hypothesis import strategies as st
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.scheduler import Batch, Scheduler
-from lmi.executor import FinishReason, OutputConfig, Request, SamplingConfig
+from lmi.executor import (
+    FinishReason,
+    KvCacheRetentionConfig,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+    TokenRangeRetentionConfig,
+)
 from tests.fake_runner import SharingRunner, SteadyPace
 
 SIZE = SharingRunner.tokens_per_block
 PROMPT = tuple(range(200))
+KEPT = KvCacheRetentionConfig((TokenRangeRetentionConfig(0, 40, 90),), 60)
+LOW_AND_SHORT = KvCacheRetentionConfig((TokenRangeRetentionConfig(0, None, 10),), 80, 1)
 
 
 class Engine:
@@ -32,9 +43,12 @@ class Engine:
         max_prefill_tokens: int = 1000,
         *,
         reuses_prefixes: bool = True,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = SharingRunner(vocab_size=500)
-        self.cache = KvCache(num_blocks, num_slots, SIZE, shares_blocks=True, reuses_prefixes=reuses_prefixes)
+        self.cache = KvCache(
+            num_blocks, num_slots, SIZE, shares_blocks=True, reuses_prefixes=reuses_prefixes, now_s=now_s
+        )
         self.scheduler = Scheduler(self.cache, SteadyPace(max_prefill_tokens))
         self.num_requests = 0
 
@@ -46,6 +60,7 @@ class Engine:
         cache_salt: str | None = None,
         priority: float = 0.5,
         num_prompt_log_probs: int | None = None,
+        retention: KvCacheRetentionConfig | None = None,
     ) -> list[Sequence]:
         self.num_requests += 1
         request = Request(
@@ -55,6 +70,7 @@ class Engine:
             output_config=OutputConfig(num_prompt_log_probs=num_prompt_log_probs),
             cache_salt=cache_salt,
             priority=priority,
+            kv_cache_retention_config=retention,
         )
         added = new_sequences(self.num_requests, request, 10_000)
         for sequence in added:
@@ -99,6 +115,8 @@ class Engine:
         assert len(cache._empty) + len(cache._idle) == cache.num_free_blocks + cache._num_promised
         assert cache.num_free_blocks >= 0 and cache._num_promised == sum(one.num_promised for one in cache._holdings)
         assert set(cache._tree._places) <= held.keys() | set(cache._idle)
+        leaves = {block for block in cache._idle if not cache._tree.has_children(block)}
+        assert leaves == {block for block, one in cache._idle._idle.items() if one.is_evictable}
         assert batch.sequences or not (self.scheduler.running or self.scheduler.waiting), "nothing is done"
         copied = [one for followers in batch.followers.values() for one in followers]
         assert len({*batch.sequences, *copied}) == len(batch.sequences) + len(copied), "someone draws twice"
@@ -393,6 +411,7 @@ def test_no_answer_depends_on_what_was_reused(
                 cache_salt=draw.choice([None, None, "a"]),
                 priority=draw.choice([0.2, 0.5, 0.8]),
                 num_prompt_log_probs=draw.choice([None, None, None, 0]),
+                retention=draw.choice([None, None, KEPT, LOW_AND_SHORT]),
             )
         if draw.random() < 0.1:
             engine.scheduler.schedule()  # a step that ran out of memory

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import (
     MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -22,6 +23,7 @@ from transformers import (
 
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist.log_probs import prompt_log_probs
+from handlers.lmi_dist.logits_rules import RuledRow, apply_rules, new_rules
 from handlers.lmi_dist.sampler import MAX_SORTED_VOCAB, WIDTHS, Draw, Sampler, group_of
 from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, OutputConfig, Request, SamplingConfig
 
@@ -281,6 +283,34 @@ def test_a_bad_word_is_banned_where_it_would_be_completed() -> None:
     for generated, banned in (((), {3}), ((4,), {3, 5}), ((4, 4), {3, 5, 6}), ((4, 4, 1), {3})):
         edited = edit(torch.zeros(1, 10), sequence(SamplingConfig(), (4,), generated, bad_words=words))
         assert set((edited[0] == -math.inf).nonzero().flatten().tolist()) == banned
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_no_ngram_comes_twice_in_prompt_and_output_as_in_transformers(size: int) -> None:
+    choice, logits = random.Random(size), torch.zeros(1, 6)
+    one = sequence(SamplingConfig(no_repeat_ngram_size=size), tuple(choice.choices(range(4), k=5)))
+    for _ in range(60):
+        expected = NoRepeatNGramLogitsProcessor(size)(torch.tensor([one.token_ids]), logits.clone())
+        assert torch.equal(edit(logits, one), expected)
+        one.append(choice.randrange(5))
+
+
+def test_a_size_of_0_bans_nothing() -> None:
+    logits = torch.zeros(1, 5)
+    assert torch.equal(edit(logits, sequence(SamplingConfig(no_repeat_ngram_size=0), (1, 1, 1))), logits)
+
+
+def test_rules_that_were_forked_go_their_own_ways() -> None:
+    config = SamplingConfig(no_repeat_ngram_size=2, repetition_penalty=1.5, frequency_penalty=0.5)
+    one, logits = sequence(config, (1, 2, 3), (1,)), random_logits(1, 10)
+    rules = new_rules(one, 10)
+    assert rules is not None
+    apply_rules(logits.clone(), [RuledRow(0, one, rules)])
+    forked = rules.fork()
+    for own, generated in ((rules, (1, 4, 1)), (forked, (1, 5, 1)), (rules, (1, 4, 1, 6)), (forked, (1, 5, 1, 2))):
+        fresh, edited = sequence(config, (1, 2, 3), generated), logits.clone()
+        apply_rules(edited, [RuledRow(0, fresh, own)])
+        assert torch.equal(edited, edit(logits, fresh))
 
 
 def test_min_tokens_bans_end_ids_and_stop_words_of_one_token() -> None:

@@ -1,0 +1,174 @@
+"""Loads a checkpoint for the runner that fits the machine, with the limits that its memory allows."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from handlers.base.cache_budget import default_budget
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
+from handlers.lmi_dist.buffers import Buffers
+from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS
+from handlers.lmi_dist.post_processors import PostProcessors
+from handlers.lmi_dist.runner import Runner
+from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
+from lmi.settings.config import EngineConfig
+from lmi.shared import linux
+
+if TYPE_CHECKING:
+    from handlers.lmi_dist.native.library import Library
+    from handlers.lmi_dist.placement import Placement
+    from handlers.lmi_dist.weights import ModelFacts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits on running sequences, on the tokens of one sequence, and on the tokens in the cache."""
+
+    num_slots: int
+    max_length: int
+    num_cache_tokens: int
+
+
+def choose_limits(
+    config: EngineConfig,
+    context_length: int,
+    tokens_per_block: int,
+    *,
+    token_bytes: int,
+    memory_bytes: int | None = None,
+    is_lazy: bool = True,
+) -> Limits:
+    """The limits of the configuration, lowered to what the model and the memory allow.
+
+    `token_bytes` is the size of the keys and values of one token. `is_lazy` says that a slot costs memory only where it
+    was written. A sequence is never longer than the whole cache: otherwise it could wait without end.
+    """
+    max_length = min(config.max_sequence_length or context_length, context_length)
+    if max_length < (config.max_sequence_length or 0):
+        log.warning(
+            "option.max_model_len=%d is over the model's context: prompt and answer may have %d tokens together",
+            config.max_sequence_length,
+            context_length,
+        )
+    num_slots = config.max_num_sequences or MAX_NUM_SEQUENCES
+    memory_bytes = memory_bytes or linux.memory_bytes()
+    budget = config.max_kv_cache_tokens or default_budget(num_slots, max_length, token_bytes, memory_bytes)
+    num_cache_tokens = max(budget // tokens_per_block, 1) * tokens_per_block
+    if num_cache_tokens < max_length:
+        log.warning(
+            "prompt and answer may have %d tokens together, not the model's %d: the KV cache holds no more",
+            num_cache_tokens,
+            max_length,
+        )
+        max_length = num_cache_tokens
+    if not is_lazy:
+        num_slots = max(1, min(num_slots, max(num_cache_tokens, memory_bytes // 4 // token_bytes) // max_length))
+    return Limits(num_slots, max_length, num_cache_tokens)
+
+
+def load(
+    model: str | os.PathLike[str] | Buffers | Runner, config: EngineConfig, progress: Progress
+) -> tuple[Runner, Limits]:
+    """The runner of a model and the limits, whichever form the model has."""
+    if isinstance(model, str | os.PathLike):
+        return load_runner(os.fspath(model), config, progress)
+    if isinstance(model, Buffers):
+        with model.as_folder() as folder:
+            return load_runner(folder, config, progress)
+    return model, choose_limits(config, model.context_length, model.tokens_per_block, token_bytes=1)
+
+
+def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
+    """Load the checkpoint in folder `path` for the native kernels, or for torch where they cannot run it."""
+    from handlers.lmi_dist.native_runner import choose_library
+    from handlers.lmi_dist.placement import choose_placement
+    from handlers.lmi_dist.weights import read_facts
+
+    facts = read_facts(path)
+    placement = choose_placement(config, facts.dtype)
+    library = choose_library(facts, placement.device, config)
+    if library is None:
+        return _load_torch(facts, placement, config, progress)
+    return _load_native(facts, library, config, progress)
+
+
+def _load_native(
+    facts: ModelFacts, library: Library, config: EngineConfig, progress: Progress
+) -> tuple[Runner, Limits]:
+    from handlers.lmi_dist.native_runner import NativeRunner
+
+    block_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim)
+    per_block = NativeRunner.tokens_per_block
+    limits = choose_limits(config, facts.context_length, per_block, token_bytes=block_bytes // per_block)
+    num_blocks = limits.num_cache_tokens // per_block
+    runner = NativeRunner(
+        facts, library, config, num_blocks=num_blocks, max_length=limits.max_length, progress=progress
+    )
+    return runner, limits
+
+
+def _load_torch(
+    facts: ModelFacts, placement: Placement, config: EngineConfig, progress: Progress
+) -> tuple[Runner, Limits]:
+    from handlers.lmi_dist.model_runner import ModelRunner
+
+    is_cuda = placement.device.type == "cuda"
+    limits = choose_limits(
+        config,
+        facts.context_length,
+        ModelRunner.tokens_per_block,
+        token_bytes=facts.kv_bytes_per_token(placement.dtype),
+        memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
+        is_lazy=not is_cuda,
+    )
+    runner = ModelRunner(
+        facts, placement, config, num_slots=limits.num_slots, max_length=limits.max_length, progress=progress
+    )
+    return runner, limits
+
+
+def describe(
+    runner: Runner,
+    limits: Limits,
+    settings: ExecutorConfig,
+    *,
+    why_no_guides: str,
+    post_processors: PostProcessors | None = None,
+) -> EngineInfo:
+    return EngineInfo(
+        name="lmi-dist",
+        vocab_size=runner.vocab_size,
+        max_sequence_length=limits.max_length,
+        max_num_sequences=limits.num_slots,
+        dtype=runner.dtype,
+        device=runner.device,
+        kernels=runner.kernels,
+        max_kv_cache_tokens=limits.num_cache_tokens,
+        capabilities=Capabilities(
+            max_beam_width=min(settings.max_beam_width, limits.num_slots),
+            num_return_sequences=True,
+            guided_decoding=() if why_no_guides else tuple(GuideType),
+            why_no_guides=why_no_guides,
+            typical_p=True,
+            embedding_bias=True,
+            no_repeat_ngram_size=True,
+            perf_metrics=True,
+            context_logits=True,
+            generation_logits=True,
+            additional_outputs=tuple(settings.additional_model_outputs),
+            logits_post_processors=post_processors.names if post_processors else (),
+            max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
+            priority=True,
+            kv_cache_retention=runner.shares_blocks and settings.kv_cache_config.enable_block_reuse,
+            lora=runner.adapters is not None,
+            batch_invariant=runner.is_batch_invariant,
+            log_probs_invariant=runner.is_batch_invariant,
+        ),
+    )
