@@ -2,7 +2,7 @@
 
 It serves load tests of everything before the engine, and tests of faults. It keeps the whole contract (streaming,
 cancel, deadlines, stop words, end tokens, statistics) and ignores how a token should be chosen. Every log-prob is the
-same.
+same, also of the alternatives. Only what would forbid a token of the prompt, or needs logits, is refused.
 Its options are `echo_step_ms` (how long a step takes, 10), `echo_max_num_sequences` (64), and token ids that break it
 when a prompt holds them: `echo_fault_token` (the step raises), `echo_hang_token` (the step never ends),
 `echo_die_token` (the process exits).
@@ -39,7 +39,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecu
 class EchoExecutor(SteppedExecutor):
     def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
         config = config or EngineConfig(handler="echo")
-        super().__init__(max_queue_size=config.max_queue_size)
+        super().__init__(max_queue_size=config.max_queue_size, max_request_stats=config.request_stats_max_iterations)
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
         self._faults = {
@@ -95,13 +95,23 @@ def _advance(sequence: Sequence) -> None:
     sequence.num_computed = sequence.num_tokens
     token_id = sequence.token_ids[-sequence.num_prompt_tokens]
     num_top = sequence.request.output_config.num_top_log_probs
-    sequence.append(token_id, LOG_PROB, [TokenLogProb(token_id, LOG_PROB)] if num_top else None)
+    sequence.append(token_id, LOG_PROB, _alternatives(token_id, num_top) if num_top else None)
 
 
 def _note_prompt(sequence: Sequence) -> None:
     if sequence.lacks_prompt_log_probs:
-        known = [PromptLogProb(LOG_PROB) for _ in range(sequence.num_prompt_tokens - 1)]
+        num_top = sequence.request.output_config.num_prompt_log_probs or 0
+        later = sequence.request.input_token_ids[1:]
+        known = [PromptLogProb(LOG_PROB, _alternatives(token_id, num_top)) for token_id in later]
         sequence.prompt_log_probs = [PromptLogProb(None), *known]
+
+
+def _alternatives(token_id: int, num_top: int) -> list[TokenLogProb]:
+    """The token and those before it, down to 0, and then those after it."""
+    first = max(0, token_id - num_top + 1)
+    below = range(token_id, first - 1, -1)
+    above = range(token_id + 1, first + num_top)
+    return [TokenLogProb(one, LOG_PROB) for one in (*below, *above)]
 
 
 def _raise() -> None:

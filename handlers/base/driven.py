@@ -16,14 +16,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
 from handlers.base.adapters import AdapterEngine, Adapters, AdapterTurns
+from handlers.base.driven_beams import BeamRounds, Row, check_beams
 from handlers.base.outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence
-from handlers.base.stepped import EngineStopped, Step, SteppedExecutor
+from handlers.base.stepped import MAX_STATS, EngineStopped, Step, SteppedExecutor
 from lmi.errors import InvalidRequest, LmiError, OutOfMemory, UnknownAdapter
 from lmi.executor import EngineInfo, ErrorKind, KvCacheStats, Request
 
@@ -85,10 +87,11 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         max_resident_adapters: int = 0,
         mixes_adapters: bool = True,
         max_queue_size: int | None = None,
+        max_stats: int = MAX_STATS,
         max_request_stats: int = 0,
     ) -> None:
         """`mixes_adapters` says that one batch may hold sequences with and without an adapter."""
-        super().__init__(max_queue_size=max_queue_size, max_request_stats=max_request_stats)
+        super().__init__(max_queue_size=max_queue_size, max_stats=max_stats, max_request_stats=max_request_stats)
         self._engine = engine
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
@@ -101,6 +104,10 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
 
     def _work(self, sequence: Sequence) -> Work:
         """Translate a sequence for the engine. May raise what `Engine.add` raises."""
+        raise NotImplementedError
+
+    def _row_work(self, sequence: Sequence, row: Row) -> Work:
+        """Translate a running beam of a sequence, as `_work`. Only an engine whose capabilities have beams needs it."""
         raise NotImplementedError
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
@@ -117,6 +124,10 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    def _check(self, request: Request) -> None:
+        super()._check(request)
+        check_beams(request, self.info)
 
     def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
         return super().enqueue_requests(list(map(_checked, requests)))
@@ -160,9 +171,9 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
             self._turns.waiting.append(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
-        name = name_of(sequence)
-        if self._known.pop(name, None) is not None:
-            self._engine.abort([name])
+        names = [name for name in _names_of(sequence) if self._known.pop(name, None) is not None]
+        if names:
+            self._engine.abort(names)
         elif sequence in self._turns.waiting:
             self._turns.waiting.remove(sequence)
         self._adapters.release(sequence)
@@ -171,16 +182,18 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     def _active(self) -> SequenceOf[Sequence]:
         known, load = self._known.copy(), self._load  # another thread may ask while a step changes them
         if load.running is None:
-            return list(known.values())[: load.num_running]
-        return [known[name] for name in load.running if name in known]
+            running: Iterable[Sequence] = islice(known.values(), load.num_running)
+        else:
+            running = (known[name] for name in load.running if name in known)
+        return list(dict.fromkeys(running))  # several beams of one may run
 
     @property
     def _queued(self) -> SequenceOf[Sequence]:
         known, active, waiting = self._known.copy(), self._active, self._turns.waiting.copy()
         if len(active) >= len(known):  # as nearly always
             return list(waiting)
-        names = set(map(name_of, active))
-        return [*(sequence for name, sequence in known.items() if name not in names), *waiting]
+        begun = set(active)
+        return [*dict.fromkeys(one for one in known.values() if one not in begun), *waiting]
 
     def _wake(self) -> None:
         self._engine.wake()
@@ -213,27 +226,42 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
 
     def _hand_over(self) -> list[Sequence]:
         """Give the engine the sequences that may run. Returns those that it refused."""
-        refused = []
-        for sequence in self._turns.take(self._known):
-            try:
+        return [sequence for sequence in self._turns.take(self._known) if not self._give(sequence)]
+
+    def _give(self, sequence: Sequence) -> bool:
+        """Give the engine a sequence, or each of its running beams. Returns False if it was refused."""
+        try:
+            if sequence.search is None:
                 self._engine.add(self._work(sequence))
                 self._known[name_of(sequence)] = sequence
-            except Exception as error:
-                if self._kind_of(error) is not ErrorKind.INVALID:
-                    is_told = isinstance(error, LmiError)  # the client reads all that is known
-                    log.error("%s did not take request %d: %s", self.title, sequence.id, error, exc_info=not is_told)
-                self._refuse(sequence, error)
-                refused.append(sequence)
-        return refused
+            else:
+                self._give_rows(sequence)
+        except Exception as error:
+            if self._kind_of(error) is not ErrorKind.INVALID:
+                is_told = isinstance(error, LmiError)  # the client reads all that is known
+                log.error("%s did not take request %d: %s", self.title, sequence.id, error, exc_info=not is_told)
+            self._refuse(sequence, error)
+            return False
+        return True
+
+    def _give_rows(self, sequence: Sequence) -> None:
+        if sequence.rows is None:
+            sequence.rows = BeamRounds(sequence, name_of(sequence))
+        for row in _rounds(sequence).begin():
+            self._engine.add(self._row_work(sequence, row))
+            self._known[row.name] = sequence
 
     def _take(self, output: SequenceOutput, step: Step) -> None:
         sequence = self._known.get(output.id)
         if sequence is None:  # it ended a moment ago
             return
         is_first, num_before = sequence.is_prefilling, sequence.num_tokens
-        feed(sequence, output)
-        num_new = sequence.num_tokens - num_before  # an output may carry the tokens of several steps
-        if is_first:
+        if sequence.search is None:
+            feed(sequence, output)
+            num_new = sequence.num_tokens - num_before  # an output may carry the tokens of several steps
+        else:
+            num_new = self._take_row(sequence, output)
+        if is_first and not sequence.is_prefilling:
             step.num_context_tokens += sequence.num_prompt_tokens
             num_new -= num_new > 0  # the first comes with the prompt
         step.num_generation_tokens += max(0, num_new)
@@ -242,6 +270,20 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         if output.end is not None:
             del self._known[output.id]
         step.touched.append(sequence)
+
+    def _take_row(self, sequence: Sequence, output: SequenceOutput) -> int:
+        """Note the output of one beam. Begin the next round after a round's last one, and return its new tokens."""
+        rounds = _rounds(sequence)
+        if sequence.is_finished or isinstance(output.end, Exception):
+            return 0
+        num_rows = len(rounds.names)
+        if not rounds.take(output):
+            return 0
+        if not sequence.is_finished and self._give(sequence):
+            self._load.num_running += len(rounds.names)  # it runs on, though the engine has not seen these rows yet
+            if self._load.running is not None:
+                self._load.running += rounds.names
+        return num_rows
 
     def _fail(self, sequence: Sequence, error: Exception, message: str) -> None:
         """End a sequence with an error. The client reads the message of an LmiError, else `message`."""
@@ -256,7 +298,8 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         waiting = [sequence for sequence in self._queued if not sequence.num_generated]  # else it was preempted
         self._engine.abort(self._known)
         for sequence in waiting:
-            self._known.pop(name_of(sequence), None)
+            for name in _names_of(sequence):
+                self._known.pop(name, None)
         self._load = replace(self._load, num_running=len(self._known), running=list(self._known))
         self._turns.waiting.clear()
         self._turns.waiting.extend(waiting)
@@ -265,6 +308,16 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
 def name_of(sequence: Sequence) -> str:
     """The id of a sequence at the engine."""
     return f"{sequence.id}.{sequence.index}"
+
+
+def _names_of(sequence: Sequence) -> list[str]:
+    """The ids of a sequence, or of its running beams, at the engine."""
+    return [name_of(sequence)] if sequence.rows is None else _rounds(sequence).names
+
+
+def _rounds(sequence: Sequence) -> BeamRounds:
+    assert isinstance(sequence.rows, BeamRounds)
+    return sequence.rows
 
 
 def _checked(request: Request) -> Request:

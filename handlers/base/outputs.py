@@ -42,7 +42,7 @@ def feed(sequence: Sequence, output: SequenceOutput) -> None:
     if not sequence.num_generated:
         sequence.count_cached(output.num_cached_tokens)
     if output.prompt_log_probs is not None and sequence.lacks_prompt_log_probs:
-        _note_prompt(sequence, output.prompt_log_probs)
+        note_prompt(sequence, output.prompt_log_probs)
     known, num_top = output.log_probs, sequence.request.output_config.num_top_log_probs
     for position, token_id in enumerate(output.token_ids):
         if sequence.is_finished:
@@ -64,7 +64,7 @@ def best(log_probs: LogProbs, position: int, num_top: int) -> list[TokenLogProb]
     return [TokenLogProb(token_id, log_prob) for token_id, log_prob in others[:num_top]]
 
 
-def _note_prompt(sequence: Sequence, log_probs: LogProbs) -> None:
+def note_prompt(sequence: Sequence, log_probs: LogProbs) -> None:
     num_top = sequence.request.output_config.num_prompt_log_probs or 0
     known = sequence.prompt_log_probs or [PromptLogProb(None)]
     sequence.prompt_log_probs = known + [

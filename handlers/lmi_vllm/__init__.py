@@ -34,7 +34,7 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> VllmExecu
         from handlers.lmi_vllm.multinode import Follower
 
         return Follower(model_path, config, progress)
-    return VllmExecutor(model_path, config, progress)
+    return VllmExecutor(model_path, config, progress=progress)
 
 
 def __getattr__(name: str) -> Any:

@@ -58,6 +58,10 @@ def check(config: EngineConfig) -> Mapping[str, str]:
         faults["option.pipeline_parallel_degree"] = "1 on vllm where no GPU is used"
     if config.speculative is not None:
         faults["option.speculative"] = OWN_SPECULATION
+    if config.additional_outputs:
+        faults["option.additional_outputs"] = "nothing on vllm, whose steps return tokens; lmi-dist has outputs"
+    if config.logits_post_processors is not None:
+        faults["option.logits_post_processors"] = "nothing on vllm, which calls no function of ours; lmi-dist does"
     return faults
 
 

@@ -36,6 +36,7 @@ FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs
 NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
 TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
 SPECULATIVE_LENGTH = 5
+UNLIMITED = -1  # as max_logprobs
 BOOLEAN = TypeAdapter(bool)  # true, false, 1, 0, yes, no, on, off in any case
 
 # These differ from vLLM's defaults. lmi keeps the statistics, requests have priorities, and no progress bar is drawn
@@ -60,8 +61,6 @@ OUR_NAMES = {
     "num_gpu_blocks_override": "max_kv_cache_tokens",
     "cache_dtype": "kv_cache_dtype",
 }
-# Keys of EngineConfig.options that only the executor reads.
-NOT_FOR_VLLM = frozenset({"request_stats_max_iterations"})
 
 log = logging.getLogger("lmi.vllm")
 
@@ -76,6 +75,8 @@ def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
     typed = _typed(config)
     _check_weights(Path(model_path), typed.get("load_format", "auto"), config.allow_pickle)
     arguments = {**DEFAULTS, "model": model_path, **_ours(config), **typed}
+    if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
+        arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
     if current_platform.is_cpu():
         arguments |= _mode_on_cpu(config) | _cache_on_cpu(config, arguments)
     elif config.max_kv_cache_tokens is not None:
@@ -139,7 +140,7 @@ def _typed(config: EngineConfig) -> dict[str, Any]:
     faults = []
     flags = _flags() if config.options else {}
     for name, text in config.options.items():
-        if name in SPECULATIVE or name in NOT_FOR_VLLM:
+        if name in SPECULATIVE:
             continue
         if name == "model":
             faults.append(f"{_named(config, name, text)}: the model is named by option.model_id")

@@ -8,6 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,15 +19,18 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from handlers.base.configuration import AnyConfig
 from handlers.base.driven import DrivenExecutor, name_of
+from handlers.base.driven_beams import Row
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import guides
-from handlers.lmi_vllm.about import ON_RAY
+from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments
+from handlers.lmi_vllm.configuration import settled
 from handlers.lmi_vllm.in_process import InProcess
 from handlers.lmi_vllm.multi_process import MultiProcess
 from handlers.lmi_vllm.outputs import num_blocks
-from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, sampling_params
+from handlers.lmi_vllm.sampling import MAX_TEMPERATURE, priority, row_params, sampling_params
 from handlers.lmi_vllm.start_errors import explained
 from handlers.lmi_vllm.startup_log import StartupLog
 from handlers.lmi_vllm.work import Work, lora_request
@@ -33,48 +39,63 @@ from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, Progres
 from lmi.settings.config import EngineConfig
 
 NUM_WARM_UP_TOKENS = 4
+NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init leaves out"
 
 log = logging.getLogger("lmi.vllm")
 
 
 class VllmExecutor(DrivenExecutor[Work]):
-    """`model` is the folder of a Hugging Face checkpoint. With several ranks `is_multi_process` is true by default."""
+    """`Executor(path, config)`: `path` is the folder of a Hugging Face checkpoint.
+
+    The configuration is the contract's or the server's. It is read here, so a later change has no effect. Buffers in
+    place of a path are refused. With several ranks `is_multi_process` is true by default.
+    """
 
     title = "vLLM"
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
-        config: EngineConfig | None = None,
-        progress: Progress = lambda stage, share: None,
+        model: str | os.PathLike[str] | bytes,
+        json_config_str: str | AnyConfig | None = None,
+        config: AnyConfig | None = None,
         *,
+        progress: Progress = lambda stage, share: None,
         is_multi_process: bool | None = None,
     ) -> None:
-        config, folder = config or EngineConfig(handler="vllm"), os.fspath(model)
+        folder, settings, options = settled(model, json_config_str, config)
         progress("configuration", 0.0)
-        engine = _start(folder, config, is_multi_process, progress)
-        info, lora = describe(engine.config), engine.config.lora_config
+        engine = _start(folder, options, is_multi_process, progress)
+        info, lora = describe(engine.config, settings.max_beam_width), engine.config.lora_config
         super().__init__(
             engine,
             info,
             max_resident_adapters=0 if lora is None else lora.max_loras,
             mixes_adapters=info.device != "cpu",  # on a CPU vLLM computes wrong rows for the base model beside adapters
-            max_queue_size=config.max_queue_size,
-            max_request_stats=int(config.options.get("request_stats_max_iterations", "0")),
+            max_queue_size=settings.max_queue_size,
+            max_stats=settings.iter_stats_max_iterations,
+            max_request_stats=settings.request_stats_max_iterations,
         )
         progress("warm-up", 0.0)
         try:
             _warm_up(engine)
         except Exception as error:  # only a step shows that a kernel cannot do what the model needs
-            raise explained(error, folder, config) from error
+            raise explained(error, folder, options) from error
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:
+        token_ids = list(sequence.request.input_token_ids)
+        return self._work_of(sequence, name_of(sequence), token_ids, sampling_params(sequence))
+
+    def _row_work(self, sequence: Sequence, row: Row) -> Work:
+        work = self._work_of(sequence, row.name, row.token_ids, row_params(sequence, row.num_top))
+        return replace(work, arrival_time=row.arrival_time)
+
+    def _work_of(self, sequence: Sequence, name: str, token_ids: list[int], params: SamplingParams) -> Work:
         adapter = self._adapters.used_by(sequence)
         return Work(
-            id=name_of(sequence),
-            token_ids=list(sequence.request.input_token_ids),
-            params=sampling_params(sequence),
+            id=name,
+            token_ids=token_ids,
+            params=params,
             adapter=None if adapter is None else lora_request(adapter),
             priority=priority(sequence.request),
             cache_salt=sequence.request.cache_salt,
@@ -104,12 +125,25 @@ def _start(
         if is_multi_process is None:
             is_multi_process = num_ranks > 1 or arguments.distributed_executor_backend == ON_RAY
         # The warnings name functions that torch will drop; they are for vLLM's authors.
-        with startup_log.reported_to(progress), warnings.catch_warnings(action="ignore"):
+        silence = warnings.catch_warnings(action="ignore")
+        with startup_log.reported_to(progress), silence, _cores_for_ranks(config):
             return MultiProcess(arguments) if is_multi_process else InProcess(arguments)
     except Exception as error:
         explanation = explained(error, model, config, startup_log.cause)
         log.debug("vLLM did not start", exc_info=error)
         raise explanation from error
+
+
+@contextmanager
+def _cores_for_ranks(config: EngineConfig) -> Iterator[None]:
+    """Give each rank its cores for the time of the start. In a server the environment says it: its engines share."""
+    added = environment(config, os.environ, 0, "")
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _warm_up(engine: InProcess | MultiProcess) -> None:
@@ -135,9 +169,10 @@ def _warm_up(engine: InProcess | MultiProcess) -> None:
             num_open -= output.end is not None
 
 
-def describe(config: VllmConfig) -> EngineInfo:
-    model = config.model_config
+def describe(config: VllmConfig, max_beam_width: int) -> EngineInfo:
+    model, speculates = config.model_config, config.speculative_config is not None
     vocab_size, max_logprobs = model.get_vocab_size(), model.max_logprobs
+    max_top_log_probs = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
     return EngineInfo(
         name="vllm",
         vocab_size=vocab_size,
@@ -147,11 +182,14 @@ def describe(config: VllmConfig) -> EngineInfo:
         device=config.device_config.device_type,
         max_kv_cache_tokens=num_blocks(config) * config.cache_config.block_size,
         capabilities=Capabilities(
+            max_beam_width=max(1, min(max_beam_width, max_top_log_probs // 2)),
             num_return_sequences=True,
-            guided_decoding=tuple(GuideType),
-            embedding_bias=True,
+            guided_decoding=() if model.skip_tokenizer_init else tuple(GuideType),
+            why_no_guides=NO_TEXTS if model.skip_tokenizer_init else "",
+            min_p=not speculates,  # vLLM refuses both beside drafts
+            embedding_bias=not speculates,
             perf_metrics=True,
-            max_top_log_probs=vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size),
+            max_top_log_probs=max_top_log_probs,
             max_temperature=MAX_TEMPERATURE,
             lora=config.lora_config is not None,
             priority=config.scheduler_config.policy == "priority",

@@ -50,7 +50,7 @@ class Follower(Executor):
         self._heartbeat = NodeHeartbeat(
             arguments.master_addr, parallel.master_port, arguments.node_rank, arguments.nnodes
         )
-        self._info = describe(settings)
+        self._info = describe(settings, config.max_beam_width)
 
     def _note_death(self) -> None:
         self._are_alive = False

@@ -102,16 +102,16 @@ def _start_tracker() -> None:
     killed. The SIGKILL that the supervisor sends to the whole group must not reach the tracker. Its warnings about the
     memory that it removes are silenced.
     """
-    is_group = os.getpgrp() == os.getpid()
-    with suppress(OSError):  # the leader of a session cannot leave its group
-        if is_group:
+    is_alone = os.getpgrp() == os.getpid() != os.getsid(0)  # the leader of a session cannot leave its group
+    if is_alone:
+        with suppress(OSError):
             os.setpgid(0, os.getpgid(os.getppid()))
     sys.warnoptions.append("ignore")
     try:
         resource_tracker.ensure_running()
     finally:
         sys.warnoptions.pop()
-        if is_group:
+        if is_alone:
             os.setpgid(0, 0)
 
 

@@ -39,6 +39,19 @@ def sampling_params(sequence: Sequence) -> SamplingParams:
     return params
 
 
+def row_params(sequence: Sequence, num_top: int) -> SamplingParams:
+    """The parameters of a running beam: one token, and the best `num_top` with their log-probs."""
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+        **_log_probs(sequence.request.output_config, sequence) | {"logprobs": num_top},
+    )
+
+
 def _choice(config: SamplingConfig, seed: int) -> dict[str, Any]:
     """The parameters that choose a token. Unset ones are omitted: vLLM accepts None only in some fields."""
     if config.is_greedy:

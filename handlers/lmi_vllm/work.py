@@ -21,10 +21,14 @@ class Work:
     adapter: LoRARequest | None = None
     priority: int = 0
     cache_salt: str | None = None
+    arrival_time: float | None = None  # time.time(), for its place in the queue; None: now
 
     @property
     def prompt(self) -> TokensInput:
-        return tokens_input(self.token_ids, cache_salt=self.cache_salt)
+        prompt = tokens_input(self.token_ids, cache_salt=self.cache_salt)
+        if self.arrival_time is not None:
+            prompt["arrival_time"] = self.arrival_time
+        return prompt
 
 
 def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:

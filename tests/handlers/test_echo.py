@@ -16,7 +16,7 @@ from handlers.echo import CONTEXT_LENGTH, LOG_PROB, VOCAB_SIZE, EchoExecutor, lo
 from lmi.executor import ErrorKind, FinishReason, OutputConfig, Request, Response
 from lmi.settings.config import EngineConfig
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def echo(**options: str) -> EchoExecutor:
@@ -46,6 +46,23 @@ def test_every_log_prob_is_the_same() -> None:
     assert result is not None and result.log_probs == [[LOG_PROB] * 7] and result.cum_log_probs == [7 * LOG_PROB]
     assert result.prompt_log_probs is not None
     assert [one.log_prob for one in result.prompt_log_probs] == [None, LOG_PROB]
+
+
+def test_there_are_as_many_alternatives_as_a_request_asks_for() -> None:
+    output = OutputConfig(num_top_log_probs=3, num_prompt_log_probs=4)
+    with echo() as executor:
+        result = finish(executor, executor.enqueue_request(ask(1, 9, max_tokens=2, output_config=output))).get_result()
+    assert result.top_log_probs is not None and result.prompt_log_probs is not None
+    assert [[one.token_id for one in top] for top in result.top_log_probs[0]] == [[1, 0, 2], [9, 8, 7]]
+    assert [[one.token_id for one in position.top] for position in result.prompt_log_probs] == [[], [9, 8, 7, 6]]
+
+
+def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
+    config = EngineConfig(handler="echo", options={"echo_step_ms": "1"}, request_stats_max_iterations=2)
+    with EchoExecutor(config) as executor:
+        finish(executor, executor.enqueue_request(ask(5, 6)))
+        stages = [[one.stage for one in step.request_stats] for step in executor.get_latest_request_stats()]
+    assert stages == [["GENERATION_IN_PROGRESS"], ["GENERATION_COMPLETE"]]
 
 
 def test_a_step_takes_its_time_whatever_the_number_of_requests() -> None:

@@ -224,6 +224,18 @@ def gives_several(**given: int) -> Callable[[Server], None]:
     return check
 
 
+def test_a_rule_that_vllm_lacks_beside_beams_is_refused_by_its_name(server: Server) -> None:
+    said = "is not supported here: vllm has no penalties in a beam search"
+    assert refusal(server, {"num_beams": 2, "repetition_penalty": 1.5}) == f"parameters.repetition_penalty {said}"
+
+
+def searches(server: Server) -> None:
+    answer = ask(server, **DETAILS, num_beams=3)
+    others = answer["details"]["best_of_sequences"]
+    assert len({answer["generated_text"], *(other["generated_text"] for other in others)}) == 3
+    assert ask(server, **DETAILS, num_beams=3, n=2)["details"]["best_of_sequences"] == others[:1]
+
+
 def changes_nothing(name: str, value: object) -> Callable[[Server], None]:
     def check(server: Server) -> None:
         for others in ({}, SAMPLED):
@@ -249,8 +261,9 @@ EFFECTS: dict[str, Callable[[Server], None]] = {
     "frequency_penalty": avoids_what_was_said("frequency_penalty", 2.0),
     "n": gives_several(n=3),
     "best_of": gives_several(best_of=3),
-    "length_penalty": changes_nothing("length_penalty", 2.0),  # of beams
-    "early_stopping": changes_nothing("early_stopping", True),  # of beams
+    "num_beams": searches,
+    "length_penalty": changes_nothing("length_penalty", 2.0),  # without beams
+    "early_stopping": changes_nothing("early_stopping", True),  # without beams
     "stop_token_ids": stops_at_a_token,
     "include_stop_str_in_output": shows_the_stop,
     "ignore_eos_token": goes_on,
@@ -260,7 +273,7 @@ EFFECTS: dict[str, Callable[[Server], None]] = {
     "spaces_between_special_tokens": changes_nothing("spaces_between_special_tokens", False),  # they are skipped
 }
 REFUSED: dict[str, dict[str, Any]] = {
-    "num_beams": {"num_beams": 2},
+    "num_beams": {"num_beams": 9},  # over option.max_beam_width
     "typical_p": {"typical_p": 0.5, **SAMPLED},  # documented only for lmi-dist
     "temperature": {"temperature": 2.5, **SAMPLED},  # over vLLM's maximum
     "logprobs": {"logprobs": 21, **DETAILS},
@@ -270,7 +283,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def test_no_documented_parameter_is_forgotten() -> None:
-    assert NAMES == {*EFFECTS, "num_beams"} == {*WRONG}
+    assert NAMES == {*EFFECTS} == {*WRONG}
 
 
 @pytest.mark.parametrize("name", EFFECTS)
@@ -307,7 +320,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "n": (*NO_INT, 0, 1000),
     "best_of": (*NO_INT, 0, 1000),
     "num_beams": (*NO_INT, 0),
-    "length_penalty": NO_NUMBER,
+    "length_penalty": (*NO_NUMBER, -0.5),
     "early_stopping": NO_BOOL,
     "stop_token_ids": ("5", 5, [True], [1.5], ["5"], [-1], [2**70], [None]),
     "include_stop_str_in_output": NO_BOOL,

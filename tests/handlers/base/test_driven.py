@@ -15,7 +15,7 @@ from lmi.executor import ErrorKind, FinishReason, LoraConfig, Request, Response,
 from lmi.settings.config import EngineConfig
 from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES, Executor, Work, write_adapter
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture

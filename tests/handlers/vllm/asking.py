@@ -25,20 +25,27 @@ TIMEOUT_S = 60.0
 TIE = 1e-4  # two log-probs this close count as equal
 
 
-def start(folder: Path | None = None, **options: str) -> VllmExecutor:
+def executor_of_vllm() -> type[VllmExecutor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of libraries at their import
         from handlers.lmi_vllm import Executor
 
-        config = EngineConfig(
-            handler="vllm",
-            dtype="fp32",
-            max_num_sequences=MAX_NUM_SEQUENCES,
-            max_sequence_length=CONTEXT_LENGTH,
-            max_kv_cache_tokens=CONTEXT_LENGTH,
-            options=options,
-        )
-        return Executor(folder or tiny_model(FAMILY), config)
+        return Executor
+
+
+def start(folder: Path | None = None, *, request_stats_max_iterations: int = 0, **options: str) -> VllmExecutor:
+    config = EngineConfig(
+        handler="vllm",
+        dtype="fp32",
+        max_num_sequences=MAX_NUM_SEQUENCES,
+        max_sequence_length=CONTEXT_LENGTH,
+        max_kv_cache_tokens=CONTEXT_LENGTH,
+        request_stats_max_iterations=request_stats_max_iterations,
+        options=options,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what vLLM's start warns of
+        return executor_of_vllm()(folder or tiny_model(FAMILY), config)
 
 
 def ask(**fields: Any) -> Request:

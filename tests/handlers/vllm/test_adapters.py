@@ -11,7 +11,7 @@ import pytest
 
 from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
 from lmi.errors import InvalidParameter, ModelUnusable, UnknownAdapter
-from lmi.executor import ErrorKind, FinishReason, LoraConfig, OutputConfig, Response
+from lmi.executor import ErrorKind, FinishReason, LoraConfig, OutputConfig, Response, SamplingConfig
 from tests.handlers.vllm.asking import (
     FAMILY,
     MAX_NUM_SEQUENCES,
@@ -85,6 +85,23 @@ def test_an_adapter_answers_as_its_weights_added_to_the_models_do(
         assert row[token_id] >= row.max() - TIE
         assert log_prob == pytest.approx(float(row[token_id]), abs=1e-3)
     assert name is None or ids != tokens(adapted), "the adapter changes nothing"
+
+
+def test_beams_with_an_adapter_are_those_of_its_weights_added_to_the_models(adapted: Executor, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from tests.beam_reference import Comparison, Found, transformers_beams
+
+    model = merged(AutoModelForCausalLM.from_pretrained(tiny_model(FAMILY)).eval(), folder / "rude")
+    sampling = SamplingConfig(3, num_return_sequences=3, length_penalty=0.0)
+    output = OutputConfig(return_log_probs=True)
+    request = ask(max_tokens=8, sampling_config=sampling, output_config=output, lora_config=use("rude"))
+    with_adapter, base = adapted.enqueue_requests([request, ask(max_tokens=8, sampling_config=sampling)])
+    ended = finals(adapted, [with_adapter, base])
+    got, comparison = ended[with_adapter].get_result(), Comparison()
+    assert got.cum_log_probs is not None
+    comparison.check("rude", Found(got.output_token_ids, got.cum_log_probs), transformers_beams(model, request))
+    assert got.output_token_ids != ended[base].get_result().output_token_ids, "the adapter changes nothing"
 
 
 def test_an_unknown_adapter_is_refused(adapted: Executor) -> None:

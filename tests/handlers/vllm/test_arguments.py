@@ -100,6 +100,16 @@ def engine_config(arguments: ModuleType, engine: EngineConfig, folder: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("max_beam_width", "given", "expected"), [(8, None, 20), (16, None, 32), (8, "5", 16), (1, "5", 5), (16, "-1", -1)]
+)
+def test_there_are_log_probs_for_the_candidates_of_the_widest_beam_search(
+    arguments: ModuleType, folder: Path, max_beam_width: int, given: str | None, expected: int
+) -> None:
+    engine = config({} if given is None else {"max_logprobs": given}, max_beam_width=max_beam_width)
+    assert arguments.engine_arguments(engine, str(folder))["max_logprobs"] == expected
+
+
+@pytest.mark.parametrize(
     ("name", "text", "value"),
     [
         ("seed", "7", 7),
@@ -182,7 +192,7 @@ def test_broken_json_is_one_line_and_all_faults_come_at_once(arguments: ModuleTy
 def test_an_option_that_vllm_has_not_is_told_with_the_closest(
     arguments: ModuleType, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"enable_prefix_cachin": "true", "request_stats_max_iterations": "5"}
+    options = {"enable_prefix_cachin": "true"}
     given = arguments.engine_arguments(config(options), str(folder))
     said = (
         "option.enable_prefix_cachin='true': vLLM has no such argument; the closest one is option.enable_prefix_caching"

@@ -67,7 +67,7 @@ def test_statistics_tell_what_the_cache_holds(engine: Executor) -> None:
 
 
 def test_the_statistics_of_requests_are_kept_where_they_are_asked_for() -> None:
-    with start(request_stats_max_iterations="100") as engine:
+    with start(request_stats_max_iterations=100) as engine:
         few, many = engine.enqueue_requests([ask(max_tokens=2), ask(max_tokens=4)])
         finals(engine, [few, many])
         steps = engine.get_latest_request_stats()

@@ -12,13 +12,17 @@ import pytest
 
 from lmi.errors import Unsupported
 from lmi.executor import (
+    AdditionalModelOutput,
     ErrorKind,
     Executor,
+    ExternalDraftTokensConfig,
     FinishReason,
     GuidedDecodingParams,
     GuideType,
+    KvCacheRetentionConfig,
     LoraConfig,
     OutputConfig,
+    PromptTuningConfig,
     Request,
     SamplingConfig,
 )
@@ -56,6 +60,7 @@ MAPPED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 # Fields that the executor itself implements, around vLLM; tests/conformance and other tests of this folder hold them.
 OURS = {
+    "SamplingConfig.beam_width",
     "SamplingConfig.num_return_sequences",
     "OutputConfig.exclude_input_from_output",
     "OutputConfig.return_perf_metrics",
@@ -70,16 +75,20 @@ OURS = {
     "Request.allotted_time_ms",
     "Request.cache_salt",
     "Request.client_id",
+    "Request.num_return_sequences",
 }
 REFUSED: dict[str, Any] = {
-    "SamplingConfig.beam_width": 2,
     "SamplingConfig.typical_p": 0.5,
     "SamplingConfig.no_repeat_ngram_size": 2,
     "OutputConfig.return_context_logits": True,
     "OutputConfig.return_generation_logits": True,
-    "OutputConfig.additional_model_outputs": ("hidden",),
+    "OutputConfig.return_encoder_output": True,
+    "OutputConfig.additional_model_outputs": (AdditionalModelOutput("logits"),),
     "Request.lora_config": LoraConfig("style"),  # without option.enable_lora
     "Request.logits_post_processor_name": "mine",
+    "Request.kv_cache_retention_config": KvCacheRetentionConfig(),
+    "Request.prompt_tuning_config": PromptTuningConfig([[0.0]]),
+    "Request.external_draft_tokens_config": ExternalDraftTokensConfig((5, 6)),
 }
 # Fields of beams, which have no effect without beams.
 WITHOUT_EFFECT: dict[str, Any] = {

@@ -39,9 +39,9 @@ def test_stages_are_told_in_their_order_and_none_is_left_out(begun: StartupLog) 
     cache.setLevel(logging.INFO)
     with begun.reported_to(lambda stage, share: told.append(stage)):
         runner.info("starts")
-        wait_until(lambda: told == ["weights"], "the first is told", 5)
+        wait_until(lambda: told == ["weights"], "the first is told")
         cache.info("has so many blocks")  # stages between were not reported
-        wait_until(lambda: told == list(STAGES), "the others are", 5)
+        wait_until(lambda: told == list(STAGES), "the others are")
         runner.info("says more")
         time.sleep(2 * startup_log.LOOK_S)
     assert told == list(STAGES) and begun.is_started

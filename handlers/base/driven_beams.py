@@ -1,0 +1,127 @@
+"""Beam search on a foreign engine, which gets each running beam of a search as a request of one token.
+
+    search ──a row for each running beam: one token, the best alternatives──▶ engine
+           ◀──────────────────────────────the outputs of all rows────────────
+
+That is one round. The engine's prefix cache holds what earlier rounds have computed, so a row costs little more than
+its last tokens. The engine reports log-probs from before its rules. So a request with beams cannot have rules that
+change logits, except for `min_tokens`, which is kept here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from handlers.base.beams import Candidate, num_candidates
+from handlers.base.outputs import LogProbs, SequenceOutput, best, note_prompt
+from handlers.base.sequence import Sequence
+from lmi.errors import InvalidParameter, Unsupported
+from lmi.executor import EngineInfo, Request
+
+
+def check_beams(request: Request, info: EngineInfo) -> None:
+    """Raise Unsupported for a rule that a request cannot have beside beams, InvalidParameter for too many ends."""
+    if request.sampling_config.beam_width == 1:
+        return
+    for name, noun in _rules(request):
+        raise Unsupported(name, f"{info.name} has no {noun} in a beam search")
+    num_over = _num_candidates(request) - info.capabilities.max_top_log_probs
+    if num_over > 0:
+        num_ends = len(_ends(request))
+        rule = f"at most {num_ends - num_over} together with stop_words beside beams of this width"
+        raise InvalidParameter("end_ids", rule, num_ends)
+
+
+def _rules(request: Request) -> list[tuple[str, str]]:
+    """The rules of a request that change logits: the field, and what the engine lacks."""
+    config = request.sampling_config
+    rules = [
+        ("embedding_bias", "biases", bool(request.embedding_bias)),
+        ("bad_words", "bad words", bool(request.bad_words)),
+        ("repetition_penalty", "penalties", config.repetition_penalty not in (None, 1)),
+        ("presence_penalty", "penalties", bool(config.presence_penalty)),
+        ("frequency_penalty", "penalties", bool(config.frequency_penalty)),
+    ]
+    return [(name, noun) for name, noun, is_given in rules if is_given]
+
+
+def _ends(request: Request) -> set[int]:
+    """The tokens that may end a beam."""
+    end_id = () if request.end_id is None else (request.end_id,)
+    return {*end_id, *request.end_ids, *(word[-1] for word in request.stop_words)}
+
+
+def _num_candidates(request: Request) -> int:
+    return num_candidates(request.sampling_config.beam_width, len(_ends(request)))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A running beam as the engine gets it. It asks for one token after `token_ids`, and for `num_top` log-probs."""
+
+    name: str
+    token_ids: list[int]
+    num_top: int
+    arrival_time: float  # of the request, time.time(): a row does not wait behind what came after the request
+
+
+class BeamRounds:
+    """The rounds of one sequence's search. `name` is that of the sequence at the engine."""
+
+    def __init__(self, sequence: Sequence, name: str) -> None:
+        self._sequence = sequence
+        self._name = name
+        self._arrival_time = time.time()
+        self._num_top = sequence.request.output_config.num_top_log_probs
+        self._num_candidates = _num_candidates(sequence.request)
+        self._min_tokens = sequence.request.sampling_config.min_tokens or 0
+        stops = {word[0] for word in sequence.request.stop_words if len(word) == 1}
+        self._early_banned_ids = sequence.end_ids | stops  # until there are `min_tokens` tokens
+        self._num_rounds = 0
+        self._outputs: dict[str, SequenceOutput | None] = {}  # of the round's rows by name, in the order of the beams
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the round's rows. No other round has them."""
+        return list(self._outputs)
+
+    def begin(self) -> list[Row]:
+        """Begin a round, again if it was given up. Returns its rows."""
+        assert self._sequence.search is not None
+        self._num_rounds += 1
+        prompt, num_top = self._sequence.request.input_token_ids, max(self._num_candidates, self._num_top)
+        rows = [
+            Row(f"{self._name}.{self._num_rounds}.{number}", [*prompt, *beam.token_ids], num_top, self._arrival_time)
+            for number, beam in enumerate(self._sequence.search.running)
+        ]
+        self._outputs = {row.name: None for row in rows}
+        return rows
+
+    def take(self, output: SequenceOutput) -> bool:
+        """Note the output of a row. The round's last one continues the search; returns whether this was the last."""
+        self._outputs[output.id] = output
+        outputs = [one for one in self._outputs.values() if one is not None]
+        if len(outputs) < len(self._outputs):
+            return False
+        if not self._sequence.num_generated:
+            self._note_first(outputs[0])
+        self._sequence.num_computed = self._sequence.num_tokens
+        known = [one.log_probs for one in outputs if one.log_probs is not None]
+        tops = [best(one, 0, self._num_top) for one in known] if self._num_top else None
+        self._sequence.advance([self._candidates(one) for one in known], tops)
+        return True
+
+    def _note_first(self, output: SequenceOutput) -> None:
+        self._sequence.count_cached(output.num_cached_tokens)
+        if output.prompt_log_probs is not None and self._sequence.lacks_prompt_log_probs:
+            note_prompt(self._sequence, output.prompt_log_probs)
+
+    def _candidates(self, known: LogProbs) -> list[Candidate]:
+        is_early = self._sequence.num_generated < self._min_tokens
+        banned_ids = self._early_banned_ids if is_early else frozenset[int]()
+        return [
+            Candidate(one.token_id, -math.inf if one.token_id in banned_ids else one.log_prob, one.log_prob)
+            for one in best(known, 0, self._num_candidates)
+        ]
