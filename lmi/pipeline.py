@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, EngineLost, Unsupported
+from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, Unsupported
 from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.chat_template import ChatTemplate
@@ -57,6 +57,8 @@ class Pipeline:
         """
         info = await self._engines.ready(request.adapter)
         prompt = request.prompt if request.chat is None else await self._render(request.chat)
+        if request.is_beam_search and request.guided_decoding is not None:
+            raise Unsupported("guided_decoding_params", "a beam search follows no structure")
         prompt_ids = await self._encode(request, prompt, info)
         bad_words = await self._tokenizer.spellings_async(request.bad_sequences)
         submitted = self._engine_request(request, prompt_ids, bad_words, info)
@@ -78,8 +80,13 @@ class Pipeline:
                 stream.close()
             return None if delta is None else take(delta)
 
+        async def take_beams(result: Result) -> None:
+            for delta in sequences.read_beams(result):
+                if (pause := take(delta)) is not None:
+                    await pause
+
         try:
-            await stream.forward(take_result)
+            await stream.forward(take_beams if request.is_beam_search else take_result)
         finally:
             stream.close()
 
@@ -151,7 +158,7 @@ class Pipeline:
         return Request(
             input_token_ids=tuple(prompt_ids),
             max_tokens=room if request.max_new_tokens is None else min(request.max_new_tokens, room),
-            streaming=request.is_streaming or bool(request.stop_sequences),
+            streaming=request.is_streaming or (bool(request.stop_sequences) and not request.is_beam_search),
             sampling_config=request.sampling,
             output_config=output_config(request),
             end_ids=self._tokenizer.eos_ids,
@@ -161,6 +168,7 @@ class Pipeline:
             embedding_bias=request.token_biases,
             guided_decoding_params=request.guided_decoding,
             lora_config=LoraConfig(request.adapter) if request.adapter else None,
+            logits_post_processor_name=request.logits_post_processor_name,
             cache_salt=request.cache_salt,
         )
 
@@ -190,12 +198,37 @@ class Sequences:
             del self.open_texts[index]
         return delta
 
+    def read_beams(self, result: Result) -> list[Delta]:
+        """Return a Delta for each beam of a search that has ended. Raises GenerationFailed if beams are missing."""
+        deltas = [delta for beam in beams_of(result) if (delta := self.read(beam)) is not None]
+        if result.is_final and self.open_texts:
+            raise GenerationFailed(f"the engine found only {len(deltas)} of {len(deltas) + len(self.open_texts)} beams")
+        return deltas
+
     def _tell_prompt(self, delta: Delta, result: Result) -> None:
         self._is_prompt_told = True
         delta.num_prompt_tokens, delta.prompt_token_ids = len(self._prompt_ids), self._prompt_ids
         delta.num_cached_tokens = result.num_cached_tokens
         if self._has_prefill:
             delta.prefill = prompt_tokens(self._tokenizer, self._prompt_ids, result.prompt_log_probs)
+
+
+def beams_of(result: Result) -> list[Result]:
+    """Return a Result for each beam of a search, as if each were a sequence. Before the end beams may still change."""
+    return [_beam(result, index) for index in range(len(result.output_token_ids))] if result.is_final else []
+
+
+def _beam(result: Result, index: int) -> Result:
+    return Result(
+        [result.output_token_ids[index]],
+        is_sequence_final=True,
+        sequence_index=index,
+        finish_reasons=[result.finish_reasons[index]],
+        log_probs=result.log_probs and [result.log_probs[index]],
+        top_log_probs=result.top_log_probs and [result.top_log_probs[index]],
+        prompt_log_probs=result.prompt_log_probs,
+        num_cached_tokens=result.num_cached_tokens,
+    )
 
 
 def answer_text(tokenizer: Tokenizer, request: GenerationRequest, prompt_ids: Sequence[int]) -> AnswerText:

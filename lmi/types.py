@@ -73,7 +73,7 @@ class GenerationRequest:
     """A checked request: what to generate and how, in one vocabulary for every API.
 
     The prompt is `prompt`, unless `prompt_token_ids` or `chat` is given. `sampling` holds only values with an effect
-    ("off" values are None), and its `num_return_sequences` is the number of sequences to generate. With
+    ("off" values are None), and its `num_return_sequences` is the number of sequences in the answer. With
     `max_new_tokens` None the answer may fill the context. `stop_token_ids` end the answer like a stop string.
     `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
     there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
@@ -105,11 +105,21 @@ class GenerationRequest:
     adapter: str | None = None
     session: str | None = None
     cache_salt: str | None = None
+    logits_post_processor_name: str | None = None
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences to generate."""
+        """The number of sequences in the answer."""
         return self.sampling.num_return_sequences
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.sampling.beam_width > 1
+
+    @property
+    def num_places(self) -> int:
+        """The number of sequences that the engine runs, each of which has a place in the queue."""
+        return max(self.sampling.beam_width, self.num_sequences)
 
 
 class Token(msgspec.Struct, gc=False):
@@ -195,6 +205,10 @@ class Answers:
         self._num_open -= delta.finish_reason is not None
         return self._num_open == 0
 
-    def ranked(self) -> list[Answer]:
-        """Return the answers, the most probable first. Equal ones stay in order."""
-        return sorted(self.all, key=lambda answer: -answer.cum_log_prob)
+
+def ranked(request: GenerationRequest, answers: Sequence[Answer]) -> list[Answer]:
+    """Return the answers to a request, the best first. A beam search has ranked its own, with a penalty for length.
+
+    Others are ranked by probability. Equal ones stay in order.
+    """
+    return list(answers) if request.is_beam_search else sorted(answers, key=lambda answer: -answer.cum_log_prob)

@@ -9,10 +9,12 @@ The tokenizer has one token for each byte, so prompts and answers are readable i
     oom TEXT        answer TEXT, then run out of memory
     lose TEXT       answer TEXT, then close the engine's connections as a dying engine does
     hang TEXT       answer TEXT, then nothing more
+    lack TEXT       answer TEXT without end, one beam too few
     trip            raise an error that no engine should, when the request comes
     refuse FIELD    refuse the request when it comes, for that field of the contract
     reject FIELD    refuse it for that field in the first step
 
+With beams of a width w an answer has that many: TEXT, TEXT1, TEXT2 …, the first one with the lowest log-probs.
 It reports as cached what a prompt has in common with an earlier one of the same salt, and computes every prompt anew.
 """
 
@@ -217,7 +219,7 @@ class ScriptedExecutor(Executor):
         if response.is_final:
             del self._turns[turn.request_id]
         if response.is_final or turn.request.streaming:
-            self._ready.append(response)
+            self._ready.append(beams(response, turn.request))
 
     def _advance(self, turn: Turn) -> Response | None:
         request, stops = turn.request, {word[0] for word in turn.request.stop_words}
@@ -230,7 +232,7 @@ class ScriptedExecutor(Executor):
             return self._result(turn, turn.left * 100, FinishReason.NOT_FINISHED)
         if turn.left:
             token = turn.left.pop(0)
-            if turn.order == "run":
+            if turn.order in ("run", "lack"):
                 turn.left.append(token)
             turn.said.append(token)
             is_last = len(turn.said) >= request.max_tokens
@@ -265,6 +267,22 @@ class ScriptedExecutor(Executor):
         return Response(turn.request_id, result)
 
 
+def beams(response: Response, request: Request) -> Response:
+    """The Response to a request with beams, made of that to the same request without."""
+    width, num = request.sampling_config.beam_width, request.sampling_config.num_return_sequences
+    if width == 1 or response.result is None:
+        return response
+    result, [ids], [reason] = response.result, response.result.output_token_ids, response.result.finish_reasons
+    if bytes(request.input_token_ids).startswith(b"lack"):
+        num -= 1
+    text, end = (ids[:-1], ids[-1:]) if ids[-1:] == [END_ID] else (ids, [])
+    result.output_token_ids = [text + list(str(beam or "").encode()) + end for beam in range(num)]
+    result.finish_reasons = [reason] * num
+    if result.log_probs:
+        result.log_probs = [[-0.5 / (beam + 1)] * len(ids) for beam, ids in enumerate(result.output_token_ids)]
+    return Response(response.request_id, result)
+
+
 @dataclass
 class Host:
     """The running server, for a test."""
@@ -285,7 +303,7 @@ class Host:
     def send(
         self, method: str, path: str, body: bytes | Iterable[bytes] | None = None, headers: dict[str, str] | None = None
     ) -> tuple[HTTPResponse, bytes]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -294,7 +312,7 @@ class Host:
             connection.close()
 
 
-def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+def wait_until(condition: object, timeout_s: float = 60.0) -> None:
     """Poll a callable until it is true."""
     assert callable(condition)
     deadline_s = time.monotonic() + timeout_s

@@ -7,7 +7,7 @@
     ]
     {"outputs": ["This", ""]}
 
-Indents, separators and escapes are those of the reference. The most probable sequence of an input is its answer.
+Indents, separators and escapes are those of the reference. The best sequence of an input is its answer.
 Source: LMI handlers' inference API schema (v0.28.0 page), second half.
 """
 
@@ -19,7 +19,7 @@ from orjson import dumps
 
 from lmi.formatters.base import ErrorFields, Formatter, text_of
 from lmi.schemas.common import Parsed
-from lmi.types import Answer, AnswerFormat, Answers, Delta, GenerationRequest
+from lmi.types import Answer, AnswerFormat, Answers, Delta, GenerationRequest, ranked
 
 FAILURE = "invoke handler failure"
 
@@ -46,7 +46,7 @@ class BatchWhole(Formatter[AnswerFormat]):
 
     @staticmethod
     def _text(request: GenerationRequest, answers: list[Answer]) -> str:
-        best = max(answers, key=lambda answer: answer.cum_log_prob)
+        best = ranked(request, answers)[0]
         return (request.prompt if request.return_full_text else "") + best.text
 
     @staticmethod

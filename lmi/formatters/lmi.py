@@ -5,7 +5,7 @@
     {"token": {"id": 304, "text": "Deep ", "log_prob": -0.05}}
     {"token": {}, "generated_text": "...", "details": {"finish_reason": "length", "generated_tokens": 9, "inputs": ""}}
 
-The most probable of several sequences is the answer, and its details hold the others. The bytes are the reference's:
+The best of several sequences is the answer, and its details hold the others. The bytes are the reference's:
 `", "` and `": "` as separators, UTF-8 not escaped, keys in a fixed order. With tgi_compat the log-prob and the special
 flag have TGI's names, and the flag is never left out. Source: LMI handlers' inference API schema.
 """
@@ -20,7 +20,7 @@ from orjson import dumps
 from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, error_fields, joined, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.lmi import LmiFormat
-from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
+from lmi.types import Answer, AnswerEnd, Answers, Delta, Token, ranked
 
 
 class LmiFormatter(Formatter[LmiFormat]):
@@ -86,7 +86,7 @@ class LmiWhole(LmiFormatter):
         self._answers = Answers(self._request.num_sequences)
 
     def feed(self, delta: Delta) -> list[bytes]:
-        return [self._whole(*self._answers.ranked())] if self._answers.add(delta) else []
+        return [self._whole(*ranked(self._request, self._answers.all))] if self._answers.add(delta) else []
 
     def _whole(self, best: Answer, *others: Answer) -> bytes:
         body = b'{"generated_text": %b' % dumps(self._full_text(best.text))

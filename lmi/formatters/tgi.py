@@ -17,7 +17,7 @@ from orjson import dumps
 from lmi.formatters.base import NO_TOKEN, ErrorFields, Formatter, joined, one_line
 from lmi.schemas.common import Parsed
 from lmi.schemas.tgi import TgiFormat
-from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
+from lmi.types import Answer, AnswerEnd, Answers, Delta, Token, ranked
 
 
 class TgiWhole(Formatter[TgiFormat]):
@@ -33,7 +33,7 @@ class TgiWhole(Formatter[TgiFormat]):
     def feed(self, delta: Delta) -> list[bytes]:
         if not self._answers.add(delta):
             return []
-        best, *others = self._answers.ranked()
+        best, *others = ranked(self._request, self._answers.all)
         whole: dict[str, Any] = {"generated_text": self._full_text(best.text)}
         if self._format.details:
             whole["details"] = self._sequence_details(best)

@@ -19,7 +19,7 @@ from orjson import OPT_NON_STR_KEYS, OPT_SORT_KEYS, dumps
 from lmi.formatters.base import ErrorFields, Formatter, one_line, text_of
 from lmi.schemas.common import Parsed
 from lmi.schemas.triton import TritonFormat
-from lmi.types import Answer, AnswerEnd, Answers, Delta, Token
+from lmi.types import Answer, AnswerEnd, Answers, Delta, Token, ranked
 
 REASONS = {AnswerEnd.EOS_TOKEN: "stop", AnswerEnd.STOP_SEQUENCE: "stop", AnswerEnd.LENGTH: "length"}
 OUTPUTS = {  # besides text_output, under the names of a model's metadata
@@ -50,7 +50,7 @@ class TritonWhole(Formatter[TritonFormat]):
             return []
         answers, num_input_tokens = self._answers.all, self._answers.all[0].num_prompt_tokens
         if self._format.num_answers < len(answers):
-            answers = self._answers.ranked()[: self._format.num_answers]
+            answers = ranked(self._request, answers)[: self._format.num_answers]
         return [self._object(answers, num_input_tokens, [answer.cum_log_prob for answer in answers])]
 
     def _object(self, answers: Sequence[Answer], num_input_tokens: int, cum_log_probs: Sequence[float]) -> bytes:

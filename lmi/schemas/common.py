@@ -64,8 +64,13 @@ class Parsed(Generic[Format]):
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences to generate for all requests."""
+        """The number of sequences in the answer to all requests."""
         return sum(request.num_sequences for request in self.requests)
+
+    @property
+    def num_places(self) -> int:
+        """The number of places in the queue that all requests take."""
+        return sum(request.num_places for request in self.requests)
 
     @property
     def request(self) -> GenerationRequest:

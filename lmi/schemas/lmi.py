@@ -14,13 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.errors import MalformedRequest, Unsupported, shorten
+from lmi.errors import MalformedRequest, shorten
 from lmi.executor import (
     MAX_PENALTY,
     MAX_SEED,
     MAX_TEMPERATURE,
     REPETITION_PENALTIES,
 )
+from lmi.schemas.beams import MAX_BEAMS, OF_A_SEARCH, read_width, without_search
 from lmi.schemas.common import (
     JSON_SCHEMAS,
     MAX_STOP_SEQUENCES,
@@ -39,6 +40,7 @@ from lmi.schemas.common import (
     read_text,
     strings,
     takes,
+    text,
     token_ids,
 )
 from lmi.schemas.guides import GUIDED, asked_guide
@@ -54,6 +56,7 @@ from lmi.schemas.parameters import (
     check_stop,
     drop,
     in_parameters,
+    needs_ranking,
     read_parameters,
     shared_request,
     unknown,
@@ -78,9 +81,9 @@ STOP_SEQUENCES = strings(MAX_STOP_SEQUENCES)
 
 
 @takes({"anyOf": [{"type": "boolean"}, JSON_SCHEMAS[STOP_SEQUENCES]]})
-def _stop(name: str, value: object) -> tuple[str, ...]:
+def _stop(name: str, value: object) -> tuple[str, ...] | bool:
     """Read a list of strings, which clients send, or a boolean, which is documented without a meaning."""
-    return () if isinstance(value, bool) else STOP_SEQUENCES(name, value)
+    return value if isinstance(value, bool) else STOP_SEQUENCES(name, value)
 
 
 PARAMETERS: dict[str, Parameter] = {
@@ -100,7 +103,7 @@ PARAMETERS: dict[str, Parameter] = {
     "ignore_eos_token": Parameter(boolean, (False,)),
     "truncate": Parameter(integer(1)),
     "stop_sequences": Parameter(STOP_SEQUENCES, ((),)),
-    "stop": Parameter(_stop, ((),)),
+    "stop": Parameter(_stop, ((), False)),
     "stop_token_ids": Parameter(token_ids(MAX_WORDS), ((),)),
     "bad_sequences": Parameter(strings(MAX_WORDS), ((),)),
     "include_stop_str_in_output": Parameter(boolean, (False,)),
@@ -115,13 +118,18 @@ PARAMETERS: dict[str, Parameter] = {
     "output_formatter": Parameter(choice(FORMATS)),
     "n": Parameter(integer(1, MAX_SEQUENCES), (1,)),
     "best_of": Parameter(integer(1, MAX_SEQUENCES), (1,)),
-    "num_beams": Parameter(integer(1, MAX_SEQUENCES), (1,)),
-    "length_penalty": Parameter(number(), (1,)),
-    "early_stopping": Parameter(boolean, (False,)),
+    "num_beams": Parameter(integer(1, MAX_BEAMS), (1,)),
+    **OF_A_SEARCH,
+    "no_repeat_ngram_size": Parameter(integer(0), (0,)),
+    "logits_post_processor_name": Parameter(text),
     "cache_salt": Parameter(cache_salt),
     **{name: Parameter(read, (None,)) for name, read in GUIDED.items()},
 }
 
+UNCHANGED = (
+    *("typical_p", "min_p", "seed", "temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("no_repeat_ngram_size", "logits_post_processor_name", "cache_salt"),
+)
 WIRE_NAMES = {
     "input_token_ids": "inputs",
     "max_tokens": "parameters.max_new_tokens",
@@ -129,11 +137,12 @@ WIRE_NAMES = {
     "num_prompt_log_probs": "parameters.prompt_logprobs",
     "return_log_probs": "parameters.details",
     "stop_words": "parameters.stop_token_ids",
+    "end_ids": "parameters.stop_token_ids",
     "bad_words": "parameters.bad_sequences",
     "beam_width": "parameters.num_beams",
     "num_return_sequences": "parameters.n",
     "lora_config": "adapters",
-} | {name: f"parameters.{name}" for name in ("typical_p", "min_p", "seed", "temperature", "cache_salt")}
+} | {name: f"parameters.{name}" for name in UNCHANGED}
 """This API's names for fields of the engines' contract. An engine's refusal is reported under them."""
 
 
@@ -191,9 +200,13 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     fields, format = message.fields, message.format
     ignored = unknown(fields, KNOWN_FIELDS)
     given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
+    if given.get("stop") is True:
+        drop(given, {"stop": "as true, which names no stop string"}, ignored, in_parameters)
     _check_together(given, is_streamed=format.is_streamed)
+    read_width(given, "num_beams", in_parameters)
+    check_best_of(given, in_parameters)
     given.setdefault("details", format.tgi_compat)
-    is_greedy = "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
+    is_greedy = "beam_width" not in given and _is_greedy(given)
     drop(given, _without_effect(given, format, is_greedy), ignored, in_parameters)
     guide, field_names = asked_guide(given, "parameters.")
     request = replace(
@@ -206,20 +219,21 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 
 
+def _is_greedy(given: Given) -> bool:
+    return "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
+
+
 def _check_together(given: Given, *, is_streamed: bool) -> None:
-    if "num_beams" in given:
-        raise Unsupported(in_parameters("num_beams"), "no engine here searches with beams yet")
-    check_best_of(given, in_parameters)
     max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     check_least_tokens(given, ("min_length", "min_tokens"), "max_new_tokens", max_new_tokens, in_parameters)
     check_stop(given, "stop_sequences", in_parameters)
     if is_streamed:
-        check_one_sequence(given, in_parameters)
+        check_one_sequence(given, in_parameters, "num_beams")
 
 
 def _without_effect(given: Given, format: LmiFormat, is_greedy: bool) -> dict[str, str]:
     """Return the parameters that this request cannot use, with the reasons."""
-    reasons = dict.fromkeys(("length_penalty", "early_stopping"), "without beams")
+    reasons = without_search(given, ("do_sample", *SAMPLING))
     if is_greedy:
         reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")
     if not given["details"]:
@@ -237,7 +251,7 @@ def _request(given: Given, format: LmiFormat, is_greedy: bool) -> GenerationRequ
     num_prompt_log_probs = given.get("prompt_logprobs", 0 if "decoder_input_details" in given else None)
     return replace(
         request,
-        needs_log_probs=given["details"] or format.is_streamed or request.num_sequences > 1,
+        needs_log_probs=given["details"] or format.is_streamed or needs_ranking(request),
         stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
         bad_sequences=given.get("bad_sequences", ()),
         ignore_eos=given.get("ignore_eos_token", False),

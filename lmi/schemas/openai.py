@@ -18,6 +18,7 @@ from lmi.executor import (
     MAX_SEED,
     REPETITION_PENALTIES,
 )
+from lmi.schemas.beams import OF_A_SEARCH, read_flag, without_search
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
@@ -43,6 +44,7 @@ from lmi.schemas.parameters import (
     Given,
     check_best_of,
     check_least_tokens,
+    drop,
     shared_request,
 )
 from lmi.settings.config import ModelConfig
@@ -57,7 +59,7 @@ MAX_LOG_PROBS = 20
 UNNAMED = ("dummy", "tgi")  # huggingface_hub and TGI's examples send these where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
 GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
-OFF: dict[str, tuple[float, ...]] = {
+OFF: dict[str, tuple[object, ...]] = {
     "temperature": (1,),
     "top_k": (-1, 0),
     "top_p": (1,),
@@ -66,6 +68,7 @@ OFF: dict[str, tuple[float, ...]] = {
     "repetition_penalty": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
+    **{name: entry.off for name, entry in OF_A_SEARCH.items()},
 }
 """The values that mean the same as leaving a field out."""
 
@@ -145,8 +148,12 @@ SHARED: dict[str, Reader] = {
     "include_stop_str_in_output": boolean,
     "truncate_prompt_tokens": integer(1),
     "cache_salt": cache_salt,
+    "use_beam_search": boolean,
+    **{name: entry.read for name, entry in OF_A_SEARCH.items()},
     "structured_outputs": structured_outputs,
     **GUIDED,
+    # TensorRT-LLM's
+    "logits_post_processor_name": text,
     # the LMI schema's, at /invocations
     "output_formatter": choice([format.value for format in OutputFormat]),
 }
@@ -162,10 +169,9 @@ COMPLETION: dict[str, Reader] = SHARED | {
 WITHOUT_EFFECT = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
     "request_id guided_decoding_backend guided_whitespace_pattern return_token_ids "
-    "include_reasoning separate_reasoning length_penalty".split()
+    "include_reasoning separate_reasoning".split()
 )
 CANNOT: dict[str, str] = {
-    "use_beam_search": "no engine here searches with beams yet",
     "prompt_logprobs": "echo with logprobs gives those of the prompt",
     "logits_processors": "engines take no code",
     "allowed_token_ids": "engines take no such list",
@@ -179,7 +185,9 @@ WIRE_NAMES = {
     "return_log_probs": "logprobs",
     "embedding_bias": "logit_bias",
     "stop_words": "stop_token_ids",
+    "end_ids": "stop_token_ids",
     "num_return_sequences": "n",
+    "beam_width": "use_beam_search",
     "stop_sequences": "stop",
     "lora_config": "model",
 }
@@ -231,15 +239,17 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
     prompts = _prompts(given.get("prompt"))
     _check_together(given)
+    ignored += read_search(given, message.format)
     guide, field_names = asked_guide(given)
     format = replace(_completion_format(given, message.format), field_names=field_names)
     request = replace(_completion_request(given, format), guided_decoding=guide)
-    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, ignored)
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
 
 
 def _check_together(given: Given) -> None:
     check_best_of(given)
-    if given.get("best_of", 1) > given.get("n", 1) and given.get("stream"):
+    is_search = given.get("use_beam_search", False)
+    if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
         raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
     if given.get("max_tokens") == 0 and not given.get("echo"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
@@ -297,7 +307,7 @@ PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
 
 def read_fields(
     fields: Mapping[str, Any], known: Mapping[str, Reader], cannot: Mapping[str, str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, Any], list[str]]:
     """Return the checked fields, and a line for the log for each unknown one. null means "left out"."""
     given: dict[str, Any] = {}
     ignored: list[str] = []
@@ -310,7 +320,16 @@ def read_fields(
                 raise Unsupported(name, cannot[name])
         elif value is not None and name not in WITHOUT_EFFECT:
             ignored.append(f"{shorten(name)}: unknown")
-    return given, tuple(ignored[:MAX_IGNORED])
+    return given, ignored
+
+
+def read_search(given: dict[str, Any], format: OpenAIFormat) -> list[str]:
+    """Read the fields of a beam search. Returns a line for the log for each field without effect."""
+    read_flag(given, is_streamed=format.is_streamed)
+    reasons = without_search(given, ("temperature", *GREEDY_HAS_NO))
+    ignored: list[str] = []
+    drop(given, {name: reason for name, reason in reasons.items() if given.get(name) not in OFF.get(name, ())}, ignored)
+    return ignored
 
 
 def _is_off(value: object) -> bool:
@@ -326,7 +345,7 @@ def wants_usage(given: Mapping[str, Any]) -> bool:
 
 def openai_request(given: Given, format: OpenAIFormat, max_tokens: int | None) -> GenerationRequest:
     """Build a request from the fields that both schemas share."""
-    is_greedy = given.get("temperature") == 0 or given.get("top_p") == 0
+    is_greedy = "beam_width" not in given and (given.get("temperature") == 0 or given.get("top_p") == 0)
     used = {name: value for name, value in given.items() if not _is_unused(name, value, is_greedy)}
     return replace(
         shared_request(used, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed),

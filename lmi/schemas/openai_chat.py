@@ -26,10 +26,11 @@ from lmi.schemas.openai import (
     message,
     openai_request,
     read_fields,
+    read_search,
     wants_usage,
 )
 from lmi.schemas.openai import WIRE_NAMES as SHARED_NAMES
-from lmi.schemas.parameters import Given, check_least_tokens
+from lmi.schemas.parameters import MAX_IGNORED, Given, check_least_tokens
 from lmi.settings.config import ModelConfig
 from lmi.types import Chat, OutputFormat
 
@@ -117,6 +118,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """Return the request of a chat. Raises InvalidParameter or Unsupported."""
     given, ignored = read_fields(message.fields, CHAT, CANNOT_CHAT)
     _check_together(given)
+    ignored += read_search(given, message.format)
     max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
     tools = _tools(given.get("tools") or [])
     choice = _tool_choice(given.get("tool_choice"), tools)
@@ -134,7 +136,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         needs_log_probs=format.has_log_probs,
         guided_decoding=guide,
     )
-    return Parsed((request,), replace(format, field_names=field_names), ignored)
+    return Parsed((request,), replace(format, field_names=field_names), tuple(ignored[:MAX_IGNORED]))
 
 
 def _check_together(given: Given) -> None:

@@ -69,9 +69,9 @@ def check_best_of(given: Given, named: Named = str) -> None:
         raise InvalidParameter(named("best_of"), f"at least n ({given['n']})", given["best_of"])
 
 
-def check_one_sequence(given: Given, named: Named) -> None:
-    """Raise Unsupported if a streamed answer asks for several sequences."""
-    for name in ("n", "best_of"):
+def check_one_sequence(given: Given, named: Named, width: str) -> None:
+    """Raise Unsupported if a streamed answer asks for several sequences. `width` is the name of a beam search's."""
+    for name in (width, "n", "best_of"):
         if name in given:
             raise Unsupported(named(name), ONE_SEQUENCE_STREAMED)
 
@@ -92,8 +92,10 @@ def check_stop(given: Given, other: str, named: Named) -> None:
 
 
 def sampling_config(given: Given, *, is_greedy: bool) -> SamplingConfig:
+    width = given.get("beam_width", 1)
     return SamplingConfig(
-        num_return_sequences=max(given.get("n", 1), given.get("best_of", 1)),
+        width,
+        num_return_sequences=max(given.get("n", width), given.get("best_of", 1)),
         temperature=0.0 if is_greedy else given.get("temperature"),
         top_k=given.get("top_k"),
         top_p=given.get("top_p"),
@@ -104,7 +106,15 @@ def sampling_config(given: Given, *, is_greedy: bool) -> SamplingConfig:
         repetition_penalty=given.get("repetition_penalty"),
         presence_penalty=given.get("presence_penalty"),
         frequency_penalty=given.get("frequency_penalty"),
+        no_repeat_ngram_size=given.get("no_repeat_ngram_size"),
+        length_penalty=given.get("length_penalty", 1.0) if width > 1 else None,
+        early_stopping=int(given.get("early_stopping", False)) if width > 1 else None,
     )
+
+
+def needs_ranking(request: GenerationRequest) -> bool:
+    """Whether log-probs decide which of several sequences is the answer."""
+    return request.num_sequences > 1 and not request.is_beam_search
 
 
 def shared_request(
@@ -122,4 +132,5 @@ def shared_request(
         skip_special_tokens=given.get("skip_special_tokens", True),
         spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
         cache_salt=given.get("cache_salt"),
+        logits_post_processor_name=given.get("logits_post_processor_name"),
     )

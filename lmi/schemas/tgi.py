@@ -44,6 +44,7 @@ from lmi.schemas.parameters import (
     Parameter,
     drop,
     in_parameters,
+    needs_ranking,
     read_parameters,
     shared_request,
     unknown,
@@ -199,7 +200,7 @@ def _request(given: Given, format: TgiFormat, is_greedy: bool) -> GenerationRequ
         prefill_details=has_prefill,
         num_prompt_log_probs=0 if has_prefill else None,
         num_top_log_probs=given.get("top_n_tokens"),
-        needs_log_probs=format.details or format.is_streamed or request.num_sequences > 1,
+        needs_log_probs=format.details or format.is_streamed or needs_ranking(request),
         guided_decoding=given.get("grammar"),
         adapter=given.get("adapter_id"),
     )

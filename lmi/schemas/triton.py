@@ -26,6 +26,7 @@ from lmi.executor import (
     GuidedDecodingParams,
     GuideType,
 )
+from lmi.schemas.beams import MAX_BEAMS, OF_A_SEARCH, read_flag, read_width, without_search
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
@@ -144,7 +145,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     ADAPTER: ("lora_id", "lora_path", "lora_task_id", "lora_weights", "lora_config"),
     IMAGE: ("image", "image_url", "image_url_input"),
     EMBEDDING: ("prompt_embedding_table", "embedding_request"),
-    "no engine here searches with beams": ("use_beam_search",),
     "no API here can bias words": ("embedding_bias_words", "embedding_bias_weights", "logit_bias"),
     "the model has no encoder": ("decoder_text_input",),
     "no API here carries it": (
@@ -187,12 +187,16 @@ INPUTS: dict[str, Input] = {
     "spaces_between_special_tokens": Input(boolean, "BOOL", (True,)),
     "n": Input(integer(1, MAX_SEQUENCES), "INT32", (1,), ("num_return_sequences",)),
     "best_of": Input(integer(1, MAX_SEQUENCES), "INT32", (1,), ("sampling_param_best_of",)),
-    "beam_width": Input(integer(1, MAX_SEQUENCES), "INT32", (1,)),
+    "beam_width": Input(integer(1, MAX_BEAMS), "INT32", (1,)),
+    "use_beam_search": Input(boolean, "BOOL", (False,)),
+    "length_penalty": Input(OF_A_SEARCH["length_penalty"].read, "FP32", (1,), ("len_penalty",)),
+    "early_stopping": Input(OF_A_SEARCH["early_stopping"].read, "BOOL", (False,)),
     "logprobs": Input(integer(0), "INT32"),
     "guided_decoding_guide_type": Input(_unless_empty(choice(tuple(GUIDE_TYPES))), "BYTES", (None,)),
     "guided_decoding_guide": Input(_unless_empty(text), "BYTES", (None,)),
     "lora_name": Input(text, "BYTES", ("",)),
     "cache_salt": Input(cache_salt, "BYTES"),
+    "logits_post_processor_name": Input(text, "BYTES", ("",)),
     "exclude_input_in_output": Input(boolean, "BOOL", (True,), ("sampling_param_exclude_input_from_output",)),
     **{name: Input(boolean, "BOOL", (False,)) for name in RETURNS},
 }
@@ -201,8 +205,6 @@ WITHOUT_EFFECT = {
     "end_id": "the model's own end tokens count",
     "pad_id": "nothing is padded",
     "accumulate_tokens": "an event holds what is new",
-    "length_penalty": "without beams",
-    "early_stopping": "without beams",
     "lora_ckpt_source": "without an adapter",
 }
 PACKED = "sampling_parameters"
@@ -214,6 +216,10 @@ def said(name: str) -> str:
     return f"input '{name}'"
 
 
+UNCHANGED = (
+    *("temperature", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words"),
+    *("beam_width", "logits_post_processor_name", "cache_salt"),
+)
 WIRE_NAMES = {
     name: said(meaning)
     for name, meaning in {
@@ -222,16 +228,12 @@ WIRE_NAMES = {
         "max_tokens": "max_tokens",
         "num_top_log_probs": "logprobs",
         "stop_words": "stop_token_ids",
-        "bad_words": "bad_words",
+        "end_ids": "stop_token_ids",
         "num_return_sequences": "n",
         "guided_decoding_params": "guided_decoding_guide_type",
         "lora_config": "lora_name",
-        "temperature": "temperature",
-        "min_p": "min_p",
-        "seed": "seed",
-        "cache_salt": "cache_salt",
     }.items()
-}
+} | {name: said(name) for name in UNCHANGED}
 
 
 def default_format(model: ModelConfig) -> TritonFormat:
@@ -275,11 +277,17 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
     is_streaming = message.format.is_streamed and given.get("stream", True)
     _check_together(given, is_streaming)
-    is_greedy = "temperature" not in given or given.get("top_p") == 0
+    is_flagged = _read_search(given)
+    is_greedy = "beam_width" not in given and (not given.get("temperature") or given.get("top_p") == 0)
     drop(given, _without_effect(given, is_greedy, is_streaming), reading.ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
     request = _request(given, is_greedy, is_streaming, needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs))
-    format = replace(message.format, outputs=outputs, num_answers=given.get("n", 1))
+    format = replace(
+        message.format,
+        outputs=outputs,
+        num_answers=given.get("n", request.sampling.beam_width),
+        field_names={"beam_width": said("use_beam_search")} if is_flagged else {},
+    )
     return Parsed((request,), format, tuple(reading.ignored[:MAX_IGNORED]))
 
 
@@ -363,19 +371,31 @@ def _unpack(value: object) -> dict[str, Any]:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
 
 
+def _read_search(given: dict[str, Any]) -> bool:
+    """Read the width of a beam search. Returns whether vLLM's flag asks for it, not TensorRT-LLM's input."""
+    is_flagged = "use_beam_search" in given
+    if is_flagged and "beam_width" in given:
+        raise InvalidParameter(said("use_beam_search"), "left out beside beam_width", True)
+    if is_flagged:
+        read_flag(given)
+    else:
+        read_width(given, "beam_width", said)
+    check_best_of(given, said)
+    return is_flagged
+
+
 def _check_together(given: Given, is_streaming: bool) -> None:
-    if "beam_width" in given:
-        raise Unsupported(said("beam_width"), "no engine here searches with beams")
     check_stop(given, "stop_words", said)
     check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS), said)
-    check_best_of(given, said)
     if is_streaming:
-        check_one_sequence(given, said)
+        check_one_sequence(given, said, "beam_width")
 
 
 def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:
     """Return the inputs that this request cannot use, with the reasons."""
-    reasons = dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {}
+    reasons = without_search(given, ("temperature", *SAMPLING))
+    if is_greedy:
+        reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")
     if is_streaming:
         reasons["exclude_input_in_output"] = "in a stream"
     if "return_logprobs" not in given:

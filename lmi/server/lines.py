@@ -149,7 +149,7 @@ class Batch:
             raise InvalidSession("requestType", "in a body of its own", line.decode())
         message = await inference.read(line, JSON, self._choose)
         parsed = await inference.parse(message)
-        async with self._places.taken(parsed.num_sequences):
+        async with self._places.taken(parsed.num_places):
             inference.started_s = time.monotonic()
             formatter, parsed = inference.formatter(message, parsed)
             records: list[bytes] = []

@@ -68,7 +68,7 @@ async def answer(inference: Inference, body: bytes, choose: Choose | None) -> No
     message = await inference.read(body, exchange.headers.get("content-type"), choose)
     inference.session = await session_of(exchange, service)
     parsed = await inference.parse(message)
-    with service.front_end.admitted(parsed.num_sequences):
+    with service.front_end.admitted(parsed.num_places):
         formatter, parsed = inference.formatter(message, parsed)
         await exchange.run_while_there(stream_answer(inference, parsed, formatter))
 

@@ -91,13 +91,14 @@ class Service:
     def check_sequences(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidParameter if one body asks for more sequences than it may, or than the queue can ever hold."""
         limit, reason = self._max_sequences()
-        num_prompts, num_each = len(requests), max(request.num_sequences for request in requests)
+        num_prompts, num_each = len(requests), max(request.num_places for request in requests)
         if num_prompts > limit:
             raise InvalidParameter("inputs", f"at most {limit} prompts ({reason})", f"{num_prompts} prompts")
         if num_prompts * num_each > limit:
             each = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
             rule = f"at most {limit // num_prompts}{each}, as best_of ({limit} sequences, {reason})"
-            raise InvalidParameter("num_return_sequences", rule, num_each)
+            name = "beam_width" if any(request.is_beam_search for request in requests) else "num_return_sequences"
+            raise InvalidParameter(name, rule, num_each)
 
     def _max_sequences(self) -> tuple[int, str]:
         """Return the limit for one body, and the reason. The size of the queue is known when every engine is alive."""

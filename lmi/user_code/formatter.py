@@ -29,7 +29,7 @@ class OutputFormatter(AsyncFormatter):
         """`call` is the one in which the input formatter ran, if there is one."""
         parameters = message.fields.get("parameters") or {}
         if parsed.requests[0].num_sequences > 1:
-            name = next(name for name in ("n", "best_of") if parameters.get(name) not in (None, 1))
+            name = next(name for name in ("num_beams", "n", "best_of") if parameters.get(name) not in (None, 1))
             raise Unsupported(f"parameters.{name}", "the model's own output formatter writes one sequence")
         self.is_streaming = parsed.requests[0].is_streaming
         self._workers, self._call = workers, call

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequest, Unsupported
-from lmi.executor import GuidedDecodingParams, GuideType
+from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.schemas import lmi
 from lmi.schemas.common import Parsed
 from lmi.schemas.parameters import MAX_IGNORED
@@ -72,6 +72,8 @@ DEFAULTS: list[tuple[str, Any]] = [
     ("stop", True),
     ("response_format", {"type": "text"}),
     ("cache_salt", None),
+    ("no_repeat_ngram_size", 0),
+    ("logits_post_processor_name", None),
     *((name, None) for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")),
 ]
 EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -98,6 +100,7 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "guided_choice": (["a", "b"], {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a|b")}),
     "guided_grammar": ("g", {"guided_decoding": GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "g")}),
     "cache_salt": ("u-1", {"cache_salt": "u-1"}),
+    "logits_post_processor_name": ("shout", {"logits_post_processor_name": "shout"}),
 }
 SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "seed": (2**64 - 1, {"seed": 2**64 - 1}),
@@ -111,6 +114,7 @@ SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "frequency_penalty": (0.5, {"frequency_penalty": 0.5}),
     "min_length": (5, {"min_tokens": 5}),
     "min_tokens": (5, {"min_tokens": 5}),
+    "no_repeat_ngram_size": (3, {"no_repeat_ngram_size": 3}),
 }
 WRONG: dict[str, list[Any]] = {
     "do_sample": ["true", 1, [], {}],
@@ -149,8 +153,10 @@ WRONG: dict[str, list[Any]] = {
     "guided_choice": ["a", [], [5]],
     "n": [True, "1", 0, 17, 1.0],
     "best_of": [True, "1", 0, 17],
-    "num_beams": [True, "1", 0, 17],
-    "length_penalty": ["1", True],
+    "num_beams": [True, "1", 0, 257],
+    "length_penalty": ["1", True, -0.1],
+    "no_repeat_ngram_size": [True, "1", -1, 1.5],
+    "logits_post_processor_name": [5, True, ["shout"], {}],
     "early_stopping": ["never", 1],
     "cache_salt": ["", 5, True, ["a"], {}, "a@b", "a/b", "a\\b", "a\0", "x" * 129],
 }
@@ -201,9 +207,35 @@ def test_a_wrong_type_or_range_is_refused_with_the_field_even_where_it_has_no_ef
         _request({name: value})
 
 
-def test_beams_are_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^parameters\.num_beams is not supported here"):
-        _request({"num_beams": 2})
+@pytest.mark.parametrize(("others", "num"), [({}, 4), ({"n": 1}, 4), ({"n": 2}, 2), ({"best_of": 4, "n": 4}, 4)])
+def test_the_answer_has_all_beams_unless_n_asks_for_fewer(others: dict[str, int], num: int) -> None:
+    request = _request({"num_beams": 4, **others})
+    assert request.sampling == SamplingConfig(4, num_return_sequences=num, length_penalty=1.0, early_stopping=0)
+    assert (request.num_sequences, request.num_places, request.needs_log_probs) == (num, 4, False)
+
+
+def test_a_search_has_a_penalty_for_length_and_may_stop_early() -> None:
+    sampling = _request({"num_beams": 2, "length_penalty": 0.5, "early_stopping": True}).sampling
+    assert (sampling.length_penalty, sampling.early_stopping) == (0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"best_of": 3}, r"parameters\.best_of must be equal to num_beams \(4\), or left out, given 3"),
+        ({"n": 5}, r"parameters\.n must be at most num_beams \(4\), given 5"),
+    ],
+)
+def test_what_does_not_fit_the_width_of_a_search_is_refused(others: dict[str, int], words: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{words}$"):
+        _request({"num_beams": 4, **others})
+
+
+def test_nothing_is_sampled_in_a_search() -> None:
+    sampled = {"do_sample": True, "temperature": 0.5, "seed": 1, "top_k": 5}
+    parsed = _parse({"inputs": "hi", "parameters": {"num_beams": 2, **sampled}})
+    assert parsed.request == _request({"num_beams": 2})
+    assert set(parsed.ignored) == {f"parameters.{name}: no effect in beam search" for name in sampled}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +251,7 @@ def test_best_of_is_never_less_than_n() -> None:
         _request({"n": 3, "best_of": 2})
 
 
-@pytest.mark.parametrize("name", ["n", "best_of"])
+@pytest.mark.parametrize("name", ["n", "best_of", "num_beams"])
 def test_several_sequences_are_refused_in_a_stream(name: str) -> None:
     with pytest.raises(Unsupported, match=rf"^parameters\.{name} is not supported here: .* not streamed"):
         _request({name: 2}, stream=True)

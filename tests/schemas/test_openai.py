@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -232,6 +233,41 @@ def test_what_has_no_effect_is_taken() -> None:
     assert completion(frobnicate=1, nothing=None).ignored == ("'frobnicate': unknown",)
 
 
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_a_beam_search_is_asked_for_as_vllms_clients_do(ask: Callable[..., Parsed[openai.OpenAIFormat]]) -> None:
+    sampled = {"temperature": 0.5, "top_k": 5}
+    parsed = ask(use_beam_search=True, n=3, length_penalty=0.5, early_stopping=True, top_p=1, **sampled)
+    search = SamplingConfig(3, num_return_sequences=3, length_penalty=0.5, early_stopping=1)
+    assert (parsed.request.sampling, parsed.format.num_choices) == (search, 3)
+    assert parsed.ignored == tuple(f"{name}: no effect in beam search" for name in sampled)
+
+
+def test_a_temperature_of_zero_beside_a_search_is_nothing_to_tell() -> None:
+    parsed = completion(use_beam_search=True, n=2, temperature=0)
+    assert (parsed.request, parsed.ignored) == (completion(use_beam_search=True, n=2).request, ())
+
+
+def test_best_of_is_the_width_of_a_search_and_n_the_number_of_its_choices() -> None:
+    request = completion(use_beam_search=True, n=2, best_of=4).request
+    assert (request.sampling.beam_width, request.num_sequences, request.num_places) == (4, 2, 4)
+    assert not request.needs_log_probs
+
+
+def test_a_search_of_one_beam_is_greedy_and_may_be_streamed() -> None:
+    assert completion(use_beam_search=True, stream=True).request == completion(temperature=0, stream=True).request
+
+
+def test_without_a_search_its_fields_have_no_effect() -> None:
+    parsed = chat(length_penalty=2, early_stopping=True)
+    assert parsed.request == chat(length_penalty=1.0, early_stopping=False).request == chat().request
+    assert parsed.ignored == ("length_penalty: no effect without beams", "early_stopping: no effect without beams")
+    assert chat(length_penalty=1.0, early_stopping=False).ignored == ()
+
+
+def test_a_processor_of_logits_is_asked_for_by_its_name() -> None:
+    assert chat(logits_post_processor_name="shout").request.logits_post_processor_name == "shout"
+
+
 REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 3}, "temperature"),
     ({"temperature": "1"}, "temperature"),
@@ -254,7 +290,11 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     ({"structured_outputs": {"choice": []}}, r"structured_outputs\.choice"),
-    ({"use_beam_search": True}, "use_beam_search"),
+    ({"use_beam_search": 1}, "use_beam_search"),
+    ({"use_beam_search": True, "n": 2, "stream": True}, "use_beam_search"),
+    ({"length_penalty": -1}, "length_penalty"),
+    ({"early_stopping": "never"}, "early_stopping"),
+    ({"logits_post_processor_name": 5}, "logits_post_processor_name"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"stream_options": {"include_usage": 1}}, "include_usage"),

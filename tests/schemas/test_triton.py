@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lmi.errors import InvalidRequest, LmiError, MalformedRequest, Unsupported
-from lmi.executor import GuidedDecodingParams, GuideType
+from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.schemas import triton
 from lmi.schemas.common import Parsed
 from lmi.settings.config import ModelConfig
@@ -48,6 +48,7 @@ EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
     "spaces_between_special_tokens": (False, {"spaces_between_special_tokens": False}),
     "exclude_input_in_output": (False, {"return_full_text": True}),
     "lora_name": ("fr", {"adapter": "fr"}),
+    "logits_post_processor_name": ("shout", {"logits_post_processor_name": "shout"}),
     "cache_salt": ("u-1", {"cache_salt": "u-1"}),
     "return_cumulative_logprob": (True, {"needs_log_probs": True}),
     "return_logprobs": (True, {"needs_log_probs": True}),
@@ -133,7 +134,11 @@ WRONG: dict[str, list[Any]] = {
     "spaces_between_special_tokens": [1, None],
     "n": [0, 17, True, None],
     "best_of": [0, 17, True, None],
-    "beam_width": [0, 2, True, None],
+    "beam_width": [0, 257, True, None],
+    "use_beam_search": [1, None],
+    "length_penalty": [True, -0.1, None],
+    "early_stopping": [1, None],
+    "logits_post_processor_name": [5, True, None, ["a", "b"], {}],
     "logprobs": [-1, True, None],
     "guided_decoding_guide_type": ["xml", 5, None],
     "guided_decoding_guide": [5, None],
@@ -144,7 +149,8 @@ WRONG: dict[str, list[Any]] = {
 
 def test_the_tables_of_this_file_hold_every_input() -> None:
     assert set(WRONG) == set(triton.INPUTS)
-    others = {"text_input", "stream", "beam_width", "logprobs", "guided_decoding_guide_type", "guided_decoding_guide"}
+    others = {"text_input", "stream", "logprobs", "guided_decoding_guide_type", "guided_decoding_guide"}
+    others |= {"beam_width", "use_beam_search", "length_penalty", "early_stopping"}
     assert set(EFFECT) | set(SAMPLING_EFFECT) | others == set(triton.INPUTS)
     names = [*triton.MEANINGS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED]
     assert len(names) == len(set(names))
@@ -202,8 +208,10 @@ def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None
 
 @pytest.mark.parametrize(("twin", "name"), [(t, n) for n, entry in triton.INPUTS.items() for t in entry.twins])
 def test_another_models_name_means_the_same(twin: str, name: str) -> None:
-    value = (EFFECT | SAMPLING_EFFECT | {"stream": (False, {})})[name][0]
-    others = {} if name == "temperature" else {"temperature": 0.7}
+    value = (EFFECT | SAMPLING_EFFECT | {"stream": (False, {}), "length_penalty": (0.5, {})})[name][0]
+    others: dict[str, Any] = {} if name == "temperature" else {"temperature": 0.7}
+    if name == "length_penalty":
+        others = {"beam_width": 2}
     url = S if name == "stream" else J
     assert _request({twin: value} | others, url) == _request({name: value} | others, url)
     assert f"input '{name}' already exists in request" in _fault({twin: value, name: value} | others, url)
@@ -264,7 +272,9 @@ def test_an_unknown_name_is_refused_unless_it_is_a_scalar(value: Any) -> None:
         ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "{}"}, "must be left out for json"),
         ({"stop": True}, "input 'stop' is not supported here: a request is cancelled by closing its connection"),
         ({"lora_id": 1}, "input 'lora_id' is not supported here: an adapter is used by the name that it was loaded"),
-        ({"use_beam_search": True}, "input 'use_beam_search' is not supported here"),
+        ({"use_beam_search": True, "beam_width": 2}, "input 'use_beam_search' must be left out beside beam_width"),
+        ({"beam_width": 2, "best_of": 3}, "input 'best_of' must be equal to beam_width (2), or left out, given 3"),
+        ({"beam_width": 2, "n": 3}, "input 'n' must be at most beam_width (2), given 3"),
         ({"return_context_logits": [True]}, "input 'return_context_logits' is not supported here"),
     ],
 )
@@ -272,7 +282,7 @@ def test_what_does_not_fit_is_refused_and_told(fields: dict[str, Any], words: st
     assert words in _fault(fields)
 
 
-@pytest.mark.parametrize("name", ["n", "best_of"])
+@pytest.mark.parametrize("name", ["n", "best_of", "beam_width"])
 def test_several_sequences_are_refused_in_a_stream_alone(name: str) -> None:
     assert f"input '{name}' is not supported here" in _fault({name: 2}, S)
     assert _request({name: 2, "stream": False}, S).num_sequences == 2
@@ -296,6 +306,29 @@ def test_without_a_temperature_what_belongs_to_sampling_has_no_effect() -> None:
         assert set(parsed.ignored) == {f"{name}: no effect in greedy decoding" for name in triton.SAMPLING}
     assert _request({"temperature": 1, "top_p": 0}) == _request({})
     assert _request({"temperature": 1}).sampling.temperature == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "width", "num"),
+    [
+        ({"beam_width": 4}, 4, 4),
+        ({"beam_width": 4, "n": 2}, 4, 2),
+        ({"use_beam_search": True, "n": 3}, 3, 3),
+        ({"use_beam_search": True, "best_of": 4}, 4, 1),
+        ({"use_beam_search": True, "best_of": 4, "n": 2}, 4, 2),
+    ],
+)
+def test_a_beam_search_is_asked_for_in_the_words_of_either_backend(
+    fields: dict[str, Any], width: int, num: int
+) -> None:
+    parsed = _parse(fields | {"length_penalty": 0.5, "early_stopping": True, "temperature": 0.7})
+    search = SamplingConfig(width, num_return_sequences=num, length_penalty=0.5, early_stopping=1)
+    assert (parsed.request.sampling, parsed.format.num_answers) == (search, num)
+    assert parsed.ignored == ("temperature: no effect in beam search",)
+
+
+def test_a_search_of_one_beam_is_greedy() -> None:
+    assert _request({"use_beam_search": True, "temperature": 0.7}) == _request({})
 
 
 def test_alternatives_are_asked_for_only_where_they_are_shown() -> None:
@@ -367,4 +400,4 @@ def test_errors_of_the_body_are_malformed_and_others_are_of_their_kind() -> None
         with pytest.raises(MalformedRequest, match="^failed to parse the request JSON buffer: "):
             triton.reader(J)(body, None, MODEL)
     with pytest.raises(Unsupported):
-        _parse({"beam_width": 2})
+        _parse({"stop": True})

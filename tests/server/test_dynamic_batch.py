@@ -55,7 +55,7 @@ def test_one_input_that_fails_fails_them_all_and_the_others_stop(batch: Host) ->
 
 
 def test_a_client_that_leaves_ends_all_of_its_requests(batch: Host) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", batch.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", batch.port, timeout=60)
     connection.request("POST", "/invocations", json.dumps({"inputs": ["hang", "hang", "hang"]}))
     wait_until(lambda: batch.executor.num_active == 3)
     connection.close()

@@ -138,7 +138,7 @@ def test_a_line_of_a_session_request_is_refused_and_the_header_is_for_all_lines(
 def send(lmi: Host, *requests: object) -> socket.socket:
     """A connection on which lines are sent and nothing is read."""
     body = body_of(*requests)
-    raw = socket.create_connection(("127.0.0.1", lmi.port), timeout=20)
+    raw = socket.create_connection(("127.0.0.1", lmi.port), timeout=60)
     head = b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: application/jsonlines\r\nContent-Length: %d\r\n\r\n"
     raw.sendall(head % len(body) + body)
     return raw

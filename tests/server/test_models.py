@@ -81,7 +81,7 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
         await asyncio.sleep(3 * WATCH_S)
         assert models.only is None and not model.has_front_end  # its folder has no tokenizer
         write_byte_tokenizer(folder)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while models.only is None:
                 await asyncio.sleep(0.01)
         assert model.has_front_end
@@ -102,7 +102,7 @@ async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
     supervisor = asyncio.create_task(discard_every_model(runtime))
     for _ in range(2):
         with pytest.raises(Unavailable, match="cannot be started, see the log"):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await ModelRegistry(models).register("a", url)
         assert runtime.models().entries() == []
     supervisor.cancel()

@@ -319,7 +319,7 @@ def test_a_prompt_that_is_too_long_for_the_engine_has_the_code_of_one_that_is_fo
 
 
 def test_an_engine_that_stumbles_over_a_request_refuses_that_one_alone(able: Host) -> None:
-    with socket.create_connection(("127.0.0.1", able.port), timeout=20) as neighbour:
+    with socket.create_connection(("127.0.0.1", able.port), timeout=60) as neighbour:
         body = b'{"prompt": "run a", "max_tokens": 150, "stream": true}'
         neighbour.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -392,7 +392,7 @@ def test_each_prompt_counts_among_the_requests_in_flight(tmp_path: Any) -> None:
     with host(tmp_path, server={"job_queue_size": 1}) as server:
         num = 1 + server.block.engines[0].max_num_sequences
         body = json.dumps({"prompt": ["hang a"] * num}).encode()
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
             connection.sendall(head + body)
             wait_until(lambda: server.block.frontends[0].num_sequences == num)
@@ -405,7 +405,7 @@ def test_each_prompt_counts_among_the_requests_in_flight(tmp_path: Any) -> None:
 def test_a_client_that_leaves_ends_every_sequence_of_its_request(able: Host, is_streaming: bool) -> None:
     num_cancelled = len(able.executor.cancelled)
     body = json.dumps({"prompt": ["hang a", "hang b"], "stream": is_streaming}).encode()
-    with socket.create_connection(("127.0.0.1", able.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", able.port), timeout=60) as connection:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         connection.sendall(head + body)
         wait_until(lambda: able.executor.num_active == 2)

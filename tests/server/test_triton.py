@@ -83,7 +83,7 @@ def test_the_text_of_a_stream_is_the_text_of_the_whole_answer(lmi: Host, asked: 
 
 def test_an_event_arrives_before_the_next_exists(lmi: Host) -> None:
     body = json.dumps({"text_input": "hang ab"}).encode()
-    with socket.create_connection(("127.0.0.1", lmi.port), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", lmi.port), timeout=60) as raw:
         raw.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (STREAM.encode(), len(body), body))
         seen = b""
         while seen.count(b"data: ") < 2:
@@ -297,7 +297,7 @@ def test_outputs_that_are_asked_for_come_as_further_keys(lmi: Host) -> None:
 
 
 def test_a_client_may_stay_for_its_next_request_after_every_kind_of_answer(lmi: Host) -> None:
-    connection = HTTPConnection("127.0.0.1", lmi.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", lmi.port, timeout=60)
     try:
         for prompt, path in (("say a", GENERATE), ("say a", STREAM), ("fail a", STREAM), ("", GENERATE)) * 2:
             connection.request("POST", path, json.dumps({"text_input": prompt}))
