@@ -1,34 +1,60 @@
-"""The table of executors that must keep the contract. Every test here runs on each of them."""
+"""The table of executors that must keep the contract. Every test here runs on each of them that can.
+
+A test that an engine cannot is skipped with the name of the capability that it lacks, and with no other reason.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lmi.executor import Executor
+from lmi.executor import Capabilities, Executor
 from lmi.settings.config import EngineConfig
-from tests.handlers.vllm.small_adapters import write_adapter as write_vllm_adapter
+from tests.conformance.table import has, named
+from tests.handlers.vllm.small_adapters import write_adapter as write_small_adapter
 from tests.system.engines.foreign_engine import MAX_ADAPTERS
 from tests.system.engines.foreign_engine import Executor as ForeignExecutor
 from tests.system.engines.foreign_engine import write_adapter as write_foreign_adapter
 from tests.tiny_models import tiny_model
 
 MAX_NUM_SEQUENCES = 4
+ASKED: dict[str, Any] = {"max_beam_width": 4, "request_stats_max_iterations": 10_000}  # of every engine
+PROCESSORS = """
+from lmi.executor import LogitsPostProcessorConfig
+
+def only_seven(request_id, logits, tokens, stream, client_id):
+    kept = logits[..., 7].clone()
+    logits.fill_(float("-inf"))
+    logits[..., 7] = kept
+
+def broken(request_id, logits, tokens, stream, client_id):
+    raise RuntimeError("the processor's own fault")
+
+def batched(request_ids, logits, tokens, stream, client_ids):
+    for request_id, rows in zip(request_ids, logits):
+        only_seven(request_id, rows, [], stream, None)
+
+logits_post_processors = LogitsPostProcessorConfig(
+    processor_map={"only_seven": only_seven, "broken": broken}, processor_batched=batched
+)
+"""
 
 
 def echo() -> Executor:
     from handlers.echo import EchoExecutor
 
     options = {"echo_step_ms": "2", "echo_max_num_sequences": str(MAX_NUM_SEQUENCES)}
-    return EchoExecutor(EngineConfig(handler="echo", max_sequence_length=512, options=options))
+    return EchoExecutor(EngineConfig(handler="echo", max_sequence_length=512, options=options, **ASKED))
 
 
 def foreign() -> Executor:
-    return ForeignExecutor(EngineConfig(handler="foreign"))
+    return ForeignExecutor(EngineConfig(handler="foreign", **ASKED))
 
 
 def foreign_with_adapters(model: Path) -> Executor:
@@ -40,7 +66,30 @@ def foreign_with_adapters(model: Path) -> Executor:
 def lmi_dist() -> Executor:
     from handlers.lmi_dist import Executor
 
-    return Executor(tiny_model("llama"), EngineConfig(max_num_sequences=MAX_NUM_SEQUENCES, max_sequence_length=512))
+    config = EngineConfig(
+        max_num_sequences=MAX_NUM_SEQUENCES,
+        max_sequence_length=512,
+        additional_outputs=("logits:context", "hidden_states"),
+        logits_post_processors="processors.py",
+        **ASKED,
+    )
+    return Executor(with_processors(tiny_model("llama")), config)
+
+
+def with_processors(model: Path) -> str:
+    """A folder beside the model's with its files and a file of logits post-processors."""
+    folder = shutil.copytree(model, model.with_name(f"{model.name}_with_processors"), dirs_exist_ok=True)
+    (folder / "processors.py").write_text(PROCESSORS)
+    return str(folder)
+
+
+def lmi_dist_with_adapters(model: Path) -> Executor:
+    from handlers.lmi_dist import Executor
+
+    options = {"enable_lora": "true", "max_loras": str(MAX_ADAPTERS), "max_lora_rank": "8"}
+    executor = Executor(tiny_model("llama_wide"), EngineConfig(max_num_sequences=MAX_NUM_SEQUENCES, options=options))
+    executor.load_adapter("formal", str(write_small_adapter(model / "formal", seed=1)))
+    return executor
 
 
 def vllm() -> Executor:
@@ -60,7 +109,7 @@ def vllm_with_adapters(model: Path, *, is_multi_process: bool = False) -> Execut
 
     config = vllm_config(enable_lora="true", max_loras=str(MAX_ADAPTERS), max_lora_rank="8")
     executor = Executor(tiny_model("llama_wide"), config, is_multi_process=is_multi_process)
-    executor.load_adapter("formal", str(write_vllm_adapter(model / "formal", seed=1)))
+    executor.load_adapter("formal", str(write_small_adapter(model / "formal", seed=1)))
     return executor
 
 
@@ -72,6 +121,7 @@ def vllm_config(**options: str) -> EngineConfig:
         max_num_sequences=MAX_NUM_SEQUENCES,
         max_sequence_length=512,
         max_kv_cache_tokens=8192,
+        **ASKED,
     )
 
 
@@ -86,13 +136,14 @@ class Adaptable:
 EXECUTORS: dict[str, Callable[[], Executor]] = {"echo": echo, "lmi-dist": lmi_dist, "foreign": foreign}
 ADAPTABLE: dict[str, tuple[Callable[[Path], Executor], Callable[[Path], Path]]] = {
     "foreign": (foreign_with_adapters, lambda folder: write_foreign_adapter(folder, shift=2)),
+    "lmi-dist": (lmi_dist_with_adapters, lambda folder: write_small_adapter(folder, seed=2)),
 }
 if importlib.util.find_spec("vllm") is not None:
     ADAPTABLE |= {
-        "vllm": (vllm_with_adapters, lambda folder: write_vllm_adapter(folder, seed=2)),
+        "vllm": (vllm_with_adapters, lambda folder: write_small_adapter(folder, seed=2)),
         "vllm-multi-process": (
             lambda model: vllm_with_adapters(model, is_multi_process=True),
-            lambda folder: write_vllm_adapter(folder, seed=2),
+            lambda folder: write_small_adapter(folder, seed=2),
         ),
     }
     EXECUTORS |= {"vllm": vllm, "vllm-multi-process": vllm_multi_process}
@@ -105,10 +156,19 @@ def shared(request: pytest.FixtureRequest) -> Iterator[Executor]:
         yield executor
 
 
+def able(can: Capabilities, request: pytest.FixtureRequest) -> None:
+    """Skip a test that needs what the engine lacks."""
+    for mark in request.node.iter_markers("needs"):
+        if not has(can, mark.args):
+            pytest.skip(f"no {named(mark.args)}")
+
+
 @pytest.fixture
-def executor(shared: Executor) -> Executor:
+def executor(shared: Executor, request: pytest.FixtureRequest) -> Executor:
+    able(shared.capabilities, request)
     shared.await_responses(timeout_s=0)
     shared.get_latest_iteration_stats()
+    shared.get_latest_request_stats()
     return shared
 
 

@@ -11,9 +11,12 @@ import pytest
 
 from lmi.errors import InvalidParameter, ModelUnusable, OutOfMemory, UnknownAdapter
 from lmi.executor import Executor, LoraConfig, Request, Response, SamplingConfig
+from tests.conformance.table import needs
 
 if TYPE_CHECKING:
     from tests.conformance.conftest import Adaptable
+
+pytestmark = needs("lora")
 
 TIMEOUT_S = 60.0
 

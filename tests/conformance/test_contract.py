@@ -4,67 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import (
-    Executor,
-    FinishReason,
-    LoraConfig,
-    OutputConfig,
-    Request,
-    Response,
-    Result,
-    SamplingConfig,
+from lmi.errors import InvalidParameter
+from lmi.executor import Executor, FinishReason, OutputConfig, Response, SamplingConfig
+from tests.conformance.asking import (
+    GREEDY,
+    PROMPT,
+    TIMEOUT_S,
+    ask,
+    finish,
+    long_prompt,
+    results,
+    run,
+    several,
+    wait_until_idle,
 )
-
-PROMPT = (11, 12, 13, 14, 15)
-GREEDY = SamplingConfig(temperature=0)
-TIMEOUT_S = 30.0
-
-
-def ask(**fields: Any) -> Request:
-    return Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "sampling_config": GREEDY, **fields})
-
-
-def finish(executor: Executor, request_id: int) -> list[Response]:
-    """All Responses of one request, up to the last one."""
-    responses: list[Response] = []
-    deadline = time.monotonic() + TIMEOUT_S
-    while not responses or not responses[-1].is_final:
-        assert time.monotonic() < deadline, "no final response"
-        responses += executor.await_responses(request_id, TIMEOUT_S)  # type: ignore[arg-type]
-    return responses
-
-
-def run(executor: Executor, **fields: Any) -> Result:
-    """The one Result of a request that is not streamed."""
-    [response] = finish(executor, executor.enqueue_request(ask(**fields)))
-    assert response.result is not None, response.error_msg
-    return response.result
-
-
-def long_prompt(executor: Executor, first: int) -> tuple[int, ...]:
-    """A prompt of several blocks of any engine's cache."""
-    return tuple(first + position % 200 for position in range(executor.info.max_sequence_length * 2 // 3))
-
-
-def results(responses: list[Response]) -> list[Result]:
-    assert all(response.result is not None for response in responses), responses[-1].error_msg
-    return [response.result for response in responses if response.result is not None]
-
-
-def wait_until_idle(executor: Executor) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        stats = executor.get_latest_iteration_stats()
-        if stats and stats[-1].num_active_requests == stats[-1].num_queued_requests == 0:
-            return
-        time.sleep(0.001)
-    raise AssertionError("never idle")
+from tests.conformance.table import needs
 
 
 def test_ids_are_unique_and_grow(executor: Executor) -> None:
@@ -89,6 +47,11 @@ def test_streamed_tokens_join_to_the_whole_answer(executor: Executor) -> None:
     assert {result.finish_reasons[0] for result in streamed[:-1]} == {FinishReason.NOT_FINISHED}
 
 
+def test_a_streamed_result_has_new_tokens_unless_it_is_the_last(executor: Executor) -> None:
+    streamed = results(finish(executor, executor.enqueue_request(ask(streaming=True))))
+    assert all(result.output_token_ids[0] for result in streamed[:-1])
+
+
 def test_all_generated_tokens_restates_what_was_sent(executor: Executor) -> None:
     whole = run(executor).output_token_ids[0]
     request = ask(streaming=True, return_all_generated_tokens=True)
@@ -104,6 +67,7 @@ def test_the_prompt_is_in_the_output_only_when_asked_for_and_not_streamed(execut
     assert sum(len(result.output_token_ids[0]) for result in results(streamed)) == 8
 
 
+@needs("log_probs")
 @pytest.mark.parametrize("streaming", [False, True])
 def test_log_probs_are_parallel_to_the_tokens_of_each_result(executor: Executor, streaming: bool) -> None:
     output = OutputConfig(return_log_probs=True, num_top_log_probs=1)
@@ -121,6 +85,7 @@ def test_log_probs_are_parallel_to_the_tokens_of_each_result(executor: Executor,
     assert len(log_probs) == 8 and all(log_prob <= 0 for log_prob in log_probs)
 
 
+@needs("prompt_log_probs")
 @pytest.mark.parametrize("streaming", [False, True])
 def test_prompt_log_probs_stand_on_the_first_result_alone(executor: Executor, streaming: bool) -> None:
     request = ask(streaming=streaming, output_config=OutputConfig(num_prompt_log_probs=0))
@@ -170,6 +135,7 @@ def test_min_tokens_holds_the_end_back(executor: Executor) -> None:
     assert len(run(executor, end_id=first, sampling_config=config).output_token_ids[0]) > 5
 
 
+@needs("stop_words")
 def test_a_stop_word_of_several_tokens_ends_the_answer_and_stays_in_it(executor: Executor) -> None:
     whole = run(executor).output_token_ids[0]
     stopped = run(executor, stop_words=((whole[1], whole[2]), (whole[0], whole[2], whole[1])))
@@ -178,12 +144,14 @@ def test_a_stop_word_of_several_tokens_ends_the_answer_and_stays_in_it(executor:
     assert stopped.finish_reasons == [FinishReason.STOP_WORDS]
 
 
+@needs("stop_words")
 def test_a_stop_word_does_not_begin_in_the_prompt(executor: Executor) -> None:
     whole = run(executor).output_token_ids[0]
     result = run(executor, stop_words=((PROMPT[-1], whole[0]),), max_tokens=2)
     assert result.finish_reasons == [FinishReason.LENGTH]
 
 
+@needs("stop_words")
 def test_when_reasons_meet_the_end_wins_then_the_stop_word_then_the_length(executor: Executor) -> None:
     first = run(executor).output_token_ids[0][0]
     stop = {"stop_words": ((first,),), "max_tokens": 1}
@@ -207,20 +175,6 @@ def test_a_prompt_that_fills_the_context_is_refused(executor: Executor) -> None:
 def test_a_token_id_outside_the_vocabulary_is_refused(executor: Executor) -> None:
     with pytest.raises(InvalidParameter, match="input_token_ids"):
         executor.enqueue_request(ask(input_token_ids=(1, executor.info.vocab_size)))
-
-
-def test_what_the_engine_lacks_is_refused(executor: Executor) -> None:
-    assert executor.info.adapters == ()
-    calls: list[Callable[[], object]] = [
-        lambda: executor.enqueue_request(ask(lora_config=LoraConfig("style"))),
-        lambda: executor.load_adapter("style", "/nowhere"),
-        lambda: executor.unload_adapter("style"),
-    ]
-    for call in calls:
-        with pytest.raises(
-            Unsupported, match=f"lora_config is not supported here: {executor.info.name} has no adapters"
-        ):
-            call()
 
 
 def test_one_wrong_request_of_several_leaves_none_behind(executor: Executor) -> None:
@@ -311,6 +265,14 @@ def test_an_id_whose_end_was_handed_out_says_so(executor: Executor) -> None:
     assert again.has_error() and "already finished" in again.error_msg and str(request_id) in again.error_msg
 
 
+def test_an_id_whose_end_was_handed_out_holds_up_no_other(executor: Executor) -> None:
+    ended = executor.enqueue_request(ask(max_tokens=1))
+    finish(executor, ended)
+    running = executor.enqueue_request(ask(max_tokens=2))
+    [[again], [response]] = executor.await_responses([ended, running], TIMEOUT_S)  # type: ignore[misc]
+    assert again.has_error() and response.result is not None and response.is_final
+
+
 @pytest.mark.parametrize("request_id", [0, -1, 10**9])
 def test_an_id_that_was_never_given_out_raises(executor: Executor, request_id: int) -> None:
     with pytest.raises(ValueError, match=f"given {request_id}"):
@@ -321,7 +283,7 @@ def test_an_id_that_was_never_given_out_raises(executor: Executor, request_id: i
 
 def test_responses_of_one_step_become_ready_together(executor: Executor) -> None:
     """It holds while all of them run. An engine in another process may begin them in different steps."""
-    ids = executor.enqueue_requests([ask(streaming=True, max_tokens=50)] * 3)
+    ids = executor.enqueue_requests([ask(streaming=True, max_tokens=400)] * 3)
     begun: set[int] = set()
     num_final, num_compared = 0, 0
     while num_final < 3:
@@ -350,18 +312,14 @@ def test_many_threads_each_get_their_own_answers(executor: Executor) -> None:
     assert got == alone
 
 
+@needs("seed")
 def test_a_seed_repeats_its_tokens(executor: Executor) -> None:
     config = SamplingConfig(seed=5, temperature=1.5)
     first = run(executor, sampling_config=config, max_tokens=20).output_token_ids
     assert run(executor, sampling_config=config, max_tokens=20).output_token_ids == first
 
 
-def several(executor: Executor, **fields: Any) -> list[Result]:
-    if not executor.capabilities.num_return_sequences:
-        pytest.skip("this engine gives one sequence a request")
-    return results(finish(executor, executor.enqueue_request(ask(**fields))))
-
-
+@needs("num_return_sequences")
 def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(executor: Executor) -> None:
     config = SamplingConfig(num_return_sequences=3, seed=5)
     streamed = several(executor, streaming=True, sampling_config=config)
@@ -375,6 +333,7 @@ def test_each_sequence_of_a_request_ends_for_itself_and_the_last_end_is_final(ex
         assert [one for part in pieces for one in part.output_token_ids[0]] == result.output_token_ids[0]
 
 
+@needs("num_return_sequences")
 def test_sequence_i_is_what_its_own_seed_gives(executor: Executor) -> None:
     together = several(executor, sampling_config=SamplingConfig(num_return_sequences=2, seed=5))
     alone = [run(executor, sampling_config=SamplingConfig(seed=seed)) for seed in (5, 6)]
@@ -382,22 +341,14 @@ def test_sequence_i_is_what_its_own_seed_gives(executor: Executor) -> None:
     assert [result.output_token_ids for result in ordered] == [result.output_token_ids for result in alone]
 
 
+@needs("num_return_sequences")
 def test_greedy_sequences_are_equal_copies(executor: Executor) -> None:
     copies = several(executor, sampling_config=SamplingConfig(num_return_sequences=3, temperature=0))
     assert [result.output_token_ids for result in copies] == [run(executor).output_token_ids] * 3
 
 
-def test_the_prompt_is_computed_once_for_all_sequences_of_a_request(executor: Executor) -> None:
-    if executor.info.name != "lmi-dist":
-        pytest.skip("this engine does not count its prompt tokens so")
-    several(executor, sampling_config=SamplingConfig(num_return_sequences=4, seed=5))
-    stats = executor.get_latest_iteration_stats()
-    assert sum(one.num_context_tokens + one.num_reused_tokens for one in stats) == len(PROMPT)
-
-
+@needs("num_return_sequences")
 def test_a_request_of_several_sequences_is_cancelled_as_one(executor: Executor) -> None:
-    if not executor.capabilities.num_return_sequences:
-        pytest.skip("this engine gives one sequence a request")
     config = SamplingConfig(num_return_sequences=2, seed=5)
     request_id = executor.enqueue_request(ask(streaming=True, max_tokens=400, sampling_config=config))
     executor.await_responses(request_id, TIMEOUT_S)
@@ -406,9 +357,8 @@ def test_a_request_of_several_sequences_is_cancelled_as_one(executor: Executor) 
     assert [result.finish_reasons for result in ends] == [[FinishReason.CANCELLED]] * 2
 
 
+@needs("batch_invariant")
 def test_neighbours_change_nothing(executor: Executor) -> None:
-    if not executor.capabilities.batch_invariant:
-        pytest.skip("this engine does not promise it")
     output = OutputConfig(return_log_probs=executor.capabilities.log_probs_invariant)
     requests = [
         ask(
@@ -447,8 +397,7 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
         if sum(one.is_final for step in steps for one in step) == 3:
             is_over.set()
 
-    if not fresh.pass_responses_to(take):
-        pytest.skip("this engine has to be asked")
+    assert fresh.pass_responses_to(take)
     ids = fresh.enqueue_requests([ask(streaming=True)] * 3)
     assert is_over.wait(TIMEOUT_S)
     answers = [[one for step in steps for one in step if one.request_id == request_id] for request_id in ids]

@@ -117,7 +117,9 @@ class Executor(DrivenExecutor[Work]):
     title = "Foreign"
 
     def __init__(self, config: EngineConfig) -> None:
-        capabilities = Capabilities(num_return_sequences=True, lora=config.options.get("enable_lora") == "true")
+        capabilities = Capabilities(
+            num_return_sequences=True, bad_words=False, lora=config.options.get("enable_lora") == "true"
+        )
         info = EngineInfo(
             name="foreign",
             vocab_size=1 << 20,
@@ -127,7 +129,13 @@ class Executor(DrivenExecutor[Work]):
         )
         max_adapters = int(config.options.get("max_loras", MAX_ADAPTERS))
         self.engine = Engine()
-        super().__init__(self.engine, info, max_resident_adapters=max_adapters, max_queue_size=config.max_queue_size)
+        super().__init__(
+            self.engine,
+            info,
+            max_resident_adapters=max_adapters,
+            max_queue_size=config.max_queue_size,
+            max_request_stats=config.request_stats_max_iterations,
+        )
         self._start()
 
     def _work(self, sequence: Sequence) -> Work:
