@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.peers import contestants, gguf_model, report
-from scripts.benchmarks.peers.contest import Contestant, Figure, play, workers
-from scripts.benchmarks.peers.report import Results
+from scripts.benchmarks.peers import contest, contestants, gguf_model, report
+from scripts.benchmarks.peers.contest import Contestant, Figure, Worker, play, workers
+from scripts.benchmarks.peers.results import Results, add, load
 from scripts.benchmarks.peers.shapes import SHAPES, Shape
 from scripts.benchmarks.peers.worker import Burst, Outcome
 from tests.scripts.kernels import ROOT
@@ -68,11 +68,51 @@ def test_workers_take_turns_and_one_that_cannot_start_is_left_out(tmp_path: Path
     assert all(process.poll() == 0 for process in processes)
 
 
+def test_a_contestant_that_fails_in_a_burst_leaves_and_the_others_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from scripts.benchmarks.peers.shapes import make
+
+    own = []
+    for name, vocab_size in (("large", 512), ("small", 310)):  # a token over its vocabulary ends the small one
+        make(replace(TINY, vocab_size=vocab_size), tmp_path / name)
+        own.append(Contestant(name, "lmi", {"model": str(tmp_path / name / "f32"), "dtype": "fp32"}))
+    with workers(own, tmp_path / "log") as ready:
+        easy, hard = replace(BURST, vocab_size=310), replace(BURST, vocab_size=512)
+        found = [play(ready, burst, 1, time.monotonic() + 60) for burst in (easy, hard, easy)]
+        processes = [worker.process for worker in ready]
+    assert [sorted(figures) for figures in found] == [["large", "small"], ["large"], ["large"]]
+    [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("left")]
+    assert line == "left: small ended with 1 in a burst of 3 prompts of 20 tokens"
+    assert [process.poll() for process in processes] == [0, 1]
+
+
+def test_a_contestant_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "BURST_LIMIT_S", 0.5)
+    command = [sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdin.readline()"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        worker = Worker(Contestant("slow", "lmi", {}), process)
+        assert play([worker], BURST, 1, time.monotonic() + 60) == {} and not worker.is_in
+
+
 def results() -> Results:
     own = Results(first={"lmi": figure(10), "OpenVINO GenAI": figure(10)})
     own.speeds[("float32", 1, 32)] = {"lmi": figure(150), "OpenVINO GenAI": figure(100), "vLLM": figure(120)}
     own.prefix["cold"] = {"lmi": figure(100), "vLLM": figure(200), "OpenVINO GenAI": figure(50)}
     return own
+
+
+def test_stored_results_are_read_back_and_a_later_run_replaces_only_its_shapes(tmp_path: Path) -> None:
+    file = tmp_path / "peers" / "results.json"
+    assert load(file) == {}
+    add(file, "5M", results())
+    add(file, "135M", Results(first={"lmi": figure(7)}))
+    assert load(file) == {"5M": results(), "135M": Results(first={"lmi": figure(7)})}
+    add(file, "135M", Results())
+    assert load(file) == {"5M": results(), "135M": Results()}
+    assert report.ratios_table(load(file)) == report.ratios_table({"5M": results()})
 
 
 def test_a_ratio_stands_beside_a_goal_that_it_misses() -> None:

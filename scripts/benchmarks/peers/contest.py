@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +21,7 @@ from scripts.benchmarks.peers.worker import Burst, Outcome
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_WAITED = 0.04  # of its time, for a burst to count as quiet
+BURST_LIMIT_S = 600.0  # for one burst, and for the start of an engine
 
 
 @dataclass(frozen=True)
@@ -30,27 +33,52 @@ class Contestant:
     environ: dict[str, str] = field(default_factory=dict)
 
 
+class ContestantLost(Exception):
+    """An engine ended, or was ended because it took too long. The message has its name and its exit code."""
+
+
 @dataclass
 class Worker:
-    """A process of `worker` that is ready."""
+    """A process of `worker`, in a process group of its own."""
 
     contestant: Contestant
     process: subprocess.Popen[str]
 
+    @property
+    def is_in(self) -> bool:
+        """Whether it takes part still."""
+        return self.process.poll() is None
+
     def run(self, burst: Burst) -> Outcome:
+        """Run one burst. Raises ContestantLost."""
         answers, asks = _pipes(self.process)
-        asks.write(json.dumps(dataclasses.asdict(burst)) + "\n")
-        asks.flush()
+        try:
+            asks.write(json.dumps(dataclasses.asdict(burst)) + "\n")
+            asks.flush()
+        except BrokenPipeError:
+            pass  # its answers are at their end too
         return Outcome(**self._line(answers))
 
     def wait_ready(self) -> None:
+        """Wait until the engine is loaded. Raises ContestantLost."""
         self._line(_pipes(self.process)[0])
 
     def _line(self, answers: IO[str]) -> Any:
-        line = answers.readline()
-        if not line:
-            raise RuntimeError(f"{self.contestant.name} ended with {self.process.wait()}")
-        return json.loads(line)
+        is_late = not select.select([answers], [], [], BURST_LIMIT_S)[0]
+        line = "" if is_late else answers.readline()
+        if line:
+            return json.loads(line)
+        self.end(0 if is_late else 10)
+        why = f"took more than {BURST_LIMIT_S:g} s" if is_late else f"ended with {self.process.returncode}"
+        raise ContestantLost(f"{self.contestant.name} {why}")
+
+    def end(self, timeout_s: float) -> None:
+        """Wait so long for its end, then leave nothing of it and of the server that it may have started."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
@@ -67,26 +95,22 @@ def workers(contestants: Sequence[Contestant], log: Path) -> Iterator[list[Worke
             worker = _start(contestant, log)
             try:
                 worker.wait_ready()
-            except RuntimeError as error:
+            except ContestantLost as error:
                 say(f"left out: {error}; its output is in {log}")
-                continue
             finally:
                 started.append(worker)
-        yield [worker for worker in started if worker.process.poll() is None]
+        yield [worker for worker in started if worker.is_in]
     finally:
         for worker in started:
-            _pipes(worker.process)[1].close()  # at the end of its input it ends
+            with suppress(BrokenPipeError):
+                _pipes(worker.process)[1].close()  # at the end of its input it ends
         for worker in started:
-            _end(worker.process)
+            _end(worker)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    try:
-        process.wait(60)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    process.wait()
-    _pipes(process)[0].close()
+def _end(worker: Worker) -> None:
+    worker.end(60)
+    _pipes(worker.process)[0].close()
 
 
 def _start(contestant: Contestant, log: Path) -> Worker:
@@ -95,7 +119,13 @@ def _start(contestant: Contestant, log: Path) -> Worker:
     environ = os.environ | {"PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "1000"} | contestant.environ
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            command,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
         )
     return Worker(contestant, process)
 
@@ -130,18 +160,28 @@ class Figure:
 
 def play(own: Sequence[Worker], burst: Burst, rounds: int, deadline_s: float) -> dict[str, Figure]:
     """Run a kind of burst in rounds, each in the reverse order of the last one, and one more for each that had none
-    quiet, at most as many again. Every round has other prompts.
+    quiet, at most as many again. Every round has other prompts. A worker that fails has no figure, in this play and in
+    those that come.
     """
     outcomes: dict[str, list[Outcome]] = {worker.contestant.name: [] for worker in own}
     for number in range(2 * rounds):
         for worker in own if number % 2 else reversed(own):
             done = outcomes[worker.contestant.name]
-            if number >= rounds and any(outcome.waited <= MAX_WAITED for outcome in done):
-                continue
-            done.append(worker.run(dataclasses.replace(burst, seed=burst.seed + number)))
+            is_done = number >= rounds and any(outcome.waited <= MAX_WAITED for outcome in done)
+            if worker.is_in and not is_done:
+                _run(worker, dataclasses.replace(burst, seed=burst.seed + number), done)
         if time.monotonic() > deadline_s:
             break
-    return {name: Figure(tuple(done)) for name, done in outcomes.items()}
+    return {name: Figure(tuple(done)) for name, done in outcomes.items() if done}
+
+
+def _run(worker: Worker, burst: Burst, done: list[Outcome]) -> None:
+    """Add an outcome. If the worker fails, what it did in this play is gone."""
+    try:
+        done.append(worker.run(burst))
+    except ContestantLost as error:
+        done.clear()
+        say(f"left: {error} in a burst of {burst.num_streams} prompts of {burst.num_prompt} tokens")
 
 
 def say(text: str) -> None:

@@ -1,9 +1,11 @@
 """Measures lmi beside OpenVINO GenAI, vLLM and llama.cpp: ratios with goals, tables, a plot, then one line of JSON.
 
-    scripts/bench peers [--quick] [--write] [--shapes 5M,135M,0.5B]
+    scripts/bench peers [--quick] [--write] [--shapes 5M,135M,0.5B] [--stored]
 
 Contestants take turns in short bursts. A burst counts only if its engine waited for a core less than a twenty-fifth of
-its time; where none was so quiet the figure has a `~`. `--write` puts tables and plot into README.md between marks.
+its time; where none was so quiet the figure has a `~`. A contestant that fails leaves its group of the contest. Each
+finished shape goes to build/peers/results.json; tables are of all shapes that are there, and `--stored` only makes
+tables. `--write` puts them and the plot into README.md between marks.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.benchmarks.drawing import Panel, draw
@@ -30,33 +32,20 @@ from scripts.benchmarks.peers.contestants import (
     VLLM_BF16,
     VLLM_SERVER,
 )
+from scripts.benchmarks.peers.results import Results, add, load
 from scripts.benchmarks.peers.shapes import SHAPES, Shape
 from scripts.benchmarks.peers.worker import Burst
 from scripts.benchmarks.table import README, Goal, machine, table, write
 
 MARKS = ("<!-- peers figures -->", "<!-- end of peers figures -->")
 PLOT = Path(__file__).parents[1] / "figures" / "peers.png"
+STORED = contestants.MODELS / "results.json"
 STREAMS = (1, 8, 32, 64)
 SHORT, LONG, LONGEST = 32, 512, 900  # tokens of a prompt
 NUM_SHARED = 400
 MAX_PREFILL = {"5M": 64 * LONG, "135M": 64 * LONG, "0.5B": 8 * LONG}  # tokens of a burst's prompts
 LIMIT_S, QUICK_LIMIT_S = 1400.0, 200.0
 PREFIX_KINDS = {"cold": False, "warm": True}
-
-
-@dataclass
-class Results:
-    """The figures of one shape: by what was run, then by contestant."""
-
-    speeds: dict[tuple[str, int, int], dict[str, Figure]] = field(default_factory=dict)  # group, streams, prompt
-    first: dict[str, Figure] = field(default_factory=dict)  # of one prompt of LONGEST tokens
-    prefix: dict[str, dict[str, Figure]] = field(default_factory=dict)  # 32 requests that share tokens; cold, warm
-
-    def ratio(self, group: str, case: tuple[int, int], own: str, peers: Iterable[str]) -> float | None:
-        """lmi's tokens/s over those of the fastest of these peers."""
-        figures = self.speeds.get((group, *case), {})
-        others = [figures[peer].tokens_per_s for peer in peers if peer in figures]
-        return figures[own].tokens_per_s / max(others) if own in figures and others else None
 
 
 def cases(name: str, is_quick: bool) -> Iterator[tuple[int, int]]:
@@ -95,20 +84,18 @@ def measure_group(
                 results.prefix[kind] = play(engines, asked, rounds, deadline_s)
 
 
-def measure(names: list[str], is_quick: bool) -> dict[str, Results]:
+def measure(names: list[str], is_quick: bool) -> None:
+    """Measure these shapes one after another, and store each when it is whole."""
     peers = contestants.installed()
     deadline_s = time.monotonic() + (QUICK_LIMIT_S if is_quick else LIMIT_S)
-    found: dict[str, Results] = {}
     for name in names:
-        folder = contestants.make_models(name, SHAPES[name], peers)
-        results = found[name] = Results()
+        folder, results = contestants.make_models(name, SHAPES[name], peers), Results()
         measure_group("float32", name, list(contestants.libraries(folder, peers)), results, deadline_s, is_quick)
-        if is_quick:
-            continue
-        measure_group("reduced", name, list(contestants.reduced(folder, peers)), results, deadline_s, is_quick)
-        if name != "0.5B":
+        if not is_quick:
+            measure_group("reduced", name, list(contestants.reduced(folder, peers)), results, deadline_s, is_quick)
+        if not is_quick and name != "0.5B":
             measure_group("servers", name, list(contestants.serving(folder, peers)), results, deadline_s, is_quick)
-    return found
+        add(STORED, name, results)
 
 
 @dataclass(frozen=True)
@@ -269,16 +256,27 @@ def as_json(found: dict[str, Results], own_ratios: dict[str, float]) -> str:
     return json.dumps({"ratios": {key: round(value, 3) for key, value in own_ratios.items()}, "tokens_per_s": speeds})
 
 
+def stored_results() -> dict[str, Results]:
+    """What is stored of each shape, the smallest first."""
+    stored = load(STORED)
+    return {name: stored[name] for name in SHAPES if name in stored}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes")
     parser.add_argument("--write", action="store_true", help="put tables and plot into README.md")
     parser.add_argument("--shapes", help=f"of {','.join(SHAPES)}")
+    parser.add_argument("--stored", action="store_true", help=f"measure nothing, report what is in {STORED}")
     given = parser.parse_args()
     names = given.shapes.split(",") if given.shapes else list(SHAPES)[: 2 if given.quick else None]
     if unknown := set(names) - SHAPES.keys():
         parser.error(f"--shapes must be of {', '.join(SHAPES)}, given {', '.join(sorted(unknown))}")
-    found = measure(names, given.quick)
+    if not given.stored:
+        measure(names, given.quick)
+    found = stored_results()
+    if not found:
+        parser.error(f"{STORED} has no results yet")
     own_ratios = ratios(found)
     times, goals = time_ratios(found)
     shapes = [shape_table(name, SHAPES[name], results) for name, results in found.items()]

@@ -103,10 +103,12 @@ def main() -> None:
     began_s = time.monotonic()
     engine: Engine = getattr(importlib.import_module(module), name)(**json.loads(sys.argv[2]))
     print(json.dumps({"ready_s": time.monotonic() - began_s}), file=output)
-    for line in sys.stdin:
-        print(json.dumps(dataclasses.asdict(run(engine, Burst(**json.loads(line))))), file=output)
-    if hasattr(engine, "close"):
-        engine.close()
+    try:
+        for line in sys.stdin:
+            print(json.dumps(dataclasses.asdict(run(engine, Burst(**json.loads(line))))), file=output)
+    finally:
+        if hasattr(engine, "close"):
+            engine.close()
 
 
 if __name__ == "__main__":
