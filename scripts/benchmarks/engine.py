@@ -1,8 +1,9 @@
-"""The time of the embedded executor beside its model, and the gain of continuous batching over HTTP."""
+"""The time of the embedded executor beside its model, what guides cost, and the gain of continuous batching."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import statistics
@@ -16,6 +17,18 @@ from scripts.benchmarks import servers
 NUM_TOKENS = 128
 BATCHES = (1, 8, 64)
 NUM_SEQUENTIAL = 6
+GUIDED_BATCH = 16
+NUM_GUIDED_RUNS = 5
+PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
+    "type": "array",
+    "minItems": NUM_TOKENS,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    },
+}
+BEAM_WIDTH, NUM_SEARCHES = 4, 12
 PROMPT = "Tell me a story about a fox."
 
 
@@ -45,7 +58,7 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     All parts run as in the engine's process: one thread waits for Responses and writes one frame a step to a socket.
     """
     from handlers.lmi_dist import Executor
-    from handlers.lmi_dist.executor import load_runner
+    from handlers.lmi_dist.loading import load_runner
     from lmi.engine.messages import Responses, encode
     from lmi.executor import OutputConfig, Request, Response, SamplingConfig
     from lmi.ipc.frames import frame
@@ -74,6 +87,56 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     steps_s = [after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)]
     rest_s = [step - forward for step, forward in zip(steps_s, runner.forward_s, strict=False)]
     return statistics.median(rest_s) * 1000, statistics.median(runner.forward_s) * 1000
+
+
+def guided_step(model: str, guide: str | None) -> float:
+    """The milliseconds of a decode step of GUIDED_BATCH sequences that follow a JSON schema: a median."""
+    from handlers.lmi_dist import Executor
+    from handlers.lmi_dist.guide_vocabulary import read_config
+    from handlers.lmi_dist.loading import load_runner
+    from lmi.executor import ExecutorConfig, GuidedDecodingParams, GuideType, Request, Response, SamplingConfig
+    from lmi.settings.config import EngineConfig
+
+    runner = TimedRunner(load_runner(model, EngineConfig(), lambda stage, share: None)[0], GUIDED_BATCH)
+    request = Request(
+        input_token_ids=tuple(range(5, 25)),
+        max_tokens=NUM_TOKENS,
+        streaming=True,
+        ignore_eos=True,
+        sampling_config=SamplingConfig(temperature=0.0),
+        guided_decoding_params=None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide),
+    )
+    with Executor(runner, ExecutorConfig(guided_decoding_config=read_config(model))) as executor:
+        for _ in range(NUM_GUIDED_RUNS):  # the guide is compiled in the first
+            executor.enqueue_requests([request] * GUIDED_BATCH)
+            num_open = GUIDED_BATCH
+            while num_open:
+                responses = cast(list[Response], executor.await_responses(timeout_s=10))
+                num_open -= sum(response.is_final for response in responses)
+    steps_s = [after - before for before, after in zip(runner.starts_s, runner.starts_s[1:], strict=False)]
+    return statistics.median(steps_s) * 1000
+
+
+def beam_ratio(model: str) -> float:
+    """The time of beam searches of width BEAM_WIDTH over that of as many sampled sequences, one request at a time."""
+    from handlers.lmi_dist import Executor
+    from lmi.executor import Request, Response, SamplingConfig
+    from lmi.settings.config import EngineConfig
+
+    several = BEAM_WIDTH
+    configs = [SamplingConfig(several, num_return_sequences=several), SamplingConfig(num_return_sequences=several)]
+    requests = [Request(tuple(range(5, 25)), NUM_TOKENS, ignore_eos=True, sampling_config=one) for one in configs]
+    times_s: list[list[float]] = [[], []]
+    with Executor(model, EngineConfig(max_num_sequences=64)) as executor:
+        for _ in range(NUM_SEARCHES):
+            for request, own_s in zip(requests, times_s, strict=True):
+                start_s = time.perf_counter()
+                request_id = executor.enqueue_request(request)
+                while not cast(list[Response], executor.await_responses(request_id, 60))[-1].is_final:
+                    pass
+                own_s.append(time.perf_counter() - start_s)
+    beams_s, sampled_s = (statistics.median(own_s[1:]) for own_s in times_s)  # the first ones find everything cold
+    return beams_s / sampled_s
 
 
 def body(stream: bool = True) -> dict[str, object]:
@@ -129,6 +192,9 @@ def measure(model: str | None = None) -> dict[str, float]:
         figures[f"rest_ms_{batch}"] = rest_ms
         figures[f"model_ms_{batch}"] = model_ms
         figures[f"rest_share_{batch}"] = rest_ms / (rest_ms + model_ms)
+    plain_ms, guided_ms = (guided_step(model or str(demo_folder()), guide) for guide in (None, json.dumps(PEOPLE)))
+    figures["guide_cost_16"] = guided_ms / plain_ms - 1
+    figures["beam_ratio"] = beam_ratio(model or str(demo_folder()))
     return figures
 
 

@@ -27,7 +27,7 @@ import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
-from handlers.lmi_dist.executor import load_runner  # noqa: E402
+from handlers.lmi_dist.loading import load_runner  # noqa: E402
 from handlers.lmi_dist.plan import Chunk, Plan  # noqa: E402
 from handlers.lmi_dist.runner import Runner  # noqa: E402
 from lmi.settings.config import EngineConfig  # noqa: E402

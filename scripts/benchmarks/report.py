@@ -44,6 +44,8 @@ GOALS: list[Goal] = [
     ("rest_ms_1", "a step's time beside the model, batch 1, ms", "<=", 1.0),
     ("rest_ms_8", "same, batch 8, ms", "<=", 1.0),
     ("rest_share_64", "same, batch 64, share of the step", "<=", 0.1),
+    ("guide_cost_16", "a guide's share over a step without one, batch 16, demo model", "<=", 0.15),
+    ("beam_ratio", "time of a beam search of width 4 / of four sampled sequences, demo model", "<=", 1.5),
     ("concurrency_ratio", "tokens/s of 64 requests at once / one after another, demo model", ">=", 10.0),
     ("ping_p99_ms", "`/ping` p99 while 64 streams run, ms", "<=", 50.0),
 ]
