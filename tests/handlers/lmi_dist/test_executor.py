@@ -34,7 +34,7 @@ from lmi.executor import (
 from lmi.settings.config import EngineConfig
 from tests.fake_runner import FakeRunner, SharingRunner
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=2)
 
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import jsonschema
 import lark
+import msgspec
 import pytest
 import tokenizers
 import torch
@@ -50,6 +51,7 @@ from lmi.executor import (
 from lmi.settings.config import EngineConfig
 from tests.fake_runner import FakeRunner, SharingRunner
 from tests.handlers.lmi_dist.test_executor import collect, joined
+from tests.handlers.lmi_dist.test_speculation import steady
 from tests.tiny_models import tiny_model
 
 TIMEOUT_S = 120.0
@@ -463,9 +465,11 @@ def test_every_answer_is_the_one_the_request_gets_alone() -> None:
     config = ExecutorConfig(
         max_batch_size=8, kv_cache_config=KvCacheConfig(max_tokens=256), guided_decoding_config=CONFIG
     )
-    with Executor(runner, config) as executor:
+    with steady(Executor(runner, config)) as executor:
         executor._scheduler.drafts = True  # a server's option
-        ids = executor.enqueue_requests(requests)
+        for request in requests:
+            responses_of(executor, msgspec.structs.replace(request, max_tokens=1))  # now its guide is compiled
+        ids = executor.enqueue_requests(requests)  # and all start together
         got = collect(executor, len(requests))
         stats = executor.get_latest_iteration_stats()
     assert [joined(got[one]) for one in ids] == alone
