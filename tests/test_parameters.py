@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -153,7 +152,7 @@ ROWS = [
 ]
 ENGINES = [
     pytest.param("lmi-dist"),
-    pytest.param("vllm", marks=[pytest.mark.vllm] if importlib.util.find_spec("vllm") else pytest.mark.skip),
+    pytest.param("vllm", marks=pytest.mark.vllm),
     pytest.param("echo"),
 ]
 

@@ -27,7 +27,6 @@ from lmi.executor import (
     OutputConfig,
     Request,
     RequestStats,
-    Response,
     Result,
     SamplingConfig,
 )
@@ -35,6 +34,7 @@ from lmi.settings.config import EngineConfig
 from tests.beam_reference import Comparison, Found, transformers_beams
 from tests.fake_runner import FakeRunner, SharingRunner
 from tests.handlers.lmi_dist import peft_adapters
+from tests.handlers.lmi_dist.test_executor import collect
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 TIMEOUT_S = 60.0
@@ -82,18 +82,6 @@ def random_rules(choice: random.Random) -> dict[str, Any]:
         "stop_words": tuple(tuple(choice.choices(token_ids, k=choice.choice([1, 2]))) for _ in range(6)),
     }
     return {name: rules[name] for name in choice.sample(list(rules), choice.choice([0, 0, 1, 2]))}
-
-
-def collect(executor: Executor, num: int) -> dict[int, list[Response]]:
-    """All Responses of `num` requests, by id."""
-    got: dict[int, list[Response]] = {}
-    deadline = time.monotonic() + TIMEOUT_S
-    while sum(one[-1].is_final for one in got.values()) < num:
-        assert time.monotonic() < deadline, "requests without an end"
-        for response in executor.await_responses(timeout_s=TIMEOUT_S):
-            assert isinstance(response, Response)
-            got.setdefault(response.request_id, []).append(response)
-    return got
 
 
 def results(executor: Executor, requests: list[Request]) -> list[Result]:
