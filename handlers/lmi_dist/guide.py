@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from handlers.base.guide_compiler import FIELD, Compiled
+from handlers.base.guide_vocabulary import WORD_BITS, Mask
 from handlers.base.sequence import Sequence
-from handlers.lmi_dist.guide_compiler import FIELD, Compiled
-from handlers.lmi_dist.guide_vocabulary import WORD_BITS, Mask
 from lmi.errors import cause_line
 from lmi.executor import ErrorKind
 

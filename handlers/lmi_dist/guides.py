@@ -15,10 +15,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 
+from handlers.base.guide_compiler import FIELD, Compiled, GuideCompiler
+from handlers.base.guide_vocabulary import read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guide import Guide
-from handlers.lmi_dist.guide_compiler import FIELD, Compiled, GuideCompiler
-from handlers.lmi_dist.guide_vocabulary import read_config, why_no_guides
 from lmi.errors import InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
 

@@ -91,8 +91,8 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
 
 def guided_step(model: str, guide: str | None) -> float:
     """The milliseconds of a decode step of GUIDED_BATCH sequences that follow a JSON schema: a median."""
+    from handlers.base.guide_vocabulary import read_config
     from handlers.lmi_dist import Executor
-    from handlers.lmi_dist.guide_vocabulary import read_config
     from handlers.lmi_dist.loading import load_runner
     from lmi.executor import ExecutorConfig, GuidedDecodingParams, GuideType, Request, Response, SamplingConfig
     from lmi.settings.config import EngineConfig

@@ -24,14 +24,14 @@ import tokenizers
 import torch
 import transformers
 
+from handlers.base.guide_compiler import Compiled
+from handlers.base.guide_vocabulary import Mask, Vocabulary, read_config
+from handlers.base.schema_keywords import check_keywords
 from handlers.base.sequence import Sequence, new_sequences
+from handlers.base.utf8_tokens import is_part_of_text
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.guide import fill_masks
-from handlers.lmi_dist.guide_compiler import Compiled
-from handlers.lmi_dist.guide_vocabulary import Mask, Vocabulary, read_config
 from handlers.lmi_dist.guides import Kept, equip
-from handlers.lmi_dist.schema_keywords import check_keywords
-from handlers.lmi_dist.utf8_tokens import is_part_of_text
 from lmi.errors import InvalidRequest, Unsupported
 from lmi.executor import (
     ErrorKind,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from handlers.lmi_dist.guide_process import (
+from handlers.base.guide_process import (
     COMPILED,
     MAX_COMPILE_BYTES,
     MAX_COMPILE_S,
@@ -24,7 +24,7 @@ from handlers.lmi_dist.guide_process import (
     Start,
     read_all,
 )
-from handlers.lmi_dist.guide_vocabulary import Vocabulary
+from handlers.base.guide_vocabulary import Vocabulary
 from lmi.errors import GenerationFailed, InvalidRequest, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
 
@@ -103,11 +103,19 @@ class GuideCompiler:
         """Raises InvalidRequest for a guide that is wrong or too large, GenerationFailed if the process has ended."""
         from xgrammar import CompiledGrammar
 
+        process, text = self._compiled(params)
+        return Compiled(CompiledGrammar.deserialize_json(text, process.vocabulary.info_for(params)), process.vocabulary)
+
+    def check(self, params: GuidedDecodingParams) -> None:
+        """Compile a guide for an engine that compiles it again. Raises what `compile` raises."""
+        self._compiled(params)
+
+    def _compiled(self, params: GuidedDecodingParams) -> tuple[_Process, str]:
+        """The process that has compiled a guide, and what it made."""
         process = self._started()
         answer = process.ask(msgspec.msgpack.encode(params))
         if answer[:1] == COMPILED:
-            grammar = CompiledGrammar.deserialize_json(answer[1:].decode(), process.vocabulary.info_for(params))
-            return Compiled(grammar, process.vocabulary)
+            return process, answer[1:].decode()
         if answer[:1] == REFUSED:
             raise _refusal(PLACE.sub("", answer[1:].decode()))
         if not process.answers():
@@ -136,7 +144,7 @@ class GuideCompiler:
         config = self._read_config()
         ours, its = socket.socketpair()
         with its:
-            argv = [sys.executable, "-m", "handlers.lmi_dist.guide_process", str(its.fileno())]
+            argv = [sys.executable, "-m", "handlers.base.guide_process", str(its.fileno())]
             popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
         process = self._process = _Process(popen, ours, Vocabulary(config, self._vocab_size))
         answer = b"" if self._is_closed else process.ask(msgspec.msgpack.encode(Start(config, self._vocab_size)))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
-from handlers.lmi_dist.utf8_tokens import SECOND, is_middle, is_part_of_text
+from handlers.base.utf8_tokens import SECOND, is_middle, is_part_of_text
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 
 if TYPE_CHECKING:

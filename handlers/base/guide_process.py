@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from handlers.lmi_dist.guide_vocabulary import Vocabulary
-from handlers.lmi_dist.schema_keywords import check_keywords
+from handlers.base.guide_vocabulary import Vocabulary
+from handlers.base.schema_keywords import check_keywords
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 from lmi.shared import linux
 
