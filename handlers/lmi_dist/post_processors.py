@@ -8,28 +8,22 @@ it was called for. Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor 
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
-import sys
-import traceback
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from handlers.base.post_processor_file import BATCHED, check, load, said
 from handlers.base.sequence import Sequence
-from lmi.errors import ModelUnusable, cause_line, shorten
-from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig, Request
+from lmi.errors import shorten
+from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
-
-BATCHED = Request.BATCHED_POST_PROCESSOR_NAME
-VARIABLE = "logits_post_processors"  # what a file of post-processors holds
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +40,7 @@ class PostProcessors:
     """The functions of a configuration, which is read once. Raises ValueError if it is wrong."""
 
     def __init__(self, config: LogitsPostProcessorConfig) -> None:
-        _check(config)
+        check(config)
         self._named = dict(config.processor_map)
         self._batched = config.processor_batched
 
@@ -86,7 +80,7 @@ class PostProcessors:
                 _replace(logits, changed)
         except (Exception, SystemExit) as error:
             log.exception("logits post-processor %s failed for request %d", shorten(name), sequence.id)
-            sequence.fail(f"logits post-processor {shorten(name)} failed: {_said(error)}")
+            sequence.fail(f"logits post-processor {shorten(name)} failed: {said(error)}")
 
     def _process_batch(self, pieces: list[Piece]) -> None:
         assert self._batched is not None
@@ -101,7 +95,7 @@ class PostProcessors:
         except (Exception, SystemExit) as error:
             log.exception("the batched logits post-processor failed")
             for one in sequences:
-                one.fail(f"the batched logits post-processor failed: {_said(error)}")
+                one.fail(f"the batched logits post-processor failed: {said(error)}")
 
 
 def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: object) -> PostProcessors | None:
@@ -111,46 +105,6 @@ def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: 
         folder = model if isinstance(model, str | os.PathLike) else ""
         config = load(Path(folder, options.logits_post_processors))
     return None if config is None else PostProcessors(config)
-
-
-def load(path: Path) -> LogitsPostProcessorConfig:
-    """The configuration in a Python file, which may import the modules beside it. Raises ModelUnusable."""
-    try:
-        config = getattr(_run(path), VARIABLE)
-        _check(config)
-    except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f"{path}, line {lines[-1]}" if lines else str(path)
-        raise ModelUnusable(f"{place}: {_said(error)}") from error
-    assert isinstance(config, LogitsPostProcessorConfig)
-    return config
-
-
-def _run(path: Path) -> ModuleType:
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    name = f"{VARIABLE}_{path.stem}"  # must not hide a module of a library
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "not a Python file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
-    spec.loader.exec_module(module)
-    return module
-
-
-def _check(config: object) -> None:
-    """Raise ValueError if this is not a configuration that can be used."""
-    if not isinstance(config, LogitsPostProcessorConfig):
-        raise broken(VARIABLE, "a LogitsPostProcessorConfig", config)
-    if BATCHED in config.processor_map:
-        raise ValueError(f"processor_map must not have the key {BATCHED!r}, the name of processor_batched")
-    for name, function in config.processor_map.items():
-        if not isinstance(name, str) or not name:
-            raise broken("a key of processor_map", "a name", name)
-        if not callable(function):
-            raise broken(f"processor_map[{name!r}]", "a function", function)
-    if config.processor_batched is not None and not callable(config.processor_batched):
-        raise broken("processor_batched", "a function", config.processor_batched)
 
 
 def _pieces(logits: Tensor, sequences: list[Sequence], rows: list[int]) -> Iterator[Piece]:
@@ -174,7 +128,3 @@ def _replace(logits: Tensor, changed: object) -> None:
 
 def _stream(logits: Tensor) -> torch.cuda.Stream | None:
     return torch.cuda.current_stream(logits.device) if logits.is_cuda else None
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {cause_line(error)}"
