@@ -119,6 +119,10 @@ class BeamSearch:
             self.running, steps = [], []
         return steps
 
+    def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
+        """Take the hypotheses of an engine that searches by itself, in place of those before."""
+        self.running, self.finished = ([], list(beams)) if is_over else (list(beams), [])
+
     def best(self, num_beams: int) -> list[Beam]:
         """At most `num_beams` hypotheses, the best by score: finished ones, and running ones while there are any."""
         beams = sorted(self.finished + self.running, key=self._score, reverse=True)

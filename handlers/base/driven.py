@@ -78,6 +78,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     """A subclass sets `title`, implements `_work`, and calls `_start` when the engine is warm."""
 
     title: ClassVar[str]  # of the engine, for messages
+    searches_beams: ClassVar[bool] = False  # the engine itself, which then gets a sequence with beams as any other
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         raise NotImplementedError
 
     def _row_work(self, sequence: Sequence, row: Row) -> Work:
-        """Translate a running beam of a sequence, as `_work`. Only an engine whose capabilities have beams needs it."""
+        """Translate a running beam of a sequence, as `_work`. Only an engine that does not search beams needs it."""
         raise NotImplementedError
 
     def _refuse(self, sequence: Sequence, error: Exception) -> None:
@@ -127,7 +128,8 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
 
     def _check(self, request: Request) -> None:
         super()._check(request)
-        check_beams(request, self.info)
+        if not self.searches_beams:
+            check_beams(request, self.info)
 
     def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
         return super().enqueue_requests(list(map(_checked, requests)))
@@ -231,7 +233,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     def _give(self, sequence: Sequence) -> bool:
         """Give the engine a sequence, or each of its running beams. Returns False if it was refused."""
         try:
-            if sequence.search is None:
+            if sequence.search is None or self.searches_beams:
                 self._engine.add(self._work(sequence))
                 self._known[name_of(sequence)] = sequence
             else:
@@ -256,7 +258,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         if sequence is None:  # it ended a moment ago
             return
         is_first, num_before = sequence.is_prefilling, sequence.num_tokens
-        if sequence.search is None:
+        if sequence.search is None or self.searches_beams:
             feed(sequence, output)
             num_new = sequence.num_tokens - num_before  # an output may carry the tokens of several steps
         else:

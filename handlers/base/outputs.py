@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from handlers.base.beams import Beam
 from handlers.base.sequence import Sequence
 from lmi.executor import FinishReason, PromptLogProb, TokenLogProb
 
@@ -25,7 +26,8 @@ class SequenceOutput:
     """The new tokens of one sequence. `log_probs` is parallel to `token_ids`.
 
     `prompt_log_probs` begins at the prompt's second token. `end` is None while the sequence goes on, and an exception
-    if the engine gave it up.
+    if the engine gave it up. An engine that searches beams by itself reports all of them anew, the best first, in place
+    of new tokens.
     """
 
     id: str
@@ -34,15 +36,18 @@ class SequenceOutput:
     prompt_log_probs: LogProbs | None = None
     end: FinishReason | Exception | None = None
     num_cached_tokens: int = 0  # of the prompt, reported with its first token
+    beams: list[Beam] | None = None
 
 
 def feed(sequence: Sequence, output: SequenceOutput) -> None:
-    """Append the new tokens. End the sequence at its last token and drop the tokens after it."""
+    """Append the new tokens, or take the beams. End the sequence at its last token and drop the tokens after it."""
     sequence.num_computed = sequence.num_tokens
     if not sequence.num_generated:
         sequence.count_cached(output.num_cached_tokens)
     if output.prompt_log_probs is not None and sequence.lacks_prompt_log_probs:
         note_prompt(sequence, output.prompt_log_probs)
+    if output.beams is not None:
+        sequence.restate(output.beams, is_over=isinstance(output.end, FinishReason))
     known, num_top = output.log_probs, sequence.request.output_config.num_top_log_probs
     for position, token_id in enumerate(output.token_ids):
         if sequence.is_finished:

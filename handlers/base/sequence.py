@@ -146,12 +146,23 @@ class Sequence:
         if not best:
             self.fail("no token can be chosen: every token is banned in every beam")
             return []
-        self.token_ids[self.num_prompt_tokens :] = best[0].token_ids
+        self._follow(best[0])
+        return steps
+
+    def restate(self, beams: SequenceOf[Beam], *, is_over: bool) -> None:
+        """Take the beams of an engine that searches by itself, the best first. Sets `finish_reason` at the end."""
+        assert self.search is not None and beams
+        self.search.restate(beams, is_over=is_over)
+        self._follow(beams[0])
+
+    def _follow(self, best: Beam) -> None:
+        """Make the tokens of the best beam those of the sequence."""
+        assert self.search is not None
+        self.token_ids[self.num_prompt_tokens :] = best.token_ids
         if self.perf_metrics is not None:
             self._note_time(self.perf_metrics)
         if self.search.is_over:
-            self.finish_reason = best[0].finish_reason
-        return steps
+            self.finish_reason = best.finish_reason
 
     @staticmethod
     def _note_time(metrics: RequestPerfMetrics) -> None:
