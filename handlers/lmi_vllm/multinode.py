@@ -1,30 +1,28 @@
 """A further node of an engine that spans several machines. Its ranks get their work from node 0.
 
-It takes no requests. Its options are vLLM's: nnodes, node_rank, master_addr, master_port. This file uses more of vLLM
-than its public classes. Written against vLLM 0.30 to 0.33.
+Its options are vLLM's: nnodes, node_rank, master_addr, master_port. This file uses more of vLLM than its public
+classes. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Sequence
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from handlers.base.follower import Follower as BaseFollower
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.executor import describe
 from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.start_errors import explained
 from handlers.lmi_vllm.startup_log import StartupLog
-from lmi.errors import Unavailable
-from lmi.executor import EngineInfo, Executor, IterationStats, Progress, Request, RequestStatsPerIteration, Response
+from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
 
-class Follower(Executor):
+class Follower(BaseFollower):
     """A follower loads this node's part of the model and waits until the group ends."""
 
     def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
@@ -38,47 +36,18 @@ class Follower(Executor):
         except Exception as error:
             raise explained(error, model, config, startup_log.cause) from error
         process_setup.unlink_shared_memory()
-        self._is_closing = threading.Event()
         self._are_alive = True
         self._ranks.register_failure_callback(self._note_death)
         self._ranks.start_worker_monitor()
         parallel = settings.parallel_config
-        self._refusal = (
-            f"this is node {arguments.node_rank} of {arguments.nnodes} and takes no requests; "
-            f"node 0, {arguments.master_addr}, does"
-        )
         self._heartbeat = NodeHeartbeat(
             arguments.master_addr, parallel.master_port, arguments.node_rank, arguments.nnodes
         )
-        self._info = describe(settings, config.max_beam_width)
+        info = describe(settings, config.max_beam_width)
+        super().__init__(info, arguments.node_rank, arguments.nnodes, arguments.master_addr)
 
     def _note_death(self) -> None:
         self._are_alive = False
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    def enqueue_request(self, request: Request) -> int:
-        raise Unavailable(self._refusal)
-
-    def await_responses(
-        self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
-    ) -> list[Response] | list[list[Response]]:
-        self._is_closing.wait(timeout_s)
-        return []
-
-    def get_num_responses_ready(self, request_id: int | None = None) -> int:
-        return 0
-
-    def cancel_request(self, request_id: int) -> None:
-        return None
-
-    def get_latest_iteration_stats(self) -> list[IterationStats]:
-        return []
-
-    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
-        return []
 
     def can_enqueue_requests(self) -> bool:
         """Whether the group is whole. Requests are refused in any case."""
