@@ -192,6 +192,7 @@ def describe(config: VllmConfig, max_beam_width: int) -> EngineInfo:
             max_top_log_probs=max_top_log_probs,
             max_temperature=MAX_TEMPERATURE,
             lora=config.lora_config is not None,
+            adapter_pins=True,
             priority=config.scheduler_config.policy == "priority",
         ),
     )

@@ -14,9 +14,10 @@ from lmi.executor.sampling import MAX_TEMPERATURE
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do. A request that needs more is refused with a clear error, never served with less.
 
-    With `batch_invariant` a request gets the same ids in every batch, and with `log_probs_invariant` the same log-probs
-    too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and `num_prompt_log_probs`, and `max_temperature`
-    bounds `temperature`.
+    `adapter_pins` says that `load_adapter` may pin one. With `log_probs_before_processors` log-probs are the model's,
+    whatever a logits post-processor does. With `batch_invariant` a request gets the same ids in every batch, and with
+    `log_probs_invariant` the same log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and
+    `num_prompt_log_probs`, and `max_temperature` bounds `temperature`.
     """
 
     max_beam_width: int = 1  # 1: no beam search
@@ -39,7 +40,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     perf_metrics: bool = False
     additional_outputs: tuple[AdditionalModelOutput, ...] = ()
     logits_post_processors: tuple[str, ...] = ()
+    log_probs_before_processors: bool = False
     lora: bool = False
+    adapter_pins: bool = False
     kv_cache_retention: bool = False
     priority: bool = False
     batch_invariant: bool = False

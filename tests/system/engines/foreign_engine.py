@@ -118,7 +118,10 @@ class Executor(DrivenExecutor[Work]):
 
     def __init__(self, config: EngineConfig) -> None:
         capabilities = Capabilities(
-            num_return_sequences=True, bad_words=False, lora=config.options.get("enable_lora") == "true"
+            num_return_sequences=True,
+            bad_words=False,
+            lora=config.options.get("enable_lora") == "true",
+            adapter_pins=True,
         )
         info = EngineInfo(
             name="foreign",
