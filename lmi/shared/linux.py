@@ -9,6 +9,7 @@ import ctypes
 import os
 import select
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
 IOLBF = 1  # of stdio.h
+KILL_AGAIN_S = 0.01
 LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
 
@@ -99,8 +101,9 @@ def spawn(
     inherited_fds: Sequence[int] = (),
     folder: str | None = None,
     output_fd: int | None = None,
+    has_session: bool = False,
 ) -> int:
-    """Start a program as leader of a new process group and return its pid.
+    """Start a program as leader of a new process group, or of a new session, and return its pid.
 
     `output_fd` becomes its standard output and error. `log_fd` then returns, in the program, the standard error of this
     process. It does not use `subprocess`, which would race with a supervisor that reaps every child. Call it from a
@@ -109,12 +112,16 @@ def spawn(
     parent_pid = os.getpid()
     pid = os.fork()
     if pid:
-        with suppress(OSError):  # the child does it too, and may be first
-            os.setpgid(pid, pid)
+        with suppress(OSError):  # the child does it too, and may be first; the leader of a group gets no session
+            if not has_session:
+                os.setpgid(pid, pid)
         return pid
     try:
         signal.set_wakeup_fd(-1)  # the pipe belongs to the parent
-        os.setpgid(0, 0)
+        if has_session:
+            os.setsid()
+        else:
+            os.setpgid(0, 0)
         for signum in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_DFL)
         die_with_parent(parent_pid, death_signal)
@@ -200,13 +207,34 @@ def is_group_alive(group: int) -> bool:
 def children() -> list[int]:
     """Return the pids of this process's children, also of adopted ones."""
     me, pids = str(os.getpid()), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
-                if after_name[1] == me:
-                    pids.append(int(entry.name))
+    for pid in _pids():
+        with suppress(OSError):
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if after_name[1] == me:
+                pids.append(pid)
     return pids
+
+
+def kill_session(session: int) -> None:
+    """Kill every process of a session but this one, and those that they start meanwhile."""
+    me = os.getpid()
+    while others := [pid for pid in _pids() if pid != me and _session_of(pid) == session]:
+        for pid in others:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_AGAIN_S)
+
+
+def _session_of(pid: int) -> int:
+    """Return the session of a process that has not ended, else 0."""
+    with suppress(OSError):
+        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        return 0 if state in "ZX" else int(session)
+    return 0
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def describe_exit(code: int) -> str:

@@ -170,7 +170,7 @@ class Child:
     def _reason(self, code: int) -> str:
         """Return why the process ended, on one line."""
         record = self.record
-        said = record.reason if record is not None and code > 0 and record.pid == self.pid else ""
+        said = record.reason if record is not None and code > 0 and record.pid else ""  # 0: it did not come so far
         return self._hung or said or linux.describe_exit(code)
 
     def _stage(self) -> str:

@@ -17,6 +17,7 @@ from lmi.errors import BadConfiguration, ModelUnusable, PortUnavailable, Securit
 from lmi.gateway.child import argv
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
+from lmi.settings.handler import USER_CODE, announced
 from lmi.shared.cores import Cores, variable
 from lmi.shared.linux import SUPERVISOR_PID
 from lmi.shared.state import Block, Phase
@@ -44,6 +45,7 @@ def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list
 
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config, folder = runtime.config, str(runtime.path)
+    is_launched = announced().get(config.engine.handler, USER_CODE).launcher(config.engine) is not None
 
     def environ(slot: int) -> dict[str, str]:
         kept = variable(cores.engines[slot]) if cores else {}
@@ -57,6 +59,7 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         output_logger="libraries",
         environ=environ,
         hang=lambda record, *times: hang(record, config.engine, *times),
+        agent="lmi.engine.agent" if is_launched else "",
     )
 
 
@@ -73,12 +76,23 @@ def user_code(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
 
 
 def _worker(
-    config: Config, title: str, module: str, output_logger: str, environ: Callable[[int], Mapping[str, str]], hang: Hang
+    config: Config,
+    title: str,
+    module: str,
+    output_logger: str,
+    environ: Callable[[int], Mapping[str, str]],
+    hang: Hang,
+    agent: str = "",
 ) -> ChildKind:
-    """Return the kind of a process that front ends talk to over a socket."""
+    """Return the kind of a process that front ends talk to over a socket. `agent`: the module that starts it."""
+
+    def argv(slot: int) -> list[str]:
+        own = [sys.executable, "-P", "-m", module, "--slot", str(slot)]
+        return [sys.executable, "-P", "-m", agent, "--slot", str(slot), "--", *own] if agent else own
+
     return ChildKind(
         title=title,
-        argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot)],
+        argv=argv,
         environ=environ,
         output_logger=output_logger,
         oom_score=ENGINE_OOM_SCORE,
