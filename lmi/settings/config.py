@@ -55,6 +55,27 @@ class ServerConfig:
     download_dir: str = ""  # an absolute path, once it is resolved
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingValues:
+    """Values of parameters of the LMI APIs. A top_k of 0 is no limit."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """The values of what an LMI request leaves out, with `do_sample: true` and without it.
+
+    An engine that has them chooses by top_k and top_p: if both are 0, decoding is greedy; otherwise one that is 0 is no
+    limit.
+    """
+
+    with_do_sample: SamplingValues
+    without: SamplingValues
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The model as clients see it. `path` is a local folder."""
@@ -69,6 +90,7 @@ class ModelConfig:
     tgi_compat: bool = False
     dynamic_batch: bool = False  # option.rolling_batch=disable
     enable_streaming: bool = False  # of the dynamic-batch schema
+    sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
     chat_template: str | None = None
     tool_call_parser: str | None = None  # hermes, json; text: calls stay text; None: a chat with free calls is refused
     reasoning_parser: str | None = None  # think

@@ -9,6 +9,7 @@ from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, UserCodeConfig
 from lmi.settings.handler import USER_CODE, Auto, Handler, installed
 from lmi.settings.machine import Machine, num_engines, num_ranks_here
+from lmi.settings.options import find
 from lmi.settings.reference import ENGINES_ELSEWHERE
 from lmi.settings.sources import Problems
 from lmi.settings.values import Values
@@ -74,6 +75,16 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
     raise BadConfiguration(", ".join(words) + _why_not(word, handlers))
 
 
+def read_meanings(values: Values, engine: ChosenEngine, problems: Problems) -> Values:
+    """Read each option that means another one of the table as that one, and note what the others set."""
+    for key, target in engine.handler.means.items():
+        if key in values and find(target) is not None:
+            values = values.rename(key, target, problems)
+        elif key in values:
+            values = values.annotate(key, f"sets {target}")
+    return values
+
+
 def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) -> Values:
     """Apply the engine's defaults of options. In dynamic batching `batch_size` bounds the running sequences."""
     if engine.handler is USER_CODE:
@@ -106,7 +117,8 @@ def choose_degree(values: Values, engine: ChosenEngine, gpus: tuple[str, ...]) -
 
 def choose_replicas(values: Values, engine: ChosenEngine, gpus: tuple[str, ...], problems: Problems) -> Replicas:
     """Return as many replicas as fit, if the engine can run with its options."""
-    refused = engine.handler.check(EngineConfig(device_ids=gpus, **values.fields("engine")))
+    config = EngineConfig(device_ids=gpus, options=values.without_row(), **values.fields("engine"))
+    refused = engine.handler.check(config)
     for key, allowed in refused.items():
         values.refuse(key, allowed, problems)
     if refused.keys() & {TENSOR, PIPELINE}:
@@ -153,7 +165,9 @@ def _automatic(
 
 
 def _engine_of_several_devices(handlers: Mapping[str, Handler]) -> str | None:
-    return next((name for name, handler in installed(handlers).items() if handler.auto is Auto.ON_GPUS), None)
+    usable = installed(handlers).items()
+    places = (Auto.ON_GPUS, Auto.ON_GPUS_ALONE)
+    return next((name for place in places for name, handler in usable if handler.auto is place), None)
 
 
 def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:

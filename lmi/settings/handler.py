@@ -8,17 +8,24 @@ loads the engine, and the engine then has the default record.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from lmi.errors import BadConfiguration
-from lmi.settings.config import EngineConfig
+from lmi.settings.config import EngineConfig, SamplingDefaults
 
 GROUP = "lmi.handlers"
 RECORD = "HANDLER"
+
+
+Launcher = Callable[[Sequence[str], Path, Callable[[], None]], Sequence[str]]
+"""Returns the command of a program that starts an engine process, and perhaps others, and runs as long as they do.
+
+It takes the command to run, a folder for files, and a function to call while it waits. Raises StartError.
+"""
 
 
 class Auto(Enum):
@@ -26,6 +33,7 @@ class Auto(Enum):
 
     NEVER = "never"
     ON_GPUS = "on GPUs"  # also in place of an engine for one device, if the options ask for several devices
+    ON_GPUS_ALONE = "on GPUs where no engine of ON_GPUS is installed"
     ELSEWHERE = "elsewhere"
 
 
@@ -39,8 +47,12 @@ class Handler:
     other_names: tuple[str, ...] = ()  # further words of option.rolling_batch that mean it
     is_one_device: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
+    sampling_defaults: SamplingDefaults | None = None  # that the LMI APIs document for it
     uses: frozenset[str] = frozenset()  # those of reference.OF_SOME_ENGINES that have an effect on it
     unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing
+    means: Mapping[str, str] = field(default_factory=dict)
+    """Options that set something of another name: an option of the table, or one of the engine's own arguments."""
+    caveat: str = ""  # what its user must know, said at every start
     on_cluster: Mapping[str, str] = field(default_factory=dict)  # option -> text with which a cluster places the ranks
     port_variables: tuple[str, ...] = ()  # variables that each name a TCP port on which one of its processes listens
     demo: Path | None = None  # the folder of a small model that comes with it
@@ -48,6 +60,8 @@ class Handler:
     """Returns the options that it reads beside those of the table, without `option.`. None: it takes every option."""
     check: Callable[[EngineConfig], Mapping[str, str]] = lambda config: {}
     """Returns each option whose value it cannot run with, and the values that are allowed."""
+    launcher: Callable[[EngineConfig], Launcher | None] = lambda config: None
+    """Returns what starts its process, from the configuration; None if the supervisor does."""
     environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}
     """Returns variables for its process, from configuration, environment, slot, and a folder for sockets or ''."""
     dtypes: Callable[[EngineConfig, str], tuple[str, str]] = lambda config, stored: (config.dtype, config.dtype)

@@ -228,7 +228,7 @@ ENTRY_POINT = matching(
     "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
 )
 ENGINE = Kind(
-    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)",
+    "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
     choice("Python", "MPI", python="Python", mpi="MPI").parse,
 )
 LOG_LEVEL = choice(

@@ -338,7 +338,7 @@ OPTIONS = (
         "option.trust_remote_code",
         "engine.trust_remote_code",
         BOOLEAN,
-        "run Python code that comes with the model (vllm)",
+        "run Python code that comes with the model (vllm, trtllm)",
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
     ),
     Option(

@@ -62,7 +62,7 @@ def _report(
         problems.notes.append(f"{given.place}: has no effect here{reason}")
     elif given.key in (known or ()):
         return
-    elif given.key in ENGINE_KEYS:
+    elif given.key in ENGINE_KEYS or given.key in engine.handler.unused:
         _report_of_other_engine(given, engine, known, problems)
     elif is_option and values.final("option.strict"):
         hint = f"; {meaning}" if (meaning := elsewhere(given.key)) else closest(given.key, known or ())

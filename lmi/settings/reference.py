@@ -86,7 +86,6 @@ ENGINE_KEYS = frozenset(
 NEURON = "Neuron devices are not served here"
 # Engines that option.rolling_batch can name in the reference and that have no handler here.
 ENGINES_ELSEWHERE = {
-    "trtllm": "there is no handler for TensorRT-LLM here yet",
     "deepspeed": "DeepSpeed is not served here",
     "neuronx": NEURON,
     "tnx": NEURON,

@@ -25,6 +25,7 @@ from lmi.settings.engine_choice import (
     choose_gpus,
     choose_replicas,
     fit_beams,
+    read_meanings,
 )
 from lmi.settings.handler import USER_CODE, Handler, announced
 from lmi.settings.kinds import ADDRESS, FORMATTER_WORDS, MODELS, REASONING_FORMS, TOOL_CALL_FORMS
@@ -138,7 +139,9 @@ def _choose_engine(
 ) -> tuple[Values, ChosenEngine, Replicas]:
     """Choose the engine, its accelerators, and how many processes of it there are."""
     engine = choose_engine(values, code, here.machine, here.handlers, problems)
-    values = choose_defaults(values.settle(KEY, engine.name, engine.reason), engine, problems)
+    problems.warnings += [f"{engine.name}: {engine.handler.caveat}"] if engine.handler.caveat else []
+    values = read_meanings(values.settle(KEY, engine.name, engine.reason), engine, problems)
+    values = choose_defaults(values, engine, problems)
     values = fit_beams(values, problems)
     gpus = choose_gpus(values, here.machine, problems)
     values = choose_degree(values, engine, gpus)
@@ -301,7 +304,12 @@ def _config(values: Values, engine: ChosenEngine, replicas: Replicas, options: d
         model.pop("output_formatter", None)
     return Config(
         server=ServerConfig(**values.fields("server")),
-        model=ModelConfig(path=str(path.resolve()), dynamic_batch=engine.has_dynamic_batch, **model),
+        model=ModelConfig(
+            path=str(path.resolve()),
+            dynamic_batch=engine.has_dynamic_batch,
+            sampling_defaults=engine.handler.sampling_defaults,
+            **model,
+        ),
         engine=EngineConfig(
             num_engines=replicas.num_engines,
             device_ids=replicas.device_ids,

@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
 from lmi.settings.options import OPTIONS, find
-from lmi.settings.sources import Given, Picked, Problems, fault
+from lmi.settings.sources import Given, Picked, Problems, fault, pick
 
 DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
 
@@ -43,6 +43,22 @@ class Values:
     def settle(self, key: str, value: Any, reason: str) -> Values:
         """Replace a given word, such as auto or max, by the value that it means on this machine."""
         return self if self.given(key) == value else self._with(key, value, reason)
+
+    def rename(self, key: str, to: str, problems: Problems) -> Values:
+        """Read what was given for `key` as if it had been given for `to`, an option of the table."""
+        rivals = [self.picked[each] for each in (key, to) if each in self.picked]
+        givens = [replace(given, key=to) for each in rivals for given in (each.given, *each.shadowed)]
+        others = {each: picked for each, picked in self.picked.items() if each not in (key, to)}
+        return replace(self, picked=others | pick(givens, problems))
+
+    def annotate(self, key: str, reason: str) -> Values:
+        """Add what became of an option that was given to its source."""
+        return self._with(key, self.given(key), reason)
+
+    def without_row(self) -> dict[str, str]:
+        """Return the options that have no row in the table, by name without `option.`."""
+        keys = [key for key in self.picked if key.startswith("option.") and find(key) is None]
+        return {key.removeprefix("option."): self.given(key) for key in keys}
 
     def fields(self, part: str) -> dict[str, Any]:
         """Return the fields of `server`, `model` or `engine` whose values were given or chosen."""

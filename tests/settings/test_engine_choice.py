@@ -107,13 +107,15 @@ def test_auto_takes_vllm_where_it_is_installed_beside_a_gpu(folder: Path) -> Non
     assert choose_handler("auto", CPU, announced())[0] == "lmi-dist"
 
 
+@pytest.mark.parametrize(("word", "library"), [("vllm", "vllm"), ("trtllm", "tensorrt_llm")])
 def test_an_announced_engine_without_its_library_is_refused_by_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, word: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    for name in ("vllm", "tensorrt_llm"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     assert choose_handler("auto", FOUR_GPUS, announced())[0] == "lmi-dist"
-    (fault,) = faults(folder, "option.rolling_batch=vllm")
-    assert "lmi-dist" in fault and fault.endswith("(vllm: the library vllm is not installed)")
+    (fault,) = faults(folder, f"option.rolling_batch={word}")
+    assert "lmi-dist" in fault and fault.endswith(f"({word}: the library {library} is not installed)")
 
 
 def test_without_a_rolling_batch_the_engine_is_the_one_of_auto(folder: Path) -> None:
@@ -161,14 +163,10 @@ def test_an_engine_that_is_not_there_is_refused_with_those_that_are(folder: Path
     assert "lmi-dist" in fault
 
 
-@pytest.mark.parametrize("word", ["trtllm", "DeepSpeed", "neuronx"])
+@pytest.mark.parametrize("word", ["DeepSpeed", "neuronx"])
 def test_an_engine_of_the_reference_that_is_not_here_is_refused_with_the_reason_and_the_way_out(
-    folder: Path, word: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, word: str
 ) -> None:
-    library = folder / "site" / "tensorrt_llm"  # installed, so the refusal does not say that it is not
-    library.mkdir(parents=True)
-    (library / "__init__.py").touch()
-    monkeypatch.syspath_prepend(library.parent)
     (fault,) = faults(folder, f"option.rolling_batch={word}")
     assert f"; auto chooses lmi-dist or vllm ({word.lower()}: " in fault
     assert "not installed" not in fault

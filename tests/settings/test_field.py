@@ -134,7 +134,7 @@ CASES = {
     # They stop with what to write instead.
     "TensorRT-LLM": Case(
         text="engine=MPI\noption.rolling_batch=trtllm\noption.tensor_parallel_degree=4",
-        refused="auto chooses lmi-dist or vllm (trtllm: there is no handler for TensorRT-LLM here yet)",
+        refused="(trtllm: the library tensorrt_llm is not installed)",
     ),
     "DeepSpeed": Case(text="engine=DeepSpeed", refused="what runs the model is option.rolling_batch (auto, vllm,"),
     "FasterTransformer": Case(

@@ -9,6 +9,7 @@ import pytest
 
 from lmi.engine.resolve import resolve as load_function
 from lmi.errors import BadConfiguration
+from lmi.settings.config import SamplingDefaults, SamplingValues, dump, load
 from lmi.settings.handler import Handler, announced
 from lmi.settings.properties import parse
 from lmi.settings.report import Resolved
@@ -16,6 +17,7 @@ from lmi.settings.resolve import resolve
 from tests.settings.settling import CPU
 
 RECORD = """
+from lmi.settings.config import SamplingDefaults, SamplingValues
 from lmi.settings.handler import Handler
 
 HANDLER = Handler(
@@ -23,6 +25,9 @@ HANDLER = Handler(
     other_names=("vixen",),
     is_one_device=True,
     defaults={"option.max_rolling_batch_size": 7},
+    sampling_defaults=SamplingDefaults(
+        with_do_sample=SamplingValues(1.0, 5, 0.85), without=SamplingValues(0.8, 0, 0.0)
+    ),
     uses=frozenset({"option.trust_remote_code"}),
     option_names=lambda: frozenset({"tail"}),
     check=lambda config: {"option.dtype": "bf16 on fox"} if config.dtype != "bf16" else {},
@@ -68,6 +73,9 @@ def test_a_record_says_what_settings_ask(folder: Path, announce: Path) -> None:
     resolved = settle(folder, "option.dtype=bf16\noption.tail=3\noption.trust_remote_code=true\noption.strict=true")
     assert (resolved.warnings, resolved.config.engine.options) == ((), {"tail": "3"})
     assert resolved.config.engine.max_num_sequences == 7
+    defaults = SamplingDefaults(with_do_sample=SamplingValues(1.0, 5, 0.85), without=SamplingValues(0.8, 0, 0.0))
+    assert resolved.config.model.sampling_defaults == defaults
+    assert load(dump(resolved.config)) == resolved.config
     assert settle(folder, "option.dtype=bf16\noption.tensor_parallel_degree=max").config.engine.handler == "fox"
     assert "fox_engine.run" not in sys.modules
     assert load_function("fox") is print
@@ -102,3 +110,55 @@ def test_something_else_under_the_name_of_a_record_is_refused(announce: Path) ->
     (announce.parents[1] / "fox_engine" / "about.py").write_text("HANDLER = print")
     with pytest.raises(BadConfiguration, match="entry point fox: fox_engine.about:HANDLER is not a Handler"):
         announced()
+
+
+MEANS = """
+from lmi.settings.handler import Handler
+
+HANDLER = Handler(
+    load="fox_engine.run:load",
+    caveat="it bites",
+    means={"option.reach": "option.max_model_len", "option.paws": "legs.count"},
+    unused={"option.wings": "foxes walk"},
+    option_names=lambda: frozenset({"reach", "paws"}),
+    check=lambda config: {"option.paws": "4"} if config.options.get("paws") == "5" else {},
+)
+"""
+
+
+@pytest.fixture
+def fox_with_meanings(announce: Path) -> None:
+    announce.write_text("[lmi.handlers]\nfox = fox_engine.about:HANDLER\n")
+    (announce.parent.parent / "fox_engine" / "about.py").write_text(MEANS)
+
+
+@pytest.mark.usefixtures("fox_with_meanings")
+def test_an_option_that_means_another_is_read_as_that_one_and_checked_as_it(folder: Path) -> None:
+    resolved = settle(folder, "option.reach=4k\noption.strict=true")
+    assert (resolved.config.engine.max_sequence_length, resolved.config.engine.options) == (4000, {})
+    assert next(row for row in resolved.settings if row.option == "option.max_model_len").source == (
+        "serving.properties:2"
+    )
+    with pytest.raises(BadConfiguration, match="option.reach='far' .*: allowed is a whole number"):
+        settle(folder, "option.reach=far")
+    with pytest.raises(BadConfiguration, match="these mean the same option, allowed is one value"):
+        settle(folder, "option.reach=1\noption.max_model_len=2")
+
+
+@pytest.mark.usefixtures("fox_with_meanings")
+def test_an_option_that_sets_an_argument_of_another_name_says_so(folder: Path) -> None:
+    resolved = settle(folder, "option.paws=4")
+    assert resolved.config.engine.options == {"paws": "4"}
+    assert [row.source for row in resolved.settings if row.option == "option.paws"] == [
+        "serving.properties:2, sets legs.count"
+    ]
+    with pytest.raises(BadConfiguration, match="option.paws='5' .*: allowed is 4"):
+        settle(folder, "option.paws=5")
+
+
+@pytest.mark.usefixtures("fox_with_meanings")
+def test_a_caveat_and_options_without_effect_are_warnings_of_every_start(folder: Path) -> None:
+    assert settle(folder, "option.wings=2\noption.strict=true").warnings == (
+        "fox: it bites",
+        "option.wings (serving.properties:2): fox does not use it, foxes walk",
+    )

@@ -67,7 +67,7 @@ def test_an_option_of_the_table_that_the_engine_does_not_use_is_told(folder: Pat
     assert settle(folder, "option.trust_remote_code=false\n").warnings == ()
     resolved = settle(folder, "option.chat_template={{ x }}\n", {"HF_MODEL_TRUST_REMOTE_CODE": "true"})
     assert resolved.warnings == (
-        "option.trust_remote_code (HF_MODEL_TRUST_REMOTE_CODE): has an effect on vllm alone, "
+        "option.trust_remote_code (HF_MODEL_TRUST_REMOTE_CODE): has an effect on trtllm or vllm alone, "
         "code that comes with a model is never run",
     )
 

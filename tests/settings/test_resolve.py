@@ -224,7 +224,7 @@ def test_the_lmi_name_beats_the_tgi_name_without_a_conflict(folder: Path) -> Non
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 
 
-ENGINE = "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)"
+ENGINE = "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"
 
 
 LENGTH = "a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto"
