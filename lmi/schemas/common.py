@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from lmi.errors import InvalidParameter, MalformedRequest
+from lmi.settings.config import SamplingDefaults
 from lmi.types import Format, GenerationRequest
 
 MAX_INT = 2**63 - 1
@@ -45,10 +46,11 @@ def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[Format]):
-    """A decoded body: its fields and the format of its answer."""
+    """A decoded body: its fields, the format of its answer, and the engine's defaults, which the LMI APIs apply."""
 
     fields: dict[str, Any]
     format: Format
+    sampling_defaults: SamplingDefaults | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
     if not isinstance(parameters, dict | None):
         raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
     details = (parameters or {}).get("details") is True
-    return Message(fields, replace(default_format(model), details=details))
+    return Message(fields, replace(default_format(model), details=details), model.sampling_defaults)
 
 
 def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
@@ -68,7 +68,7 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
         ignored.append("stream: no effect, option.enable_streaming says it for all requests")
     inputs = fields["inputs"] if isinstance(fields["inputs"], list) else [fields["inputs"]]
     first = {"inputs": inputs[0], "parameters": parameters, "stream": None, "adapters": None}
-    single = lmi.parse(Message(fields | first, lmi.LmiFormat()))
+    single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))
     request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
         name = next(name for name in ("num_beams", "n", "best_of") if parameters.get(name) not in (None, 1))

@@ -61,6 +61,7 @@ from lmi.schemas.parameters import (
     shared_request,
     unknown,
 )
+from lmi.schemas.sampling_defaults import fill_in
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
@@ -163,7 +164,7 @@ def read(
         check_values(body)
     fields: dict[str, Any] = {"inputs": read_text(body)} if is_text(content_type) else read_object(body)
     _check_fields(fields)
-    return Message(fields, _format(fields, model, accepts_events))
+    return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
 
 def _check_fields(fields: dict[str, Any]) -> None:
@@ -198,14 +199,16 @@ def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) ->
 def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
-    ignored = unknown(fields, KNOWN_FIELDS)
-    given = read_parameters(fields.get("parameters") or {}, PARAMETERS, ignored)
+    written, ignored = fields.get("parameters") or {}, unknown(fields, KNOWN_FIELDS)
+    given = read_parameters(written, PARAMETERS, ignored)
     if given.get("stop") is True:
         drop(given, {"stop": "as true, which names no stop string"}, ignored, in_parameters)
     _check_together(given, is_streamed=format.is_streamed)
     read_width(given, "num_beams", in_parameters)
     check_best_of(given, in_parameters)
     given.setdefault("details", format.tgi_compat)
+    if message.sampling_defaults is not None and "beam_width" not in given:
+        fill_in(given, written, message.sampling_defaults)
     is_greedy = "beam_width" not in given and _is_greedy(given)
     drop(given, _without_effect(given, format, is_greedy), ignored, in_parameters)
     guide, field_names = asked_guide(given, "parameters.")

@@ -155,7 +155,7 @@ class Inference:
 def whole(message: Message[Any]) -> Message[Any]:
     """Return the message with an answer that is not streamed, whatever it asks for."""
     fields = {name: value for name, value in message.fields.items() if name != "stream"}
-    return Message(fields, replace(message.format, output_format=OutputFormat.JSON))
+    return replace(message, fields=fields, format=replace(message.format, output_format=OutputFormat.JSON))
 
 
 async def stream_answer(inference: Inference, parsed: Parsed[Any], formatter: AsyncFormatter) -> None:
