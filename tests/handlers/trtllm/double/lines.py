@@ -1,0 +1,58 @@
+"""What upstream's two lines do differently, beyond their signatures. The sources are named in README.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+# The Torch sampler of the 1.2 line knows temperature, top_k, top_p and stop words only.
+UNKNOWN_TO_OLD_SAMPLER = frozenset(
+    {
+        "seed",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "no_repeat_ngram_size",
+        "bad_token_ids",
+        "bad",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    version: str  # of the package that the double writes
+    long_prompt: Literal["ValueError", "RequestError"]  # over max_num_tokens without chunked prefill
+    samplers: frozenset[str]  # values of sampler_type
+    ignored: frozenset[str] = field(default=frozenset())  # what the Torch sampler drops silently
+    is_zero_log_probs_none: bool = False  # logprobs=0 and prompt_logprobs=0 ask for nothing
+    is_chosen_first: bool = True  # in the dict of a position's log-probs; else behind the best
+    has_prompt_tokens: bool = True  # a row of prompt_logprobs has its own token, even if it is not among the best
+    max_beam_log_probs: int = 0
+    has_result_timeout: bool = True
+    guides_without_backend: Literal["ignored", "refused"] = "refused"
+
+
+LINES = {
+    "1.2": Line(
+        name="1.2",
+        version="1.2.1",
+        long_prompt="ValueError",
+        samplers=frozenset({"auto", "TorchSampler", "TRTLLMSampler"}),
+        ignored=UNKNOWN_TO_OLD_SAMPLER,
+        is_zero_log_probs_none=True,
+        is_chosen_first=False,
+        has_prompt_tokens=False,
+        max_beam_log_probs=1,
+        has_result_timeout=False,
+        guides_without_backend="ignored",
+    ),
+    "main": Line(
+        name="main",
+        version="1.4.0rc0",
+        long_prompt="RequestError",
+        samplers=frozenset({"auto", "TorchSampler"}),
+    ),
+}

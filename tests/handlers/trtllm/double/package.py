@@ -1,0 +1,169 @@
+"""Writes the fake package `tensorrt_llm`: thin modules with the facts' classes, and the models of arguments as text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.handlers.trtllm.double.kinds import is_dataclass, is_written
+from tests.handlers.trtllm.double.lines import LINES
+from tests.handlers.trtllm.facts import Class, Fact, Facts, load
+
+ROOT = Path(__file__).parents[4]  # the folder from which `tests` is imported
+ARGUMENTS = "tensorrt_llm.llmapi.llm_args"
+MADE = """
+import sys
+
+if {root!r} not in sys.path:
+    sys.path.append({root!r})
+
+from tests.handlers.trtllm.double.knobs import current
+
+if current().missing_library:
+    raise ImportError(f"{{current().missing_library}}: cannot open shared object file: No such file or directory")
+
+from tests.handlers.trtllm.double.made import Maker
+
+MAKER = Maker({profile!r})
+"""
+TYPING = "from typing import Any, Dict, List, Literal, Optional, Tuple, Union\n"
+MODELS = """
+from enum import Enum
+{typing}
+from pydantic import BaseModel, ConfigDict
+
+
+class StrictBaseModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+"""
+TYPES = {"Any", "Dict", "List", "Literal", "Optional", "Tuple", "Union"}
+TYPES |= {"int", "float", "str", "bool", "dict", "list", "tuple", "bytes", "object", "None"}
+
+
+def write_double(folder: Path, profile: str) -> Path:
+    """Write the package of profile "1.2" or "main" into a folder. Returns the folder, for sys.path or PYTHONPATH."""
+    facts, version = load(profile), LINES[profile].version
+    texts = dict(_modules(facts, profile, version))
+    for name, text in texts.items():
+        is_package = any(other.startswith(f"{name}.") for other in texts)
+        path = folder.joinpath(*name.split("."))
+        path = path / "__init__.py" if is_package else path.with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.lstrip())
+    about = folder / f"tensorrt_llm-{version}.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True, exist_ok=True)
+    about.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {version}\n")
+    return folder
+
+
+def _modules(facts: Facts, profile: str, version: str) -> Iterator[tuple[str, str]]:
+    """The name and the text of each module."""
+    names = {*facts.exports, *(fact.module for fact in facts.classes.values()), ARGUMENTS}
+    names |= {name.rpartition(".")[0] for name in facts.enums}
+    parents = {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)}
+    yield "tensorrt_llm._made", MADE.format(root=str(ROOT), profile=profile)
+    for name in names | parents:
+        text = _arguments(facts) if name == ARGUMENTS else _plain(facts, name)
+        yield name, f"from tensorrt_llm._made import MAKER\n{text}" + f"__version__ = {version!r}\n" * ("." not in name)
+
+
+def _plain(facts: Facts, module: str) -> str:
+    """A module: the classes that it defines, and those that it exports from others."""
+    homes = {name.rpartition(".")[2]: fact.module for name, fact in facts.classes.items()}
+    enums = {name.rpartition(".")[2]: _home_of_enum(name) for name in facts.enums}
+    shown = [name for name in facts.exports.get(module, ()) if name[:1].isupper()]
+    own = [name for name, home in homes.items() if home == module and facts.find(module, name)]
+    text = "".join(_enum(name, facts) for name in enums if enums[name] == module)
+    for name in dict.fromkeys([*own, *shown]):
+        home = (homes | enums).get(name)
+        if home == module and is_dataclass(facts, name):
+            text += _dataclass(name, facts)
+        elif home == module and name in homes:
+            text += f"{name} = MAKER.made({name!r})\n"
+        elif home is not None and home != module:
+            text += f"from {home} import {name}\n"
+        elif home is None:
+            text += f"{name} = MAKER.unknown({name!r})\n"
+    return text
+
+
+def _home_of_enum(name: str) -> str:
+    module = name.rpartition(".")[0]
+    return ARGUMENTS if module == "tensorrt_llm.llmapi" else module
+
+
+def _enum(name: str, facts: Facts) -> str:
+    [members] = [found for full, found in facts.enums.items() if full.endswith(f".{name}")]
+    lines = "".join(f"    {member} = {member!r}\n" for member in members)
+    return f"\n\nfrom enum import Enum\nclass {name}(str, Enum):\n{lines}\n\n"
+
+
+def _dataclass(name: str, facts: Facts) -> str:
+    [fact] = [fact for full, fact in facts.classes.items() if full.endswith(f".{name}")]
+    fields = "".join(f"    {_field(one, TYPES)}\n" for one in fact.parameters)
+    for made, kind in (("[]", "list"), ("{}", "dict")):
+        fields = fields.replace(f"= {made}\n", f"= field(default_factory={kind})\n")
+    return (
+        f"{TYPING}from dataclasses import dataclass, field\n\n\n@dataclass(kw_only=True)\nclass {name}:\n{fields}\n\n"
+    )
+
+
+def _arguments(facts: Facts) -> str:
+    """The text of the strict models, those that others name first."""
+    models = {name.rpartition(".")[2]: fact for name, fact in facts.classes.items() if is_written(fact)}
+    enums = [name.rpartition(".")[2] for name in facts.enums if _home_of_enum(name) == ARGUMENTS]
+    text = MODELS.format(typing=TYPING) + "".join(_enum(name, facts) for name in enums)
+    plain = [name.rpartition(".")[2] for name in facts.classes if is_dataclass(facts, name.rpartition(".")[2])]
+    text += "".join(
+        f"from {fact.module} import {one}\n"
+        for one in plain
+        for n, fact in facts.classes.items()
+        if n.endswith(f".{one}")
+    )
+    for name in _ordered(models):
+        fields = "".join(f"    {_field(one, TYPES | {*models, *enums, *plain})}\n" for one in models[name].parameters)
+        base = (
+            models[name].bases[0] if models[name].bases[:1] and models[name].bases[0] in models else "StrictBaseModel"
+        )
+        text += f"\n\nclass {name}({base}):\n{fields or '    pass' + chr(10)}"
+    shown = {name.rpartition(".")[2]: fact for name, fact in facts.classes.items() if not is_written(fact)}
+    own = [name for name, fact in shown.items() if fact.module == ARGUMENTS]
+    return text + "".join(f"\n\n{name} = MAKER.made({name!r})\n" for name in own)
+
+
+def _ordered(models: dict[str, Class]) -> list[str]:
+    done: list[str] = []
+
+    def add(name: str) -> None:
+        if name in done:
+            return
+        named = {one for field in models[name].parameters for one in _names(field.annotation)} | {*models[name].bases}
+        for other in sorted((named & models.keys()) - {name}):
+            add(other)
+        done.append(name)
+
+    for name in models:
+        add(name)
+    return done
+
+
+def _field(fact: Fact, known: Iterable[str]) -> str:
+    """The line of a field, e.g. `max_beam_width: Optional[int] = None`. A type that is not described is Any."""
+    names = _names(fact.annotation)
+    kind = fact.annotation if fact.annotation and names <= {*known} else "Any"
+    default: Any = fact.parameter.default
+    if default is fact.parameter.empty:
+        return f"{fact.name}: {kind}"
+    shown = repr(default) if not hasattr(default, "repr") else default.repr
+    if hasattr(default, "repr") and not _names(shown) <= {*known}:
+        shown, kind = "None", "Any"
+    return f"{fact.name}: {kind} = {shown}"
+
+
+def _names(text: str | None) -> set[str]:
+    tree = ast.parse(text or "None")
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | (
+        {"."} if any(isinstance(node, ast.Attribute) for node in ast.walk(tree)) else set()
+    )

@@ -1,0 +1,110 @@
+"""What the engine's thread sends to the objects that clients hold."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from torch import Tensor
+
+
+class Finish(Enum):
+    NOT_FINISHED = auto()
+    END_ID = auto()
+    STOP_WORDS = auto()
+    LENGTH = auto()
+    CANCELLED = auto()
+
+
+@dataclass
+class Response:
+    """News of one sequence, or of all beams of a request. Lists have an entry for each beam, or one."""
+
+    index: int
+    tokens: list[list[int]]  # new ones; all of them of a beam
+    reasons: list[Finish]
+    is_final: bool  # of the request
+    log_probs: list[list[Any]] | None = None  # of all tokens so far
+    sums: list[float] | None = None
+    generation_logits: list[Tensor] | None = None  # (num_rows, vocab) for each beam
+    context_logits: Tensor | None = None
+    prompt_log_probs: list[Any] | None = None
+    context_outputs: dict[str, Tensor] | None = None
+    generation_outputs: dict[str, Tensor] | None = None
+    perf_metrics: Any = None
+    num_cached_tokens: int = 0
+    num_iterations: int = 0
+
+
+@dataclass
+class Refusal:
+    """The worker's error for one request."""
+
+    message: str
+
+
+@dataclass
+class Death:
+    """The end of the engine, which every open request is told."""
+
+    error: Exception
+
+
+News = Response | Refusal | Death
+
+
+@dataclass
+class Channel:
+    """The way of one request's news. It serves async callers only if an event loop runs where it is made."""
+
+    news: queue.SimpleQueue[News] = field(default_factory=queue.SimpleQueue)
+    loop: asyncio.AbstractEventLoop | None = None
+    has_news: asyncio.Event | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self.has_news = asyncio.Event()
+
+    def get(self, timeout: float | None = None) -> News:
+        """The next news. Raises TimeoutError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return self.news.get(timeout=0.1)  # not for ever, so that a signal ends a test that waits
+            except queue.Empty:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError("the request did not finish in time") from None
+
+    async def aget(self) -> News:
+        assert self.has_news is not None, (
+            "The asyncio event loop was not present during initialization, so async operations are not available."
+        )
+        while self.news.empty():
+            self.has_news.clear()
+            await self.has_news.wait()
+        return self.news.get_nowait()
+
+
+def deliver(batch: Iterable[tuple[Channel, News]]) -> None:
+    """Hand out the news of one step. The readers of one event loop wake together."""
+    events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    for channel, news in batch:
+        channel.news.put(news)
+        if channel.loop is not None and channel.has_news is not None:
+            events.setdefault(channel.loop, []).append(channel.has_news)
+    for loop, waiting in events.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_set_all, waiting)
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
