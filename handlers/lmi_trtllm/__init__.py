@@ -1,0 +1,50 @@
+"""TensorRT-LLM's PyTorch engine behind the Executor contract, token ids in, token ids out.
+
+    from handlers.lmi_trtllm import Executor
+
+    with Executor("path/to/model") as executor:
+        request_id = executor.enqueue_request(Request(input_token_ids=(1, 2, 3), max_tokens=8))
+        [response] = executor.await_responses(request_id)
+
+It stands on `tensorrt_llm.LLM`: upstream has removed the Executor class, whose words the contract keeps. It is checked
+against published signatures and has never run on the real package. Importing this package does not import
+tensorrt_llm; naming `Executor` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from handlers.lmi_trtllm.executor import TrtllmExecutor
+    from handlers.lmi_trtllm.multinode import Follower
+    from lmi.executor import Progress
+    from lmi.settings.config import EngineConfig
+
+__all__ = ["Executor", "load"]
+
+
+def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExecutor | Follower:
+    """Entry point of the handler `trtllm`. Raises StartError."""
+    from handlers.lmi_trtllm import hosts
+
+    if hosts.rank_of(config) > 0:
+        from handlers.lmi_trtllm.multinode import Follower
+
+        return Follower(model_path, config, progress)
+    try:
+        from handlers.lmi_trtllm.executor import TrtllmExecutor
+    except (ImportError, OSError, RuntimeError) as error:  # of its native libraries, which it loads as it is imported
+        from handlers.lmi_trtllm.start_errors import explained
+
+        raise explained(error, model_path, config) from error
+
+    return TrtllmExecutor(model_path, config, progress=progress)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Executor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from handlers.lmi_trtllm.executor import TrtllmExecutor
+
+    return TrtllmExecutor

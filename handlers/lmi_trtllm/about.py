@@ -1,0 +1,148 @@
+"""The Handler record of TensorRT-LLM. It does not import tensorrt_llm: argument names are read from its source text."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+from handlers.lmi_trtllm import hosts, launch
+from handlers.lmi_trtllm.base_packages import base_packages
+from handlers.lmi_trtllm.options import (
+    CONFIG_CLASSES,
+    LACKING,
+    OPTIONS,
+    QUANTISE_BEFORE,
+    Ignored,
+    Refused,
+    Translated,
+)
+from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
+from lmi.settings.handler import Auto, Handler, folder_of
+
+CHECKED = (
+    "checked against the published signatures of TensorRT-LLM's 1.2 line and of its main branch, never run on the wheel"
+)
+NOTHING_IS_SENT = {"TRTLLM_NO_USAGE_STATS": "1", "TELEMETRY_DISABLED": "1", "DO_NOT_TRACK": "1"}
+ARGUMENT_CLASSES = ("BaseLlmArgs", "TorchLlmArgs")
+OF_NODES = hosts.OPTIONS  # read where processes are launched
+# The reference's own defaults for this engine, and a beam width that costs nothing.
+DEFAULTS = {
+    "option.max_beam_width": 1,
+    "option.max_rolling_batch_size": 256,
+    "option.max_rolling_batch_prefill_tokens": 16384,
+}
+# LMI's page of parameters has them in its list for TensorRT-LLM.
+SAMPLING = SamplingDefaults(
+    with_do_sample=SamplingValues(temperature=1.0, top_k=5, top_p=0.85),
+    without=SamplingValues(temperature=0.8, top_k=0, top_p=0.0),
+)
+OWN_SPECULATION = (
+    "nothing on trtllm, whose own option is option.speculative_config, as in "
+    '{"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}'
+)
+
+
+def option_names() -> frozenset[str] | None:
+    """The arguments of the installed LLM and the options of its table, or None if TensorRT-LLM is not installed."""
+    classes = fields_by_class()
+    own = frozenset().union(*(classes.get(name, frozenset()) for name in ARGUMENT_CLASSES))
+    ignored = {name for name, row in OPTIONS.items() if isinstance(row, Ignored)}
+    return (own | OPTIONS.keys() | OF_NODES) - ignored if own else None
+
+
+def fields_by_class() -> dict[str, frozenset[str]]:
+    """The annotated fields of each class in the file of LLM's arguments, with those that it inherits there.
+
+    It is empty if TensorRT-LLM is not installed, or only the stub of its wheel.
+    """
+    folder = folder_of("tensorrt_llm")
+    file = folder / "llmapi" / "llm_args.py" if folder else None
+    return _fields_in(file) if file is not None and file.is_file() else {}
+
+
+@functools.cache
+def _fields_in(file: Path) -> dict[str, frozenset[str]]:
+    """The file is large, and it does not change while we run."""
+    found: dict[str, frozenset[str]] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            inherited = (found.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name))
+            found[node.name] = frozenset(_own_fields(node)).union(*inherited)
+    return found
+
+
+def _own_fields(node: ast.ClassDef) -> list[str]:
+    targets = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return [name for name in names if not name.startswith("_") and name != "model_config"]
+
+
+def check(config: EngineConfig) -> Mapping[str, str]:
+    """Refuse what this engine cannot do, and what the installed line lacks, with the reason."""
+    faults = {f"option.{name}": reason for name, reason in (*_refused(config), *_lacking(config))}
+    if config.device == "cpu":
+        faults["option.device"] = "auto or cuda on trtllm"
+    if config.speculative is not None:
+        faults["option.speculative"] = OWN_SPECULATION
+    if (config.quantize or "").lower() == "smoothquant":
+        faults["option.quantize"] = QUANTISE_BEFORE
+    return {**faults, **hosts.faults(config)}
+
+
+def _refused(config: EngineConfig) -> list[tuple[str, str]]:
+    rows = ((name, text, OPTIONS.get(name)) for name, text in config.options.items())
+    return [
+        (name, row.allowed)
+        for name, text, row in rows
+        if isinstance(row, Refused) and text.lower() not in (value.lower() for value in row.harmless)
+    ]
+
+
+def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
+    """Each option whose argument the installed TensorRT-LLM lacks, as far as its source text says."""
+    classes = fields_by_class()
+    faults = []
+    for name in config.options.keys() & (OPTIONS.keys() | LACKING.keys()):
+        row = OPTIONS.get(name, Translated(name))
+        if isinstance(row, Translated) and not _has(classes, row.target):
+            why = LACKING.get(row.target)
+            faults.append((name, f"nothing: this TensorRT-LLM has no {row.target}" + (f", {why}" if why else "")))
+    return sorted(faults)
+
+
+def _has(classes: Mapping[str, frozenset[str]], target: str) -> bool:
+    """Whether an argument exists. What the text does not show counts as existing."""
+    argument, _, field = target.partition(".")
+    if not field:
+        return argument in classes.get(ARGUMENT_CLASSES[-1], {argument})
+    return field in classes.get(CONFIG_CLASSES.get(argument, ""), {field})
+
+
+def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
+    """Forbid reports of usage, place the ranks, and take packages from where TensorRT-LLM is.
+
+    A variable that the operator has set keeps its value.
+    """
+    quiet = {name: value for name, value in NOTHING_IS_SENT.items() if name not in environ}
+    return {**quiet, **launch.environment(config, environ, slot), **base_packages(environ)}
+
+
+HANDLER = Handler(
+    load="handlers.lmi_trtllm:load",
+    library="tensorrt_llm",
+    auto=Auto.ON_GPUS_ALONE,
+    other_names=("tensorrt-llm",),  # as the reference names its image
+    defaults=DEFAULTS,
+    sampling_defaults=SAMPLING,
+    uses=frozenset({"option.trust_remote_code"}),
+    unused={f"option.{name}": row.why for name, row in OPTIONS.items() if isinstance(row, Ignored)},
+    means={f"option.{name}": row.target for name, row in OPTIONS.items() if isinstance(row, Translated)},
+    caveat=CHECKED,
+    option_names=option_names,
+    check=check,
+    launcher=launch.launcher,
+    environment=environment,
+    describe=lambda: CHECKED,
+)

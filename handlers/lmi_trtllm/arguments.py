@@ -1,0 +1,247 @@
+"""Translates an EngineConfig to the arguments of `tensorrt_llm.LLM`, each with its type.
+
+Every field of `TorchLlmArgs` can be given as option.<name>; a nested configuration is JSON, and some of its fields have
+options of their own. Each value is read as the type of its pydantic field, here and before anything starts. This module
+knows nothing of requests. Checked against the published sources of the 1.2 line and of main.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from tensorrt_llm.llmapi import TorchLlmArgs
+
+from handlers.base.pickled import pickled_files, refusal
+from handlers.lmi_trtllm import about
+from handlers.lmi_trtllm.options import (
+    DTYPES,
+    LACKING,
+    OPTIONS,
+    OURS,
+    QUANTISE_BEFORE,
+    UPSTREAMS,
+    Translated,
+    named,
+)
+from handlers.lmi_trtllm.profile import Profile
+from lmi.errors import BadConfiguration, ModelUnusable, shorten
+from lmi.settings.adapters import is_enabled
+from lmi.settings.config import EngineConfig
+
+# These differ from TensorRT-LLM's defaults: without a backend it answers guided requests unguided, or not at all.
+DEFAULTS: dict[str, Any] = {"guided_decoding_backend": "xgrammar"}
+LEFT_TO_LLM = frozenset({"cuda_graph_config"})  # on main, LLM chooses between two classes by what the object holds
+ENGINE_FOLDER = (
+    "a built engine of TensorRT: tensorrt_llm.LLM reads none in the 1.2 line, and main has removed them; name the "
+    "folder of the checkpoint that the engine was built from, as Hugging Face has it"
+)
+CONVERTED_FOLDER = (
+    "a checkpoint that was converted for TensorRT's engines: name the folder that it was converted from, as Hugging "
+    "Face has it"
+)
+WORD = "decoding_type"
+QUEUE_POLICY = "waiting_queue_policy"
+ARGUMENTS = {f"option.{option}": argument for option, argument in OURS.values()}
+
+log = logging.getLogger("lmi.trtllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A value for an argument of LLM, or for a field of a nested one, and the option that gave it."""
+
+    option: str
+    target: str
+    value: Any
+
+
+def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> dict[str, Any]:
+    """The keyword arguments of `tensorrt_llm.LLM`, all of the types of its fields. Warnings go to the log.
+
+    Raises BadConfiguration with one line for each fault, ModelUnusable for a folder that LLM cannot read,
+    SecurityRefused for weights that would be unpickled.
+    """
+    if refused := about.check(config):
+        lines = [f"{named(config, key.removeprefix('option.'))}: allowed is {why}" for key, why in refused.items()]
+        raise BadConfiguration("\n".join(lines))
+    _check_folder(Path(model_path), config)
+    faults: list[str] = []
+    given = _by_argument([*_ours(config), *_others(config, profile, faults)], config, faults)
+    _serve_by_priority(given, profile)
+    typed = {name: _typed(name, values, config, profile, faults) for name, values in given.items()}
+    if faults:
+        raise BadConfiguration("\n".join(faults))
+    defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS  # guides need the tokenizer
+    return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
+
+
+def _check_folder(folder: Path, config: EngineConfig) -> None:
+    """Refuse what LLM does not load, or only by running what is in it."""
+    if any(folder.glob("**/*.engine")):
+        raise ModelUnusable(f"{folder}: {ENGINE_FOLDER}")
+    stored = _json(folder / "config.json")
+    if "mapping" in stored and isinstance(stored.get("architecture"), str):
+        raise ModelUnusable(f"{folder}: {CONVERTED_FOLDER}")
+    if config.quantize is not None:
+        _check_quantisation(folder, stored, config)
+    if not any(folder.glob("*.safetensors")) and not config.allow_pickle and (files := pickled_files(folder)):
+        raise refusal(files[0])
+
+
+def _check_quantisation(folder: Path, stored: Mapping[str, Any], config: EngineConfig) -> None:
+    """The method that option.quantize names must be the one that the checkpoint has."""
+    optimised = _json(folder / "hf_quant_config.json").get("quantization") or {}
+    methods = [optimised.get("quant_algo"), (stored.get("quantization_config") or {}).get("quant_method")]
+    has = next((str(method) for method in methods if method), None)
+    method = str(config.quantize)
+    if has is None:
+        raise BadConfiguration(f"{named(config, 'quantize', method)}: allowed is {QUANTISE_BEFORE}")
+    if method.lower() not in has.lower():
+        raise BadConfiguration(f"{named(config, 'quantize', method)}: allowed is {has}, as the checkpoint has it")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a file, or an empty one, because LLM reports a fault of the file better."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _ours(config: EngineConfig) -> list[Said]:
+    given = [(option, argument, getattr(config, field)) for field, (option, argument) in OURS.items()]
+    return [Said(option, argument, value) for option, argument, value in given if value is not None]
+
+
+def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[Said]:
+    """What the options say that have no field of their own in an EngineConfig."""
+    said = []
+    for name, text in config.options.items():
+        row = OPTIONS.get(name, Translated(name))
+        if name in about.OF_NODES or not isinstance(row, Translated):
+            continue
+        target = ARGUMENTS.get(row.target, row.target)
+        try:
+            value = row.read(text)
+        except ValueError as error:
+            faults.append(f"{named(config, name, text)}: allowed is {error}")
+            continue
+        if target.partition(".")[0] not in TorchLlmArgs.model_fields:
+            _tell_unknown(config, name, target, profile, faults)
+        elif value is not UPSTREAMS:
+            said += _leaves(Said(name, target, value))
+    return _with_lora(said) if is_enabled(config.options) else _without_lora(said, config)
+
+
+def _leaves(said: Said) -> list[Said]:
+    """One for each field of a nested configuration that was given whole, so that no field is set twice."""
+    if not isinstance(said.value, dict) or not said.value or "." in said.target:
+        return [said]
+    return [Said(said.option, f"{said.target}.{field}", value) for field, value in said.value.items()]
+
+
+def _with_lora(said: list[Said]) -> list[Said]:
+    """The engine takes adapters only where there is a lora_config, and its own defaults make one."""
+    if any(each.target.startswith("lora_config") for each in said):
+        return said
+    return [*said, Said("enable_lora", "lora_config", {})]
+
+
+def _without_lora(said: list[Said], config: EngineConfig) -> list[Said]:
+    """LLM takes adapters as soon as there is a lora_config, whatever enable_lora says."""
+    kept = [each for each in said if not each.target.startswith("lora_config")]
+    for option in sorted({each.option for each in said if each not in kept}):
+        log.warning("%s: has no effect without option.enable_lora=true", named(config, option))
+    return kept
+
+
+def _tell_unknown(config: EngineConfig, name: str, target: str, profile: Profile, faults: list[str]) -> None:
+    said = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
+    if why := LACKING.get(target):
+        said += f", {why}"
+    elif nearest := difflib.get_close_matches(name, [*TorchLlmArgs.model_fields, *OPTIONS], 1, 0.75):
+        said += f"; the closest one is option.{nearest[0]}"
+    if config.strict:
+        faults.append(said)
+    else:
+        log.warning("%s", said)
+
+
+def _by_argument(said: list[Said], config: EngineConfig, faults: list[str]) -> dict[str, dict[str, Said]]:
+    """Each argument with its fields; the field "" is the whole argument. Two options for one of them must agree."""
+    given: dict[str, dict[str, Said]] = {}
+    for each in said:
+        argument, _, field = each.target.partition(".")
+        fields = given.setdefault(argument, {})
+        rivals = (other for place, other in fields.items() if place == field or "" in (place, field))
+        if rival := next((other for other in rivals if str(other.value).lower() != str(each.value).lower()), None):
+            both = " and ".join(named(config, option) for option in (rival.option, each.option))
+            faults.append(f"{both}: these set the same argument, {each.target}, allowed is one of them")
+        else:
+            fields[field] = each
+    return given
+
+
+def _serve_by_priority(given: dict[str, dict[str, Said]], profile: Profile) -> None:
+    """Let a request's priority count where it may have one: the queue that upstream has by default ignores it."""
+    scheduler = TorchLlmArgs.model_fields["scheduler_config"].annotation
+    if not profile.takes_priority or QUEUE_POLICY not in scheduler.model_fields:
+        return
+    fields = given.setdefault("scheduler_config", {})
+    if "" not in fields:
+        said = Said("scheduler_config", f"scheduler_config.{QUEUE_POLICY}", "priority")
+        fields.setdefault(QUEUE_POLICY, said)
+
+
+def _typed(name: str, values: Mapping[str, Said], config: EngineConfig, profile: Profile, faults: list[str]) -> Any:
+    """The value of one argument as its field's type. Adds a line to `faults` for each fault."""
+    value = values[""].value if "" in values else {field: said.value for field, said in values.items()}
+    first = next(iter(values.values())).option
+    try:
+        return _read(name, value)
+    except ValidationError as error:
+        for fault in error.errors():
+            place = [str(part) for part in fault["loc"]]
+            said = values.get(place[0] if place else "", values.get(""))
+            faults.append(f"{named(config, said.option if said else first)}: {_reason(name, place, fault, profile)}")
+    except (TypeError, ValueError) as error:
+        faults.append(f"{named(config, first)}: {shorten(str(error), 200)[1:-1]}")
+    return None
+
+
+def _read(name: str, value: Any) -> Any:
+    """Read a value as a field of TorchLlmArgs does. Raises ValidationError, or what a nested class raises."""
+    if name in LEFT_TO_LLM and isinstance(value, dict):
+        return value
+    field = TorchLlmArgs.model_fields[name]
+    if isinstance(value, dict) and (kind := _class_of_word(field.annotation, value)):
+        return kind(**{key: each for key, each in value.items() if key != WORD})
+    hint: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    is_model = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    settings = None if is_model else ConfigDict(arbitrary_types_allowed=True)
+    return TypeAdapter(hint, config=settings).validate_python(value)
+
+
+def _class_of_word(annotation: Any, value: Mapping[str, Any]) -> Any:
+    """The class of a union that has the object's decoding_type as its own word, or None.
+
+    The classes of the 1.2 line have their words outside of their fields, so an object with the word fits none of them.
+    """
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if WORD in value and getattr(kind, WORD, None) == value[WORD]), None)
+
+
+def _reason(name: str, place: list[str], fault: Mapping[str, Any], profile: Profile) -> str:
+    target = ".".join([name, *place[:1]])
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"TensorRT-LLM ({profile.name}) has no {target}" + (f", {LACKING[target]}" if target in LACKING else "")
+    said = shorten(str(fault["msg"]).removeprefix("Value error, ").partition("\n")[0], 300)[1:-1]
+    return f"{'.'.join([name, *place])}: {said}"

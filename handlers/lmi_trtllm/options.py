@@ -1,0 +1,242 @@
+"""The options of the reference for TensorRT-LLM, and what becomes of each: translated, refused or ignored.
+
+The names are those of djl-serving's guide for TensorRT-LLM in all its revisions, of its class of properties, and of the
+script with which it built engines. An option that has a row in the table of lmi is not here, unless its values differ.
+Every further argument of `tensorrt_llm.LLM` can be given as option.<name>. This module does not import tensorrt_llm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from lmi.errors import shorten
+from lmi.settings.config import EngineConfig
+from lmi.settings.kinds import BOOLEAN
+
+POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
+UPSTREAMS: Final = object()  # the value that TensorRT-LLM has by itself, so nothing is said
+NOTHING_IS_BUILT = "no engine is built: the checkpoint is loaded as it is"
+NOTHING_IS_QUANTISED = "nothing is quantised at load: the checkpoint says how its weights are stored"
+MODEL_SAYS = "config.json of the model says it"
+QUANTISE_BEFORE = (
+    "nothing: TensorRT-LLM quantises no weights at load, so give a checkpoint that is quantised, as NVIDIA's Model "
+    "Optimizer writes it"
+)
+PYTHON_OBJECT = "nothing: it is an object of Python, which no text names"
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """`target` is an option of the table of lmi, or an argument of LLM. A dot leads into a nested configuration."""
+
+    target: str
+    read: Callable[[str], object] = lambda text: parsed(text)  # raises ValueError with the allowed values
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    allowed: str
+    harmless: tuple[str, ...] = ()  # values that ask for what happens anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    why: str
+
+
+Row: TypeAlias = Translated | Refused | Ignored
+
+
+def parsed(text: str) -> object:
+    """Read JSON and none. Every other text stays a text, which the argument's own type reads. Raises ValueError."""
+    if text.lower() in ("none", "null"):
+        return None
+    if text[:1] not in "{[":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError("JSON") from None
+
+
+def _boolean(text: str) -> bool:
+    try:
+        return bool(BOOLEAN.parse(text))
+    except ValueError:
+        raise ValueError(BOOLEAN.allowed) from None
+
+
+def _inverted(text: str) -> bool:
+    return not _boolean(text)
+
+
+def _graphs(text: str) -> object:
+    return UPSTREAMS if _boolean(text) else None
+
+
+def _no_graphs(text: str) -> object:
+    return None if _boolean(text) else UPSTREAMS
+
+
+def _policy(text: str) -> str:
+    if text.lower() not in POLICIES:
+        raise ValueError(", ".join(POLICIES))
+    return text.upper()
+
+
+def _lower(text: str) -> str:
+    return text.lower()
+
+
+OPTIONS: dict[str, Row] = {
+    # The guide.
+    "max_input_len": Translated("max_input_len"),
+    "max_output_len": Translated("option.max_model_len"),  # the guide: it maps to max_seq_len
+    "max_num_tokens": Translated("option.max_rolling_batch_prefill_tokens"),
+    "max_num_sequences": Translated("option.max_rolling_batch_size"),
+    "enable_kv_cache_reuse": Translated("option.enable_prefix_caching"),
+    "tokens_per_block": Translated("kv_cache_config.tokens_per_block"),
+    "kv_cache_free_gpu_mem_fraction": Translated("kv_cache_config.free_gpu_memory_fraction"),
+    "batch_scheduler_policy": Translated("scheduler_config.capacity_scheduler_policy", _policy),
+    "enable_trt_overlap": Ignored("it overlapped TensorRT's engines; option.enable_overlap_scheduler is PyTorch's"),
+    "baichuan_model_version": Ignored(MODEL_SAYS),
+    "chatglm_model_version": Ignored(MODEL_SAYS),
+    "gpt_model_version": Ignored(MODEL_SAYS),
+    "logits_dtype": Ignored("it had an effect on T5 alone"),
+    "rotary_base": Refused("nothing: write rope_theta into config.json of the model"),
+    "rotary_dim": Refused("nothing: write rotary_dim into config.json of the model"),
+    "rotary_scaling_type": Refused("nothing: write rope_scaling into config.json of the model"),
+    "rotary_scaling_factor": Refused("nothing: write rope_scaling into config.json of the model"),
+    "trtllm_checkpoint_path": Ignored(NOTHING_IS_BUILT),
+    "num_checkpoint_workers": Ignored(NOTHING_IS_BUILT),
+    "num_engine_workers": Ignored(NOTHING_IS_BUILT),
+    "load_by_shard": Ignored(NOTHING_IS_BUILT),
+    "use_fused_mlp": Ignored(NOTHING_IS_BUILT),
+    "use_custom_all_reduce": Ignored("option.allreduce_strategy chooses how ranks add up"),
+    "multi_block_mode": Ignored("the kernels of attention choose it"),
+    "use_fp8_context_fmha": Ignored("option.kv_cache_dtype=fp8 stores keys and values in 8 bits"),
+    "smoothquant_alpha": Ignored(NOTHING_IS_QUANTISED),
+    "smoothquant_per_token": Ignored(NOTHING_IS_QUANTISED),
+    "smoothquant_per_channel": Ignored(NOTHING_IS_QUANTISED),
+    "multi_query_mode": Ignored(NOTHING_IS_QUANTISED),
+    "awq_format": Ignored(NOTHING_IS_QUANTISED),
+    "awq_calib_size": Ignored(NOTHING_IS_QUANTISED),
+    "awq_block_size": Ignored(NOTHING_IS_QUANTISED),
+    "q_format": Ignored(NOTHING_IS_QUANTISED),
+    "calib_size": Ignored(NOTHING_IS_QUANTISED),
+    "calib_batch_size": Ignored(NOTHING_IS_QUANTISED),
+    # The class of properties.
+    "tokenizer": Translated("tokenizer"),
+    "tokenizer_mode": Translated("tokenizer_mode"),
+    "tokenizer_revision": Translated("tokenizer_revision"),
+    "skip_tokenizer_init": Translated("skip_tokenizer_init"),
+    "context_parallel_size": Translated("context_parallel_size"),
+    "moe_tensor_parallel_size": Translated("moe_tensor_parallel_size"),
+    "moe_expert_parallel_size": Translated("moe_expert_parallel_size"),
+    "enable_attention_dp": Translated("enable_attention_dp"),
+    "load_format": Translated("load_format"),
+    "enable_chunked_prefill": Translated("enable_chunked_prefill"),
+    "guided_decoding_backend": Translated("guided_decoding_backend"),
+    "iter_stats_max_iterations": Translated("iter_stats_max_iterations"),
+    "gather_generation_logits": Translated("gather_generation_logits"),
+    "max_batch_size": Translated("option.max_rolling_batch_size"),
+    "max_seq_len": Translated("option.max_model_len"),
+    "auto_parallel": Refused("false: option.tensor_parallel_degree says how many GPUs share a layer", ("false",)),
+    "auto_parallel_world_size": Ignored("option.tensor_parallel_degree says how many GPUs share a layer"),
+    "embedding_parallel_mode": Ignored(NOTHING_IS_BUILT),
+    "fast_build": Ignored(NOTHING_IS_BUILT),
+    "enable_build_cache": Ignored(NOTHING_IS_BUILT),
+    "batching_type": Refused("inflight", ("inflight", "INFLIGHT")),
+    "normalize_log_probs": Ignored("log-probabilities are the model's own, not divided by a length"),
+    "extended_runtime_perf_knob_config": Ignored("it was TensorRT's engines'; option.cuda_graph_config is PyTorch's"),
+    "backend": Refused("pytorch: TensorRT's engines are not served", ("pytorch",)),
+    "enable_block_reuse": Translated("option.enable_prefix_caching"),
+    "max_tokens": Translated("option.max_kv_cache_tokens"),
+    "max_attention_window": Translated("kv_cache_config.max_attention_window"),
+    "sink_token_length": Translated("kv_cache_config.sink_token_length"),
+    "free_gpu_memory_fraction": Translated("kv_cache_config.free_gpu_memory_fraction"),
+    "host_cache_size": Translated("kv_cache_config.host_cache_size"),
+    "onboard_blocks": Translated("kv_cache_config.onboard_blocks"),
+    "cross_kv_cache_fraction": Translated("kv_cache_config.cross_kv_cache_fraction"),
+    "secondary_offload_min_priority": Translated("kv_cache_config.secondary_offload_min_priority"),
+    "event_buffer_max_size": Translated("kv_cache_config.event_buffer_max_size"),
+    "enable_overlap_scheduler": Translated("disable_overlap_scheduler", _inverted),
+    "kv_cache_dtype": Translated("kv_cache_config.dtype"),
+    "attn_backend": Translated("attn_backend"),
+    "use_cuda_graph": Translated("cuda_graph_config", _graphs),
+    "moe_backend": Translated("moe_config.backend"),
+    # The script that built engines, and its quantisation.
+    "quant_algo": Refused(QUANTISE_BEFORE),
+    "kv_cache_quant_algo": Translated("kv_cache_config.dtype", _lower),
+    "group_size": Ignored(NOTHING_IS_QUANTISED),
+    "smoothquant_val": Ignored(NOTHING_IS_QUANTISED),
+    "clamp_val": Ignored(NOTHING_IS_QUANTISED),
+    "use_meta_recipe": Ignored(NOTHING_IS_QUANTISED),
+    "has_zero_point": Ignored(NOTHING_IS_QUANTISED),
+    "pre_quant_scales": Ignored(NOTHING_IS_QUANTISED),
+    "exclude_modules": Ignored(NOTHING_IS_QUANTISED),
+    "calib_dataset": Ignored(NOTHING_IS_QUANTISED),
+    "calib_batches": Ignored(NOTHING_IS_QUANTISED),
+    "calib_max_seq_length": Ignored(NOTHING_IS_QUANTISED),
+    "random_seed": Ignored(NOTHING_IS_QUANTISED),
+    "tokenizer_max_seq_length": Ignored(NOTHING_IS_QUANTISED),
+    "max_draft_len": Ignored("option.speculative_config says how many tokens are guessed"),
+    # The reference's options for all engines.
+    "enforce_eager": Translated("cuda_graph_config", _no_graphs),
+    "enable_lora": Translated("enable_lora"),
+    "max_loras": Translated("lora_config.max_loras"),
+    "max_lora_rank": Translated("lora_config.max_lora_rank"),
+    "max_cpu_loras": Translated("lora_config.max_cpu_loras"),
+    "gpu_memory_utilization": Ignored(
+        "option.kv_cache_free_gpu_mem_fraction is the KV cache's share of what the weights leave"
+    ),
+    "swap_space": Ignored("option.host_cache_size is the KV cache's room in the host's memory, in bytes"),
+    "speculative_draft_model": Ignored(
+        'option.speculative_config names it, as in {"decoding_type": "DraftTarget", "max_draft_len": 4, …}'
+    ),
+    "speculative_length": Ignored("option.speculative_config says it, as max_draft_len"),
+    # Arguments of LLM that this handler sets, or that no text can name.
+    "model": Refused("nothing: option.model_id names the model"),
+    "build_config": Refused(f"nothing: {NOTHING_IS_BUILT}"),
+    "batched_logits_processor": Refused("nothing: option.logits_post_processors names a file with functions"),
+    "checkpoint_loader": Refused(PYTHON_OBJECT),
+    "decoding_config": Refused("nothing: option.speculative_config takes its place"),
+    "mpi_session": Refused(PYTHON_OBJECT),
+    "num_postprocess_workers": Refused("0: the front end makes text of tokens", ("0",)),
+    "postprocess_tokenizer_dir": Refused("nothing: the front end makes text of tokens"),
+    "post_processor_hook": Refused("nothing: the front end makes text of tokens"),
+    "mm_encoder_only": Refused("false: text is generated", ("false",)),
+    "encode_only": Refused("false: text is generated", ("false",)),
+}
+
+# The fields of an EngineConfig that an argument takes, with their options for messages.
+OURS: dict[str, tuple[str, str]] = {
+    "max_num_sequences": ("max_rolling_batch_size", "max_batch_size"),
+    "max_prefill_tokens": ("max_rolling_batch_prefill_tokens", "max_num_tokens"),
+    "max_sequence_length": ("max_model_len", "max_seq_len"),
+    "max_beam_width": ("max_beam_width", "max_beam_width"),
+    "tensor_parallel_degree": ("tensor_parallel_degree", "tensor_parallel_size"),
+    "pipeline_parallel_degree": ("pipeline_parallel_degree", "pipeline_parallel_size"),
+    "trust_remote_code": ("trust_remote_code", "trust_remote_code"),
+    "enable_prefix_caching": ("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
+    "max_kv_cache_tokens": ("max_kv_cache_tokens", "kv_cache_config.max_tokens"),
+}
+DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+# The classes of nested configurations in the file of LLM's arguments.
+CONFIG_CLASSES = {"kv_cache_config": "KvCacheConfig", "scheduler_config": "SchedulerConfig", "moe_config": "MoeConfig"}
+# Why one of the supported lines lacks an argument that another one has.
+LACKING = {
+    "kv_cache_config.onboard_blocks": "main has removed it",
+    "sampler_type": "main has one sampler and has removed it",
+}
+
+
+def named(config: EngineConfig, name: str, text: str | None = None) -> str:
+    """option.NAME=TEXT (SOURCE) for messages, as far as text and source are known."""
+    text = text if text is not None else config.options.get(name)
+    source = config.option_sources.get(name)
+    return f"option.{name}" + (f"={shorten(text)}" if text is not None else "") + (f" ({source})" if source else "")

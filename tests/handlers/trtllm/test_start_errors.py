@@ -1,0 +1,142 @@
+"""A start that fails: one line that names the cause in TensorRT-LLM's own words and says what to change."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import handlers.lmi_trtllm
+from handlers.lmi_trtllm.start_errors import explained
+from lmi.errors import BadConfiguration, ModelUnusable, StartError
+from lmi.settings.config import EngineConfig
+from tests.handlers.trtllm.published import write_package
+
+OUT_OF_MEMORY = """\
+Executor creation failed due to insufficient GPU memory.
+
+The following component could not be created: Model weights
+"""
+
+
+def led_to(cause: Exception) -> Exception:
+    """The error that LLM raises for one of its processes."""
+    try:
+        raise RuntimeError("Executor worker returned error") from cause
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "quoted", "advice"),
+    [
+        (
+            led_to(RuntimeError(OUT_OF_MEMORY)),
+            "Executor creation failed due to insufficient GPU memory.",
+            "set option.kv_cache_free_gpu_mem_fraction,",
+        ),
+        (
+            led_to(RuntimeError("CUDA out of memory. Tried to allocate 40.00 MiB.")),
+            "CUDA out of memory. Tried to allocate 40.00 MiB.",
+            "or option.tensor_parallel_degree higher",
+        ),
+        (
+            led_to(ValueError("Unknown architecture for AutoModelForCausalLM: OPTForCausalLM")),
+            "Unknown architecture for AutoModelForCausalLM: OPTForCausalLM",
+            "take option.rolling_batch=vllm",
+        ),
+        (
+            RuntimeError("Only 1 GPUs are available, but 4 are required."),
+            "Only 1 GPUs are available, but 4 are required.",
+            "set option.tensor_parallel_degree or option.pipeline_parallel_degree lower",
+        ),
+        (RuntimeError("No CUDA GPUs are available"), "No CUDA GPUs are available", "docker run --gpus all"),
+        (
+            ImportError("libmpi.so.40: cannot open shared object file: No such file or directory"),
+            "libmpi.so.40: cannot open shared object file",
+            "install Open MPI",
+        ),
+        (
+            OSError("libcudart.so.13: cannot open shared object file: No such file or directory"),
+            "libcudart.so.13: cannot open shared object file",
+            "its wheel on PyPI is a stub",
+        ),
+        (
+            ModuleNotFoundError("No module named 'tensorrt_llm.llmapi'"),
+            "No module named 'tensorrt_llm.llmapi'",
+            "serve from the image of target trtllm",
+        ),
+    ],
+)
+def test_a_known_cause_is_one_line_with_what_to_change(error: Exception, quoted: str, advice: str) -> None:
+    start_error = explained(error, "/m", EngineConfig())
+    assert isinstance(start_error, ModelUnusable)
+    said = str(start_error)
+    assert said.startswith(f"/m: TensorRT-LLM cannot start: {quoted}") and "\n" not in said
+    assert advice in said
+
+
+def test_an_unknown_cause_is_told_in_its_own_words() -> None:
+    said = str(explained(led_to(RuntimeError("rope_type is missing")), "/m", EngineConfig()))
+    assert said == "/m: TensorRT-LLM cannot start: rope_type is missing"
+    assert str(explained(ValueError(), "/m", EngineConfig())) == "/m: TensorRT-LLM cannot start: ValueError"
+
+
+def test_an_architecture_counts_before_memory_that_a_process_retried() -> None:
+    memory = RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB (handled, retrying)")
+    memory.__cause__ = ValueError("Unknown architecture for AutoModelForCausalLM: Exotic")
+    assert "Unknown architecture" in str(explained(memory, "/m", EngineConfig()))
+
+
+def test_errors_that_lead_to_each_other_end() -> None:
+    first, second = RuntimeError("first"), RuntimeError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert "second" in str(explained(first, "/m", EngineConfig()))
+
+
+def test_what_lmi_has_explained_stays_as_it_is() -> None:
+    error = BadConfiguration("option.x: no")
+    assert explained(error, "/m", EngineConfig()) is error
+
+
+class Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    stream_interval: int = 1
+
+
+def test_what_the_classes_of_tensorrt_llm_refuse_is_a_line_for_each_option() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Arguments(stream_interval="often", surprise=1)  # type: ignore[arg-type, call-arg]
+    engine = EngineConfig(options={"stream_interval": "often"}, option_sources={"stream_interval": "file:2"})
+    error = explained(caught.value, "/m", engine)
+    assert isinstance(error, BadConfiguration)
+    assert str(error).split("\n") == [
+        "option.stream_interval='often' (file:2): Input should be a valid integer, unable to parse string as an "
+        "integer",
+        "option.surprise: Extra inputs are not permitted",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prelude", "advice"),
+    [
+        ("", "its wheel on PyPI is a stub"),
+        ("raise ImportError('libmpi.so.40: cannot open shared object file')", "install Open MPI"),
+        ("raise OSError('libnvinfer.so.10: cannot open shared object file')", "its wheel on PyPI is a stub"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_explained_by_the_entry_point(
+    prelude: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package(tmp_path, "main", prelude)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
+        monkeypatch.delitem(sys.modules, name)
+    for module in ("executor", "engine", "arguments", "sampling", "work"):
+        monkeypatch.delitem(sys.modules, f"handlers.lmi_trtllm.{module}", raising=False)
+    with pytest.raises(StartError, match=advice):
+        handlers.lmi_trtllm.load(EngineConfig(), "/m", lambda stage, fraction: None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
+        del sys.modules[name]
