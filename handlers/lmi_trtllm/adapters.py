@@ -1,0 +1,143 @@
+"""LoRA adapters as TensorRT-LLM has them: it reads one when the first request names it.
+
+There is no call that adds, pins or removes an adapter. So an adapter is read by a request of one token, which also
+shows that it fits. `max_loras` and `max_cpu_loras` of `lora_config` say how many stay ready on the device and beside
+it: those that were used last. What was read is not freed before the engine ends, also after an unload.
+
+What the engine would leave out of an adapter with no more than a line in its log is refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tensorrt_llm import LLM, SamplingParams
+from tensorrt_llm.llmapi import LoRARequest
+from tensorrt_llm.lora_helper import LoraConfig
+
+from handlers.base.adapters import LoadedAdapter
+from lmi.errors import Unsupported, shorten
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NO_PIN = "TensorRT-LLM pins no adapter; those that were used last stay, as many as option.max_loras says"
+MAX_LORAS = 4  # where no option says it, as on the other engines
+# The linears that the engine can have low ranks of, by its names for them, with the last part of those in checkpoints.
+MODULES = {
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_qkv": "qkv_proj",
+    "attn_dense": "o_proj",
+    "mlp_h_to_4h": "gate_proj",
+    "mlp_4h_to_h": "down_proj",
+    "mlp_gate": "up_proj",
+    "mlp_gate_up": "gate_up_proj",
+    "moe_h_to_4h": "w1",
+    "moe_4h_to_h": "w2",
+    "moe_gate": "w3",
+    "moe_router": "gate",
+}
+MODULE = re.compile(r"\.layers\.\d+\.(?:\w+\.)*(\w+)\.lora_[AB]\.weight$")
+# What PEFT can save and the engine would leave out: each field with the values that mean it is off.
+OFF: dict[str, tuple[object, ...]] = {
+    "use_dora": (None, False),
+    "bias": (None, "none"),
+    "lora_bias": (None, False),
+    "alpha_pattern": (None, {}),
+    "modules_to_save": (None, []),
+}
+MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+
+
+def arguments(given: Mapping[str, Any]) -> dict[str, LoraConfig]:
+    """The argument of LLM by which it takes adapters, if those that are given ask for them."""
+    if not given.get("enable_lora"):
+        return {}
+    config = given.get("lora_config") or LoraConfig()
+    config.max_loras = config.max_loras or MAX_LORAS
+    return {"lora_config": config}
+
+
+def lora_request(adapter: LoadedAdapter) -> LoRARequest:
+    """Raises ValueError if the folder is gone."""
+    return LoRARequest(lora_name=adapter.name, lora_int_id=adapter.number, lora_path=adapter.path)
+
+
+async def read(llm: LLM, adapter: LoadedAdapter) -> None:
+    """Make the engine read the weights of an adapter. Raises the engine's error if it cannot."""
+    params = SamplingParams(max_tokens=1, end_id=-1, pad_id=0, detokenize=False)
+    await llm.generate_async(
+        inputs={"prompt_token_ids": [0]}, sampling_params=params, lora_request=lora_request(adapter)
+    )
+
+
+def check_adapter(adapter: LoadedAdapter, config: LoraConfig) -> None:
+    """Raise ValueError unless the engine follows the whole adapter, Unsupported for a pin.
+
+    `config` is the engine's. Weights that are pickled are not opened here, and of those that cannot be read the engine
+    says so.
+    """
+    if adapter.is_pinned:
+        raise Unsupported("pin", NO_PIN)
+    path = Path(adapter.path)
+    if reason := _config_fault(_read(path / CONFIG), config.max_lora_rank):
+        raise ValueError(f"{CONFIG}: {reason}")
+    if (path / WEIGHTS).is_file() and (reason := _weights_fault(_header(path / WEIGHTS), config)):
+        raise ValueError(f"{WEIGHTS}: {reason}")
+
+
+def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
+    if config.get("peft_type") != "LORA":
+        return f"peft_type must be 'LORA', given {shorten(config.get('peft_type'))}"
+    rank = config.get("r")
+    if not isinstance(rank, int) or not 1 <= rank <= max_rank:
+        return f"r must be from 1 to {max_rank} (option.max_lora_rank), given {shorten(rank)}"
+    for name, off in OFF.items():
+        if config.get(name) not in off:
+            return f"{name} must be {shorten(off[-1])} or absent, given {shorten(config[name])}: it would be left out"
+    return None
+
+
+def _modules(config: LoraConfig) -> set[str]:
+    """The linears that the engine has low ranks of, by the last part of their names in checkpoints."""
+    names = MODULES | config.trtllm_modules_to_hf_modules
+    listed = [names.get(one, one) for one in config.lora_target_modules or names]
+    parts = (one if isinstance(one, list) else [one] for one in listed)
+    return {name.rpartition(".")[2] for group in parts for name in group}
+
+
+def _weights_fault(header: dict[str, Any], config: LoraConfig) -> str | None:
+    """What is wrong with the tensors of a file, given by its header: their shapes by their names."""
+    modules, max_rank = _modules(config), config.max_lora_rank
+    for name, described in header.items():
+        if name == "__metadata__":
+            continue
+        found = MODULE.search(name)
+        if found is None or found[1] not in modules:
+            return f"{name} would be left out: the engine has no low ranks there"
+        rank = described["shape"][0] if name.endswith("lora_A.weight") else 1
+        if rank > max_rank:
+            return f"{name} has the rank {rank}, and option.max_lora_rank is {max_rank}"
+    return None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: its length in 8 bytes, then JSON. It is empty if it cannot be read."""
+    with path.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        text = file.read(min(num_bytes, MAX_HEADER_BYTES))
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path.name}: {error}") from None

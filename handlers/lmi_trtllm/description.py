@@ -1,0 +1,101 @@
+"""What a loaded TensorRT-LLM engine is and can do: from its arguments, its settled ones, and the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from handlers.lmi_trtllm import guides, processors
+from handlers.lmi_trtllm.effective import Effective
+from handlers.lmi_trtllm.profile import CPP_SAMPLER, Profile
+from handlers.lmi_trtllm.sampling import Sampler
+from lmi.errors import ModelUnusable
+from lmi.executor import Capabilities, EngineInfo, ExecutorConfig
+from lmi.settings.config import EngineConfig
+
+MAX_TOP_LOG_PROBS = 20
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def read_config(folder: str) -> dict[str, Any]:
+    """config.json of a model, of its text part if it has several. Raises ModelUnusable if it cannot be read."""
+    file = Path(folder, "config.json")
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelUnusable(f"{file}: {error}") from None
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def vocab_size(folder: str) -> int:
+    """The width of the model's logits."""
+    size = read_config(folder).get("vocab_size")
+    if not isinstance(size, int) or size < 1:
+        raise ModelUnusable(f"{folder}: config.json has no vocab_size")
+    return size
+
+
+def sampler_of(arguments: Effective, profile: Profile, folder: str) -> Sampler:
+    is_cpp = profile.has_cpp_sampler and arguments.sampler_type == CPP_SAMPLER
+    return Sampler(profile, vocab_size(folder), is_cpp)
+
+
+def describe(
+    arguments: Effective,
+    sampler: Sampler,
+    folder: str,
+    settings: ExecutorConfig,
+    options: EngineConfig,
+) -> EngineInfo:
+    config = read_config(folder)
+    dtype = arguments.get("dtype")
+    if dtype in (None, "auto"):
+        dtype = config.get("dtype") or config.get("torch_dtype") or ""
+    return EngineInfo(
+        name="trtllm",
+        vocab_size=sampler.vocab_size,
+        max_sequence_length=_max_sequence_length(arguments, config, folder),
+        max_num_sequences=arguments.max_num_sequences,
+        dtype=str(dtype).removeprefix("torch."),
+        device="cuda",
+        max_kv_cache_tokens=options.max_kv_cache_tokens or 0,
+        capabilities=_capabilities(arguments, sampler, folder, settings, options),
+    )
+
+
+def _max_sequence_length(arguments: Effective, config: Mapping[str, Any], folder: str) -> int:
+    known = [arguments.get("max_seq_len"), *map(config.get, LENGTHS)]
+    length = next((one for one in known if isinstance(one, int) and one > 0), None)
+    if length is None:
+        raise ModelUnusable(f"{folder}: config.json has no length of the context; set option.max_model_len")
+    return length
+
+
+def _capabilities(
+    arguments: Effective, sampler: Sampler, folder: str, settings: ExecutorConfig, options: EngineConfig
+) -> Capabilities:
+    kinds, why_no_guides = guides.kinds(options, folder)
+    max_beam_width = arguments.max_beam_width
+    return Capabilities(
+        max_beam_width=max_beam_width,
+        num_return_sequences=True,
+        guided_decoding=() if max_beam_width > 1 else kinds,
+        why_no_guides=why_no_guides,
+        min_p=sampler.has_rules,
+        seed=sampler.has_rules,
+        no_repeat_ngram_size=sampler.has_rules,
+        embedding_bias=True,
+        max_top_log_probs=0 if sampler.is_cpp else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
+        context_logits=True,
+        generation_logits=max_beam_width == 1,
+        perf_metrics=True,
+        additional_outputs=tuple(settings.additional_model_outputs),
+        logits_post_processors=processors.names(processors.file_of(options, folder)),
+        lora=arguments.get("lora_config") is not None,
+        kv_cache_retention=True,
+        priority=sampler.profile.takes_priority,
+    )

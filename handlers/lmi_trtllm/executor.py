@@ -1,0 +1,189 @@
+"""TensorRT-LLM behind the contract: its start, its checks, and the translation of a sequence.
+
+`DrivenExecutor` does everything around the engine. The engine counts refused requests towards the errors after which it
+ends itself, so a request is checked here first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from typing import Any
+
+import torch
+
+from handlers.base.configuration import AnyConfig
+from handlers.base.driven import DrivenExecutor, name_of
+from handlers.base.outputs import SequenceOutput
+from handlers.base.sequence import Sequence, new_sequences
+from handlers.base.stepped import Step
+from handlers.lmi_trtllm import adapters, beams, captured, guides, processors, profile, retention
+from handlers.lmi_trtllm.arguments import llm_arguments
+from handlers.lmi_trtllm.configuration import settled
+from handlers.lmi_trtllm.description import describe, sampler_of, vocab_size
+from handlers.lmi_trtllm.engine import Engine
+from handlers.lmi_trtllm.guides import Guides
+from handlers.lmi_trtllm.outputs import Output
+from handlers.lmi_trtllm.sampling import refuse_rules, sampling_params
+from handlers.lmi_trtllm.start_errors import explained
+from handlers.lmi_trtllm.work import Work
+from lmi.errors import PromptTooLong
+from lmi.executor import (
+    EngineInfo,
+    ErrorKind,
+    ExecutorConfig,
+    OutputConfig,
+    Progress,
+    Request,
+    SamplingConfig,
+)
+from lmi.settings.config import EngineConfig
+
+NUM_WARM_UP_TOKENS = 4
+MAX_WARM_UP_PROMPT = 8
+MAX_PREFILL = "(option.max_rolling_batch_prefill_tokens; option.enable_chunked_prefill=true lifts it)"
+
+log = logging.getLogger("lmi.trtllm")
+
+
+class TrtllmExecutor(DrivenExecutor[Work]):
+    """`Executor(path, config)`: `path` is the folder of a Hugging Face checkpoint.
+
+    The configuration is the contract's or the server's. It is read here, so a later change has no effect. Buffers in
+    place of a path are refused.
+    """
+
+    title = "TensorRT-LLM"
+    searches_beams = True
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes,
+        json_config_str: str | AnyConfig | None = None,
+        config: AnyConfig | None = None,
+        *,
+        progress: Progress = lambda stage, share: None,
+    ) -> None:
+        folder, settings, options = settled(model, json_config_str, config)
+        progress("configuration", 0.0)
+        self._profile = profile.installed()
+        arguments = llm_arguments(options, folder, self._profile)
+        self._file = processors.file_of(options, folder)
+        arguments |= processors.arguments(self._file, arguments)
+        arguments |= adapters.arguments(arguments)
+        self._guides = _guides(options, folder)
+        progress("weights", 0.0)
+        try:
+            self._trtllm = Engine(arguments, self._guides)
+        except Exception as error:
+            if self._guides is not None:
+                self._guides.close()
+            log.debug("TensorRT-LLM did not start", exc_info=error)
+            raise explained(error, folder, options) from error
+        try:
+            self._describe(folder, settings, options)
+            progress("warm-up", 0.0)
+            self._warm_up()
+        except Exception as error:
+            self._trtllm.close()
+            raise explained(error, folder, options) from error
+        self._start()
+
+    def _describe(self, folder: str, settings: ExecutorConfig, options: EngineConfig) -> None:
+        """Read off the loaded engine what it can do."""
+        known = self._trtllm.arguments
+        self._sampler = sampler_of(known, self._profile, folder)
+        info = describe(known, self._sampler, folder, settings, options)
+        super().__init__(
+            self._trtllm,
+            info,
+            max_resident_adapters=known.max_loras if info.capabilities.lora else 0,
+            max_queue_size=settings.max_queue_size,
+            max_stats=settings.iter_stats_max_iterations,
+            max_request_stats=settings.request_stats_max_iterations,
+        )
+
+    def _warm_up(self) -> None:
+        """Run the first steps, which set up kernels, one with every output that a request may ask for.
+
+        Raises what ends a request: then no other would run.
+        """
+        for number, request in enumerate(_warm_up_requests(self.info)):
+            [sequence] = new_sequences(-number, request, self.info.max_sequence_length)
+            self._trtllm.add(self._work(sequence))
+            end = None
+            while end is None:
+                for output in self._trtllm.step() or ():
+                    end = output.end
+            if isinstance(end, Exception):
+                raise end
+
+    def _check(self, request: Request) -> None:
+        super()._check(request)
+        beams.check(request, self.info.capabilities.max_beam_width)
+        refuse_rules(request, self._sampler)
+        guides.check(request)
+        captured.check(request)
+        processors.check(request, sees_tokens=bool(self._trtllm.arguments.get("disable_overlap_scheduler")))
+        most = self._trtllm.arguments.max_prompt_tokens
+        if most is not None and len(request.input_token_ids) > most:
+            raise PromptTooLong(f"{most} tokens at most {MAX_PREFILL}", f"{len(request.input_token_ids)} tokens")
+
+    def _work(self, sequence: Sequence) -> Work:
+        if self._guides is not None and sequence.request.guided_decoding_params is not None:
+            self._guides.follow(sequence)
+        functions = processors.of(sequence, self._file, self._trtllm.faults.report)
+        token_ids = [int(token_id) for token_id in sequence.request.input_token_ids]
+        params = sampling_params(sequence, self._sampler, functions)
+        return Work(name_of(sequence), token_ids, params, self._more(sequence), sequence, self._is_streamed(sequence))
+
+    def _is_streamed(self, sequence: Sequence) -> bool:
+        """A step of a stream has the row of its last token only, so rows of several tokens come at the end."""
+        return sequence.captured is None or self._trtllm.arguments.stream_interval == 1
+
+    def _more(self, sequence: Sequence) -> dict[str, Any]:
+        """The further arguments of a submit. A prompt of which every token needs a row shares no cache."""
+        request, more = sequence.request, dict[str, Any]()
+        if (adapter := self._adapters.used_by(sequence)) is not None:
+            more["lora_request"] = adapters.lora_request(adapter)
+        if request.kv_cache_retention_config is not None:
+            more["kv_cache_retention_config"] = retention.retention(request.kv_cache_retention_config)
+        salt = secrets.token_hex(16) if sequence.lacks_prompt_rows else request.cache_salt
+        if salt is not None:
+            more["cache_salt"] = salt
+        if self._profile.takes_priority:
+            more["priority"] = float(request.priority)
+        return more
+
+    def _take(self, output: SequenceOutput, step: Step) -> None:
+        """Keep the rows of a step's tensors before its tokens are appended."""
+        sequence = self._known.get(output.id)
+        if sequence is not None and isinstance(output, Output) and output.rows is not None:
+            captured.note(sequence, output.rows, len(output.token_ids))
+        super()._take(output, step)
+
+    def _kind_of(self, error: Exception) -> ErrorKind:
+        if isinstance(error, torch.OutOfMemoryError):
+            return ErrorKind.OUT_OF_MEMORY
+        return super()._kind_of(error)
+
+
+def _guides(config: EngineConfig, folder: str) -> Guides | None:
+    kinds, size = guides.kinds(config, folder)[0], vocab_size(folder)
+    return Guides(folder, size) if kinds else None
+
+
+def _warm_up_requests(info: EngineInfo) -> list[Request]:
+    """A greedy request, and one that samples with log-probs; where the engine only searches beams, one of those."""
+    can = info.capabilities
+    prompt = (0,) * min(MAX_WARM_UP_PROMPT, info.max_sequence_length - 1)
+    outputs = OutputConfig(return_log_probs=True, additional_model_outputs=can.additional_outputs)
+    if can.max_beam_width > 1:
+        kinds = [(SamplingConfig(can.max_beam_width), OutputConfig(return_log_probs=True))]
+    else:
+        kinds = [(SamplingConfig(temperature=0), OutputConfig()), (SamplingConfig(top_p=0.9), outputs)]
+    return [
+        Request(input_token_ids=prompt, max_tokens=NUM_WARM_UP_TOKENS, sampling_config=sampling, output_config=output)
+        for sampling, output in kinds
+    ]

@@ -1,0 +1,131 @@
+"""Structures that TensorRT-LLM follows: which of its backends has which kind, and a check before each is submitted.
+
+The engine compiles a structure in the process that steps all requests, with no limit of time, and counts each wrong one
+towards the errors after which it ends itself. So a structure is compiled here first, on the CPU, in a process with
+limits. The engine's event loop awaits that, and no other request waits. Sources: the grammar matchers of TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
+
+from handlers.base.guide_compiler import GuideCompiler
+from handlers.base.guide_process import ANY_OBJECT
+from handlers.base.guide_vocabulary import read_config, why_no_guides
+from handlers.base.sequence import Sequence
+from lmi.errors import InvalidRequest, Unsupported
+from lmi.executor import GuidedDecodingParams, GuideType, Request
+from lmi.settings.config import EngineConfig
+from lmi.settings.kinds import WORDS
+
+OPTION, XGRAMMAR, LLGUIDANCE = "guided_decoding_backend", "xgrammar", "llguidance"
+# llguidance reads what is called a grammar as one of Lark, which is another language than EBNF.
+KINDS = {
+    XGRAMMAR: tuple(GuideType),
+    LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
+}
+NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init leaves out"
+MAX_COMPILATIONS = 4  # at a time
+MAX_KEPT = 256  # outcomes
+MAX_KEPT_CHARS = 32 << 20  # of their structures
+
+
+def kinds(config: EngineConfig, model_path: str) -> tuple[tuple[GuideType, ...], str]:
+    """The kinds of structures that requests may have, or none and the reason."""
+    backend = config.options.get(OPTION, XGRAMMAR)
+    if backend not in KINDS:
+        return (), f"option.{OPTION}={backend} is neither {XGRAMMAR} nor {LLGUIDANCE}"
+    if WORDS.get(config.options.get("skip_tokenizer_init", "").lower(), False):
+        return (), NO_TEXTS
+    if reason := why_no_guides(Path(model_path)):
+        return (), reason
+    return KINDS[backend], ""
+
+
+def guided(params: GuidedDecodingParams | None) -> TheirParams | None:
+    """TensorRT-LLM's form. JSON is one object, as in the other engines; the engine's own JSON may be any value."""
+    if params is None:
+        return None
+    if params.guide_type is GuideType.JSON:
+        return TheirParams(json=ANY_OBJECT)
+    if params.guide_type is GuideType.JSON_SCHEMA:
+        return TheirParams(json=params.guide)
+    if params.guide_type is GuideType.REGEX:
+        return TheirParams(regex=params.guide)
+    return TheirParams(grammar=params.guide)
+
+
+def check(request: Request) -> None:
+    """Raise Unsupported for what cannot stand beside a structure.
+
+    At its end the engine allows only end tokens, and behind them it follows it no more.
+    """
+    if request.guided_decoding_params is None:
+        return
+    if request.ignore_eos:
+        raise Unsupported("ignore_eos", "TensorRT-LLM follows a structure only up to its end")
+    if request.sampling_config.min_tokens:
+        raise Unsupported("min_tokens", "TensorRT-LLM ends an answer where its structure ends")
+
+
+class Guides:
+    """The structures of an engine whose `kinds` are not empty. Any thread may use it."""
+
+    def __init__(self, model_path: str, vocab_size: int) -> None:
+        """`vocab_size` is the width of the logits. Reads the tokenizer's files."""
+        vocabulary = read_config(model_path)
+        self.num_compiled = 0
+        self._end_ids = frozenset(vocabulary.stop_token_ids or ())
+        self._compiler = GuideCompiler(lambda: vocabulary, vocab_size)
+        self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
+        self._outcomes: OrderedDict[GuidedDecodingParams, Future[None]] = OrderedDict()
+        self._num_chars = 0
+
+    def follow(self, sequence: Sequence) -> None:
+        """Let the tokenizer's end tokens end a sequence: the engine closes its structure with one of them."""
+        sequence.end_ids |= self._end_ids
+
+    async def check(self, params: GuidedDecodingParams) -> None:
+        """Raise InvalidRequest for a structure that is wrong or too large, GenerationFailed if that is not found out.
+
+        Call it on one event loop.
+        """
+        future = self._outcomes.get(params)
+        if future is None or _may_change(future):
+            self._forget(params)
+            future = self._pool.submit(self._compiler.check, params)
+            self._keep(params, future)
+        else:
+            self._outcomes.move_to_end(params)
+        await asyncio.shield(asyncio.wrap_future(future))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._compiler.close()
+
+    def _keep(self, params: GuidedDecodingParams, future: Future[None]) -> None:
+        self.num_compiled += 1
+        self._outcomes[params] = future
+        self._num_chars += _num_chars(params)
+        while len(self._outcomes) > MAX_KEPT or self._num_chars > MAX_KEPT_CHARS:
+            self._forget(next(iter(self._outcomes)))
+
+    def _forget(self, params: GuidedDecodingParams) -> None:
+        if self._outcomes.pop(params, None) is not None:
+            self._num_chars -= _num_chars(params)
+
+
+def _may_change(future: Future[None]) -> bool:
+    """Whether a second attempt may end otherwise: not if the structure is wrong."""
+    if not future.done():
+        return False
+    return future.cancelled() or not isinstance(future.exception(), InvalidRequest | None)
+
+
+def _num_chars(params: GuidedDecodingParams) -> int:
+    return len(params.guide or "")

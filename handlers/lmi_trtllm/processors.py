@@ -1,0 +1,239 @@
+"""Functions that change a sequence's logits, which the processes of TensorRT-LLM call before they draw a token.
+
+A `SamplingParams` takes them as objects and sends them to every rank with the request. So they are small and picklable,
+and a rank reads the file of post-processors itself, once. An error that leaves such an object ends every request that
+runs. So none does: the error goes through a `Faults` to the process of the executor, which ends only this request.
+
+The engine calls an object with its own request id, the logits (num_beams, 1, vocab), the tokens of each beam together
+with the prompt, and two arguments that are always None. With its overlap scheduler the last token is not among them,
+so functions that look at tokens need an engine without it. Sources: the LogitsProcessor of TensorRT-LLM's LLM API, and
+the model engine that calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from handlers.base.driven import name_of
+from handlers.base.outputs import SequenceOutput
+from handlers.base.post_processor_file import BATCHED, load, said
+from handlers.base.sequence import Sequence
+from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten
+from lmi.executor import LogitsPostProcessorConfig, Request
+from lmi.executor.checks import broken
+from lmi.settings.config import EngineConfig
+
+MAX_FAULT_CHARS = 600  # a write of at most 4096 bytes to a pipe is never split
+NO_OVERLAP, NODES = "disable_overlap_scheduler", "nnodes"
+NEEDS_TOKENS = f"words of several tokens need option.{NO_OVERLAP}=true, without which a token comes late"
+
+log = logging.getLogger(__name__)
+
+
+class Fault(msgspec.Struct):
+    """What the post-processor of a sequence failed with."""
+
+    name: str  # of the sequence at the engine
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The end of a pipe that a process of the engine writes faults to. It is known on this machine only."""
+
+    path: str
+    inode: int  # tells the pipe from a file that has its path on another machine
+
+    def send(self, fault: Fault) -> None:
+        """Raises OSError if the pipe is not here, or is full."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_ino != self.inode:
+                raise FileNotFoundError(f"{self.path} is not the pipe")
+            os.write(fd, msgspec.json.encode(fault) + b"\n")
+        finally:
+            os.close(fd)
+
+
+class Faults:
+    """The faults of all post-processors of an executor, which its own thread reads."""
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.report = Report(f"/proc/{os.getpid()}/fd/{self._write_fd}", os.fstat(self._write_fd).st_ino)
+
+    def take(self) -> dict[str, GenerationFailed]:
+        """The new faults, by the names of their sequences."""
+        lines = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._read_fd, 1 << 16):
+                lines += part
+        faults = [msgspec.json.decode(line, type=Fault) for line in lines.splitlines()]
+        return {fault.name: GenerationFailed(fault.message) for fault in faults}
+
+    def end(self, outputs: Iterable[SequenceOutput]) -> tuple[list[SequenceOutput], list[str]]:
+        """End the sequences with new faults. Returns the outputs as they are then, and the names of these sequences.
+
+        A fault is written before the token is drawn, so a token after it comes with it or later and is dropped.
+        """
+        failed = self.take()
+        kept = [output for output in outputs if output.id not in failed]
+        return kept + [SequenceOutput(name, [], end=error) for name, error in failed.items()], list(failed)
+
+    def close(self) -> None:
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+
+
+@dataclass(frozen=True, slots=True)
+class PostProcessor:
+    """Calls a function of the user's file as the contract says: see LogitsPostProcessor in lmi.executor.
+
+    The engine ignores its own batched form. So the batched function is called with a batch of one.
+    """
+
+    file: str
+    function: str
+    sequence: str  # its name at the engine
+    request_id: int
+    client_id: int | None
+    num_prompt_tokens: int
+    report: Report
+
+    def __call__(
+        self, req_id: int, logits: Tensor, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
+    ) -> None:
+        try:
+            self._call(logits, [ids[self.num_prompt_tokens :] for ids in token_ids])
+        except (Exception, SystemExit) as error:
+            log.exception("%s failed for request %d", self._title, self.request_id)
+            self._report(f"{self._title} failed: {said(error)}")
+
+    def _report(self, message: str) -> None:
+        try:
+            self.report.send(Fault(self.sequence, message[:MAX_FAULT_CHARS]))
+        except OSError as error:
+            log.error("request %d is not told: %s", self.request_id, error)
+
+    def _call(self, logits: Tensor, token_ids: list[list[int]]) -> None:
+        """Let the function change the logits (num_beams, 1, vocab). It sees them as float32 (1, num_beams, vocab)."""
+        rows = logits.transpose(0, 1).float()
+        stream = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
+        config = _loaded(self.file)
+        if self.function == BATCHED:
+            assert config.processor_batched is not None
+            batch = [rows]
+            config.processor_batched([self.request_id], batch, [token_ids], stream, [self.client_id])
+            changed: object = batch[0]
+        else:
+            changed = config.processor_map[self.function](self.request_id, rows, token_ids, stream, self.client_id)
+        changed = _rows(changed, rows)
+        if changed is not rows or rows.dtype is not logits.dtype:
+            logits.copy_(changed.transpose(0, 1))
+
+    @property
+    def _title(self) -> str:
+        if self.function == BATCHED:
+            return "the batched logits post-processor"
+        return f"logits post-processor {shorten(self.function)}"
+
+
+@dataclass(frozen=True, slots=True)
+class BadWords:
+    """Bans the last token of a word of several tokens, where the sequence ends with the others."""
+
+    words: tuple[tuple[int, ...], ...]
+    num_prompt_tokens: int
+
+    def __call__(
+        self, req_id: int, logits: Tensor, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
+    ) -> None:
+        for beam, ids in enumerate(token_ids):
+            generated = ids[self.num_prompt_tokens :]
+            banned = [word[-1] for word in self.words if _ends_with(generated, word[:-1])]
+            if banned:
+                logits[beam, 0, banned] = -torch.inf
+
+
+def _ends_with(token_ids: list[int], start: tuple[int, ...]) -> bool:
+    return tuple(token_ids[-len(start) :]) == start
+
+
+def _rows(changed: object, rows: Tensor) -> Tensor:
+    """What a function gave back, or the rows that it changed in place. Raises ValueError if it has another shape."""
+    if changed is None:
+        return rows
+    if not isinstance(changed, Tensor) or changed.shape != rows.shape:
+        given = tuple(changed.shape) if isinstance(changed, Tensor) else changed
+        raise broken("what it returns", f"None or a tensor of shape {tuple(rows.shape)}", given)
+    return changed
+
+
+@lru_cache(maxsize=8)
+def _loaded(file: str) -> LogitsPostProcessorConfig:
+    return load(Path(file))
+
+
+def file_of(config: EngineConfig, model_path: str) -> str | None:
+    """The file of post-processors that an option names, in the model's folder. Raises BadConfiguration.
+
+    Ranks on other machines could not say that a function failed.
+    """
+    name, nodes = config.logits_post_processors, config.options.get(NODES, "1")
+    if name is None:
+        return None
+    if nodes != "1":
+        raise BadConfiguration(f"option.{NODES}={nodes}: allowed is 1 beside option.logits_post_processors")
+    return str(Path(model_path, name).resolve())
+
+
+def arguments(file: str | None, given: Mapping[str, Any]) -> dict[str, bool]:
+    """The arguments of LLM that post-processors need beside those that are given.
+
+    Raises BadConfiguration if an option says otherwise.
+    """
+    if file is None:
+        return {}
+    if given.get(NO_OVERLAP) is False:
+        rule = "true beside option.logits_post_processors, whose functions miss the last token otherwise"
+        raise BadConfiguration(f"option.{NO_OVERLAP}=false: allowed is {rule}")
+    return {NO_OVERLAP: True}
+
+
+def names(file: str | None) -> tuple[str, ...]:
+    """The names that a request may give. Raises ModelUnusable for a wrong file, which so stops the start."""
+    if file is None:
+        return ()
+    config = _loaded(file)
+    return (*config.processor_map, *([BATCHED] if config.processor_batched is not None else []))
+
+
+def check(request: Request, *, sees_tokens: bool) -> None:
+    """Raise Unsupported for words of several tokens if the engine's functions do not see all tokens."""
+    if not sees_tokens and any(len(word) > 1 for word in request.bad_words):
+        raise Unsupported("bad_words", NEEDS_TOKENS)
+
+
+def of(sequence: Sequence, file: str | None, report: Report) -> list[PostProcessor | BadWords] | None:
+    """The objects of a sequence in the order of their calls, or None if it needs none."""
+    request, num_prompt_tokens = sequence.request, sequence.num_prompt_tokens
+    found: list[PostProcessor | BadWords] = []
+    if (name := request.logits_post_processor_name) is not None:
+        assert file is not None
+        found.append(
+            PostProcessor(file, name, name_of(sequence), sequence.id, request.client_id, num_prompt_tokens, report)
+        )
+    if words := tuple(word for word in request.bad_words if len(word) > 1):
+        found.append(BadWords(words, num_prompt_tokens))
+    return found or None

@@ -1,0 +1,63 @@
+"""The processes in which TensorRT-LLM computes, as far as this one has started them.
+
+TensorRT-LLM reports the end of one only with the next request, or never. So each is watched. It is known by its command
+line: MPI's pool and Python's own start them. Ranks that a launcher has started are not among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+
+STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")
+
+
+class Workers:
+    """The processes that compute when this object is made."""
+
+    def __init__(self) -> None:
+        self._fds = [fd for pid in descendants(os.getpid()) if _computes(pid) and (fd := _opened(pid)) is not None]
+
+    @property
+    def num(self) -> int:
+        return len(self._fds)
+
+    @property
+    def are_alive(self) -> bool:
+        return not select.select(self._fds, (), (), 0)[0]
+
+    def kill(self) -> None:
+        for fd in self._fds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+
+def descendants(pid: int) -> list[int]:
+    """The pids of all processes that a process has started, and those have."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def _computes(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(word in line for word in STARTERS)
+    return False
+
+
+def _opened(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.pidfd_open(pid)
+    return None

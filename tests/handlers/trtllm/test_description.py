@@ -1,0 +1,93 @@
+"""What an engine says of itself, from its arguments and the model's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmi.errors import ModelUnusable, Unsupported
+from lmi.executor import ExecutorConfig
+from tests.handlers.trtllm.asking import start, tokens
+from tests.handlers.trtllm.double import double, loaded
+from tests.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module", params=["1.2", "main"])
+def line(request: pytest.FixtureRequest) -> Iterator[str]:
+    with loaded(request.param):
+        yield request.param
+
+
+@dataclass
+class Loaded:
+    """An LLM, of which only the settled arguments are read."""
+
+    args: Any = field(default_factory=lambda: Settled())
+
+
+@dataclass
+class Settled:
+    max_batch_size: int | None = None
+    max_seq_len: int | None = 77
+    max_num_tokens: int = 8192
+
+
+def effective(**given: Any) -> Any:
+    return import_module("handlers.lmi_trtllm.effective").Effective(given, Loaded())
+
+
+def folder_with(folder: Path, **config: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_an_argument_that_was_not_given_is_the_one_that_the_engine_settled_on(line: str) -> None:
+    assert effective().get("max_seq_len") == 77 and effective(max_seq_len=9).get("max_seq_len") == 9
+    assert effective().max_num_sequences == 2048 and effective(max_batch_size=4).max_num_sequences == 4
+    assert effective().max_beam_width == effective().stream_interval == 1
+    assert effective().max_prompt_tokens == 8192 and effective(enable_chunked_prefill=True).max_prompt_tokens is None
+
+
+def test_the_vocabulary_is_that_of_the_text_part_of_a_model(line: str, tmp_path: Path) -> None:
+    description = import_module("handlers.lmi_trtllm.description")
+    assert description.vocab_size(folder_with(tmp_path, vocab_size=5)) == 5
+    assert description.vocab_size(folder_with(tmp_path, vocab_size=5, text_config={"vocab_size": 7})) == 7
+
+
+@pytest.mark.parametrize("text", ["{}", "{", '{"vocab_size": "7"}'])
+def test_a_folder_that_does_not_say_it_is_refused(line: str, tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelUnusable, match="config.json"):
+        import_module("handlers.lmi_trtllm.description").vocab_size(str(tmp_path))
+
+
+def test_the_info_of_an_engine_is_honest_about_its_line(line: str) -> None:
+    with double(line) as executor_class, start(executor_class) as executor:
+        info = executor.info
+    can = info.capabilities
+    assert (info.name, info.vocab_size, info.max_sequence_length, info.max_num_sequences) == ("trtllm", 320, 512, 4)
+    assert (info.dtype, info.device) == ("float32", "cuda")
+    is_main = line == "main"
+    assert (can.seed, can.min_p, can.no_repeat_ngram_size, can.priority) == (is_main,) * 4
+    assert not can.typical_p and can.max_beam_width == 1 and not can.lora and can.log_probs and can.prompt_log_probs
+
+
+def test_the_cpp_sampler_of_the_older_line_reads_every_rule_and_reports_chosen_tokens_only() -> None:
+    with double("1.2") as executor_class, start(executor_class, sampler_type="TRTLLMSampler") as executor:
+        can = executor.info.capabilities
+        assert can.seed and can.min_p and can.no_repeat_ngram_size and can.max_top_log_probs == 0
+        assert len(tokens(executor)) == 8
+
+
+def test_the_contracts_own_configuration_starts_an_engine_and_a_buffer_is_refused(line: str) -> None:
+    with double(line) as executor_class:
+        with executor_class(tiny_model("llama_wide"), ExecutorConfig(max_batch_size=3)) as executor:
+            assert executor.info.max_num_sequences == 3 and len(tokens(executor)) == 8
+        with pytest.raises(Unsupported, match="engine_buffer"):
+            executor_class(b"", "{}")

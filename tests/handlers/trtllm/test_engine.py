@@ -1,0 +1,295 @@
+"""The life of the engine: cancels, faults of one request, the end of the engine, and its shutdown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from handlers.base.sequence import new_sequences
+from lmi.errors import InvalidParameter, InvalidRequest, LmiError, PromptTooLong, StartError, Unsupported
+from lmi.executor import (
+    ErrorKind,
+    FinishReason,
+    GuidedDecodingParams,
+    GuideType,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+)
+from tests.handlers.trtllm.asking import TIMEOUT_S, answers, ask, finish, start, tokens
+from tests.handlers.trtllm.double import double, knobs, loaded
+
+LONG = 400  # tokens
+WAIT_S = 30.0
+WAIT_FOR_OUTPUT_S = 0.1  # of the engine's thread
+
+
+@pytest.fixture(scope="module", params=["1.2", "main"])
+def line(request: pytest.FixtureRequest) -> Iterator[str]:
+    with loaded(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def executor_class(line: str) -> Iterator[Any]:
+    with double(line) as executor_class:
+        yield executor_class
+
+
+@pytest.fixture
+def executor(executor_class: Any) -> Iterator[Any]:
+    """One for each test: a knob that ends an engine ends every engine of the process."""
+    with start(executor_class) as executor:
+        yield executor
+
+
+@contextmanager
+def fresh(executor_class: Any, **options: str) -> Iterator[Any]:
+    with start(executor_class, **options) as executor:
+        yield executor
+
+
+def begin(executor: Any, **fields: Any) -> int:
+    """Start a long stream and wait for its first token."""
+    request_id: int = executor.enqueue_request(ask(**{"max_tokens": LONG, "streaming": True, **fields}))
+    assert executor.await_responses(request_id, TIMEOUT_S)
+    return request_id
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("finish_after_abort", ["next step", "late", "never"])
+def test_a_cancelled_request_ends_at_once_whatever_the_engine_does(executor: Any, finish_after_abort: str) -> None:
+    with knobs(finish_after_abort=finish_after_abort):
+        request_id = begin(executor)
+        executor.cancel_request(request_id)
+        last = finish(executor, request_id)[-1].get_result()
+        assert last.finish_reasons == [FinishReason.CANCELLED]
+        assert len(tokens(executor)) == 8, "the next one runs"
+
+
+def test_a_deadline_ends_a_request(executor: Any) -> None:
+    with knobs(step_s=0.02):
+        last = answers(executor, max_tokens=LONG, allotted_time_ms=100)[-1].get_result()
+    assert last.finish_reasons == [FinishReason.TIMED_OUT]
+
+
+def test_a_request_that_our_rules_end_is_aborted_in_the_engine(executor: Any) -> None:
+    ids = tokens(executor)
+    assert tokens(executor, stop_words=((ids[1], ids[2]),), max_tokens=LONG) == ids[:3]
+    until(lambda: not executor._trtllm._tasks)
+
+
+def test_a_guided_request_that_is_wrong_never_reaches_the_engine(executor: Any) -> None:
+    guide = GuidedDecodingParams(GuideType.REGEX, "(")
+    with knobs(error_budget=1):
+        for _ in range(4):
+            [response] = answers(executor, guided_decoding_params=guide, end_id=2)
+            assert response.error is not None and response.error.kind is ErrorKind.INVALID, response.error_msg
+        assert len(tokens(executor)) == 8
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[LmiError]]] = {
+    "input_token_ids": ({"input_token_ids": (1, 320)}, InvalidParameter),
+    "inputs": ({"input_token_ids": (1,) * 512}, PromptTooLong),
+    "end_id": ({"end_id": 320}, InvalidParameter),
+    "typical_p": ({"sampling_config": SamplingConfig(typical_p=0.5)}, Unsupported),
+    "beam_width": ({"sampling_config": SamplingConfig(2)}, InvalidRequest),
+    "num_top_log_probs": ({"output_config": OutputConfig(num_top_log_probs=21)}, InvalidParameter),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_is_refused_before_it_is_submitted(executor: Any, name: str) -> None:
+    fields, error = WRONG[name]
+    with knobs(error_budget=0), pytest.raises(error, match=name):
+        executor.enqueue_request(ask(**fields))
+    assert len(tokens(executor)) == 8
+
+
+def test_a_prompt_that_a_step_cannot_take_whole_is_refused_with_the_options_that_help(executor_class: Any) -> None:
+    with fresh(executor_class, max_num_tokens="16") as executor:
+        with pytest.raises(PromptTooLong, match="16 tokens at most .*option.enable_chunked_prefill=true"):
+            executor.enqueue_request(ask(input_token_ids=(1,) * 17))
+        assert len(tokens(executor, input_token_ids=(1,) * 16)) == 8
+
+
+@pytest.mark.parametrize("knob", [{"dies": "no more memory"}, {"dies_after_steps": 3}])
+def test_the_death_of_the_engine_ends_every_request_and_the_executor(executor_class: Any, knob: Any) -> None:
+    with fresh(executor_class) as executor:
+        ids = [begin(executor) for _ in range(3)]
+        with knobs(**knob):
+            for request_id in ids:
+                error = finish(executor, request_id)[-1].error
+                assert error is not None and error.kind is ErrorKind.ENGINE_LOST
+        until(lambda: not executor.can_enqueue_requests())
+        with pytest.raises(RuntimeError):
+            executor.enqueue_request(ask())
+
+
+def test_a_burst_of_failures_that_ends_the_engine_ends_the_executor(executor_class: Any) -> None:
+    with fresh(executor_class) as executor:
+        request_id = begin(executor)
+        with knobs(error_budget=0):
+            executor._trtllm.add(work(executor, "wrong", input_token_ids=(9999,)))
+            error = finish(executor, request_id)[-1].error
+        assert error is not None and error.kind is ErrorKind.ENGINE_LOST
+        until(lambda: not executor.can_enqueue_requests())
+
+
+def test_the_death_of_a_process_that_computes_ends_the_executor_though_the_engine_falls_silent(
+    executor_class: Any,
+) -> None:
+    with knobs(has_worker=True), fresh(executor_class) as executor:
+        assert executor._trtllm._workers.num == 1
+        request_id = begin(executor)
+        executor._trtllm._workers.kill()
+        error = finish(executor, request_id)[-1].error
+        assert error is not None and error.kind is ErrorKind.ENGINE_LOST
+        until(lambda: not executor.can_enqueue_requests())
+
+
+def until_idle(executor: Any) -> None:
+    """Its own loop sleeps then, so a test may step its engine."""
+    until(lambda: not executor._live)
+
+
+def work(executor: Any, name: str, **fields: Any) -> Any:
+    """A sequence in the engine's form, without the checks of the executor."""
+    [sequence] = new_sequences(1, ask(**fields), 512)
+    return replace(executor._work(sequence), id=name)
+
+
+def test_what_the_engine_itself_refuses_ends_only_that_sequence(executor: Any) -> None:
+    package = import_module("tensorrt_llm.llmapi")
+    engine, ends = executor._trtllm, dict[str, Any]()
+    beams = work(executor, "beams", sampling_config=SamplingConfig(2))
+    broken = replace(work(executor, "broken"), more={"lora_request": "none"})
+    until_idle(executor)
+    for one in (work(executor, "token", input_token_ids=(9999,)), beams, broken, work(executor, "good")):
+        engine.add(one)
+    while len(ends) < 4:
+        ends |= {one.id: one.end for one in engine.step() or () if one.end is not None}
+    assert isinstance(ends["token"], package.RequestError) and isinstance(ends["beams"], package.RequestError)
+    assert isinstance(ends["broken"], Exception)
+    assert ends["good"] is FinishReason.LENGTH and engine.is_alive
+
+
+def test_a_sequence_that_is_aborted_before_it_began_leaves_nothing_behind(executor: Any) -> None:
+    until_idle(executor)
+    executor._trtllm.add(work(executor, "brief"))
+    executor._trtllm.abort(["brief"])
+    until(lambda: not executor._trtllm._tasks)
+    assert executor._trtllm.load().num_running == 0
+
+
+def test_an_engine_that_hangs_makes_no_steps(executor_class: Any) -> None:
+    with fresh(executor_class) as executor:
+        begin(executor)
+
+        def is_still() -> bool:
+            executor.get_latest_iteration_stats()
+            time.sleep(3 * WAIT_FOR_OUTPUT_S)
+            return executor.get_latest_iteration_stats() == []
+
+        with knobs(hangs=True):
+            until(is_still)  # the supervisor sees it by that
+
+
+def test_a_shutdown_amid_requests_does_not_wait_for_them(executor_class: Any) -> None:
+    executor = start(executor_class)
+    with knobs(finish_after_abort="never"):
+        request_id = begin(executor)
+        executor.shutdown()
+    responses = executor.await_responses(request_id, 0.0)
+    assert responses[-1].get_result().finish_reasons == [FinishReason.CANCELLED]
+    assert not executor._trtllm._thread.is_alive()
+
+
+def test_a_start_that_fails_says_why_in_one_line(executor_class: Any) -> None:
+    with knobs(start_error="CUDA out of memory"), pytest.raises(StartError, match="CUDA out of memory; set option"):
+        start(executor_class)
+
+
+def test_several_sequences_of_a_request_end_each_by_themselves(executor: Any, line: str) -> None:
+    config = SamplingConfig(temperature=3, num_return_sequences=3)
+    results = [one.get_result() for one in answers(executor, sampling_config=config)]
+    assert sorted(one.sequence_index for one in results) == [0, 1, 2]
+    assert [one.is_final for one in results] == [False, False, True]
+    if line == "main":
+        assert len({tuple(one.output_token_ids[0]) for one in results}) > 1, "each has its own seed"
+
+
+def test_prompts_of_one_salt_share_what_was_computed(executor: Any) -> None:
+    prompt = tuple(20 + position % 200 for position in range(300))
+    first, again, other = (
+        answers(executor, input_token_ids=prompt, cache_salt=salt)[0].get_result() for salt in ("a", "a", "b")
+    )
+    assert first.num_cached_tokens == other.num_cached_tokens == 0 < again.num_cached_tokens < len(prompt)
+    output = OutputConfig(num_prompt_log_probs=0)
+    whole = answers(executor, input_token_ids=prompt, cache_salt="a", output_config=output)[0].get_result()
+    assert whole.num_cached_tokens == 0 and len(whole.prompt_log_probs or ()) == len(prompt)
+
+
+def test_statistics_of_the_cache_come_where_they_are_asked_for(executor_class: Any) -> None:
+    with fresh(executor_class, enable_iter_perf_stats="true") as executor:
+        begin(executor)
+        until(lambda: executor._trtllm.load().kv_cache.max_num_blocks > 0)
+        with knobs(missing_stats=("kvCacheStats",)):
+            assert len(tokens(executor)) == 8
+
+
+def test_statistics_with_missing_parts_are_read_as_far_as_they_go(line: str) -> None:
+    statistics = import_module("handlers.lmi_trtllm.statistics").Statistics()
+    assert not statistics.has_news()
+    statistics.take({"iter": 1, "kvCacheStats": {"maxNumBlocks": 9, "usedNumBlocks": 2}})
+    assert (statistics.kv_cache.max_num_blocks, statistics.kv_cache.used_num_blocks) == (9, 2)
+    statistics.take({"kvCacheStats": None})
+    assert statistics.has_news() and not statistics.has_news()
+    assert statistics.kv_cache.max_num_blocks == 9
+
+
+def test_the_end_of_a_process_that_computes_is_noticed(line: str) -> None:
+    workers = import_module("handlers.lmi_trtllm.workers")
+    code = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen([*code, "mpi4py.futures.server"]) as worker, subprocess.Popen(code) as other:
+        try:
+            watched = workers.Workers()
+            assert watched.num == 1 and watched.are_alive
+            other.kill()
+            other.wait()
+            assert watched.are_alive, "a process of another kind may end"
+            watched.kill()
+            until(lambda: not watched.are_alive)
+            watched.close()
+        finally:
+            worker.kill()
+            other.kill()
+
+
+def test_rows_of_logits_are_whole_where_an_output_brings_several_steps(executor_class: Any) -> None:
+    output = OutputConfig(return_generation_logits=True)
+    options = {"stream_interval": "3", "gather_generation_logits": "true"}
+    with fresh(executor_class, **options) as executor:
+        [response] = answers(executor, output_config=output)
+        logits = response.get_result().generation_logits
+        assert logits is not None and logits.shape == (1, 8, executor.info.vocab_size)
+        assert len(tokens(executor)) == 8
+
+
+def test_a_request_of_a_wrong_type_is_refused(executor: Any) -> None:
+    with pytest.raises(InvalidRequest, match="wrong type"):
+        executor.enqueue_request(Request(input_token_ids=(1, 2.5), max_tokens=1))  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""Structures for TensorRT-LLM: which backend has which kind, and the check that each passes before it is submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.base.sequence import new_sequences
+from lmi.errors import InvalidRequest, Unsupported
+from lmi.executor import GuidedDecodingParams, GuideType, Request, SamplingConfig
+from lmi.settings.config import EngineConfig
+from tests.handlers.trtllm.double import loaded
+from tests.tiny_models import END_ID, VOCAB_SIZE, tiny_model
+
+FIELD = "guided_decoding_params"
+NAME = GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type": "object", "properties": {"name": {"type": "string"}}}')
+GOOD = [
+    GuidedDecodingParams(GuideType.JSON),
+    NAME,
+    GuidedDecodingParams(GuideType.REGEX, "[a-c]{2,4}"),
+    GuidedDecodingParams(GuideType.EBNF_GRAMMAR, 'root ::= "yes" | "no"'),
+]
+BAD = [
+    GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type": 4}'),
+    GuidedDecodingParams(GuideType.JSON_SCHEMA, "{"),
+    GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"not": {"type": "string"}}'),
+    GuidedDecodingParams(GuideType.REGEX, "(a"),
+    GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= other"),
+]
+SLOW = GuidedDecodingParams(GuideType.REGEX, "((a{0,100}){0,100}){0,100}")
+
+
+@pytest.fixture(scope="module", params=["1.2", "main"])
+def guides(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The module, over one line of the package."""
+    with loaded(request.param):
+        from handlers.lmi_trtllm import guides
+
+        yield guides
+
+
+@pytest.fixture(scope="module")
+def compiling() -> Iterator[Any]:
+    """The module that checks structures, which is the same over both lines."""
+    with loaded("main"):
+        from handlers.lmi_trtllm import guides
+
+        yield guides
+
+
+@pytest.fixture(scope="module")
+def checked(compiling: Any) -> Iterator[Any]:
+    checked = compiling.Guides(str(tiny_model("llama")), VOCAB_SIZE)
+    yield checked
+    checked.close()
+
+
+def options(**given: str) -> EngineConfig:
+    return EngineConfig(options=given)
+
+
+def test_each_backend_has_its_kinds_and_a_grammar_of_llguidance_is_another_language(guides: Any) -> None:
+    model = str(tiny_model("llama"))
+    assert guides.kinds(options(), model) == (tuple(GuideType), "")
+    assert guides.kinds(options(guided_decoding_backend="xgrammar"), model) == (tuple(GuideType), "")
+    assert guides.kinds(options(guided_decoding_backend="llguidance"), model) == (
+        (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
+        "",
+    )
+
+
+def test_with_another_backend_without_a_tokenizer_or_its_file_there_are_no_guides_and_a_reason(
+    guides: Any, tmp_path: Path
+) -> None:
+    model = str(tiny_model("llama"))
+    skipped = options(guided_decoding_backend="xgrammar", skip_tokenizer_init="true")
+    assert guides.kinds(options(guided_decoding_backend="outlines"), model) == (
+        (),
+        "option.guided_decoding_backend=outlines is neither xgrammar nor llguidance",
+    )
+    assert guides.kinds(skipped, model) == ((), guides.NO_TEXTS)
+    assert guides.kinds(options(guided_decoding_backend="xgrammar"), str(tmp_path)) == (
+        (),
+        "the model's folder has no tokenizer.json",
+    )
+
+
+def test_each_kind_has_its_own_field_and_json_is_one_object(guides: Any) -> None:
+    fields = [(one.json, one.regex, one.grammar, one.json_object) for one in map(guides.guided, GOOD)]
+    assert fields == [
+        ('{"type": "object"}', None, None, False),
+        (NAME.guide, None, None, False),
+        (None, "[a-c]{2,4}", None, False),
+        (None, None, 'root ::= "yes" | "no"', False),
+    ]
+    assert guides.guided(None) is None
+
+
+@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"sampling_config": SamplingConfig(min_tokens=2)}], ids=str)
+def test_what_goes_on_behind_the_end_of_a_structure_is_refused(guides: Any, fields: dict[str, Any]) -> None:
+    [name] = {"ignore_eos", "min_tokens"} & {*fields, *(["min_tokens"] if "sampling_config" in fields else [])}
+    guides.check(Request((1,), 8, **fields))
+    guides.check(Request((1,), 8, guided_decoding_params=NAME))
+    with pytest.raises(Unsupported, match=f"^{name} is not supported here: TensorRT-LLM"):
+        guides.check(Request((1,), 8, guided_decoding_params=NAME, **fields))
+
+
+def test_the_tokenizers_end_token_ends_a_sequence_with_a_structure(checked: Any) -> None:
+    [sequence] = new_sequences(1, Request((1,), 8, end_ids=(9,), guided_decoding_params=NAME), 100)
+    checked.follow(sequence)
+    assert sequence.end_ids == {9, END_ID}
+
+
+def test_good_structures_pass_and_bad_ones_name_the_field(checked: Any) -> None:
+    async def check() -> list[BaseException | None]:
+        return await asyncio.gather(*map(checked.check, [*GOOD, *BAD]), return_exceptions=True)
+
+    outcomes = asyncio.run(check())
+    assert outcomes[: len(GOOD)] == [None] * len(GOOD)
+    assert [(type(one), one.field) for one in outcomes[len(GOOD) :]] == [(InvalidRequest, FIELD)] * len(BAD)  # type: ignore[union-attr]
+    assert all("must be a structure that xgrammar can follow: " in str(one) for one in outcomes[len(GOOD) :])
+
+
+def test_a_structure_is_compiled_once_whether_it_is_good_or_bad(checked: Any) -> None:
+    async def check(params: GuidedDecodingParams) -> str:
+        try:
+            await checked.check(params)
+        except InvalidRequest as error:
+            return str(error)
+        return ""
+
+    async def several(params: GuidedDecodingParams) -> set[str]:
+        return set(await asyncio.gather(*(check(params) for _ in range(5))))
+
+    for params in (GuidedDecodingParams(GuideType.REGEX, "x{3}"), GuidedDecodingParams(GuideType.REGEX, "x{3}(")):
+        before = checked.num_compiled
+        [said] = asyncio.run(several(params))
+        assert asyncio.run(check(params)) == said
+        assert checked.num_compiled == before + 1
+
+
+def test_the_loop_goes_on_while_a_structure_is_compiled_and_a_waiter_may_leave(checked: Any) -> None:
+    async def leave_then_wait() -> int:
+        first, second = asyncio.ensure_future(checked.check(SLOW)), asyncio.ensure_future(checked.check(SLOW))
+        num_turns = 0
+        while not second.done():
+            await asyncio.sleep(0.001)
+            first.cancel()
+            num_turns += 1
+        await second
+        assert first.cancelled()
+        return num_turns
+
+    assert asyncio.run(leave_then_wait()) > 5
+
+
+def test_only_the_last_outcomes_are_kept(compiling: Any, checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MAX_KEPT", 2)
+    before = checked.num_compiled
+
+    async def check(*patterns: str) -> None:
+        for pattern in patterns:
+            await checked.check(GuidedDecodingParams(GuideType.REGEX, pattern))
+
+    asyncio.run(check("a", "b", "a", "c", "a", "b"))
+    assert checked.num_compiled == before + 4
+
+
+def test_many_characters_of_structures_push_the_oldest_out(
+    compiling: Any, checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "MAX_KEPT_CHARS", 200)
+    before = checked.num_compiled
+    long = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["x" * 150]}))
+    other = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["y" * 150]}))
+
+    async def check() -> None:
+        for params in (long, long, other, long):
+            await checked.check(params)
+
+    asyncio.run(check())
+    assert checked.num_compiled == before + 3

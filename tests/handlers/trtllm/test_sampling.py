@@ -1,0 +1,142 @@
+"""The form that each field of a request has in TensorRT-LLM's parameters, in both lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from handlers.base.sequence import new_sequences
+from lmi.errors import Unsupported
+from lmi.executor import OutputConfig, Request, SamplingConfig
+from tests.handlers.trtllm import facts
+from tests.handlers.trtllm.double import loaded
+
+VOCAB_SIZE = 320
+SAMPLED = {"temperature": 1.0}  # of a request that samples: TensorRT-LLM is greedy without one
+
+
+@pytest.fixture(scope="module", params=["1.2", "main"])
+def line(request: pytest.FixtureRequest) -> Iterator[str]:
+    with loaded(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def sampling(line: str) -> Any:
+    return import_module("handlers.lmi_trtllm.sampling")
+
+
+@pytest.fixture
+def sampler(line: str, sampling: Any) -> Any:
+    return sampling.Sampler(import_module("handlers.lmi_trtllm.profile").installed(), VOCAB_SIZE)
+
+
+def translated(sampling: Any, sampler: Any, **asked: Any) -> dict[str, Any]:
+    """The parameters of a request that differ from the defaults of SamplingParams."""
+    [sequence] = new_sequences(1, Request(**{"input_token_ids": (1, 2), "max_tokens": 8, **asked}), 512)
+    params = sampling.sampling_params(sequence, sampler)
+    known = facts.load(sampler.profile.name).signature("tensorrt_llm.SamplingParams").parameters
+    defaults = type(params)()
+    return {name: value for name in known if (value := getattr(params, name)) != getattr(defaults, name)}
+
+
+ALWAYS = {"end_id": -1, "pad_id": 0, "max_tokens": 8, "include_stop_str_in_output": True, "detokenize": False}
+ALWAYS |= {"add_special_tokens": False}
+MAPPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"sampling_config": SamplingConfig(temperature=0)}, {"top_k": 1}),
+    ({"sampling_config": SamplingConfig(top_k=1, top_p=0.5)}, {"top_k": 1}),
+    ({"max_tokens": 3, "sampling_config": SamplingConfig(top_k=1)}, {"top_k": 1, "max_tokens": 3}),
+    ({}, SAMPLED),
+    ({"sampling_config": SamplingConfig(temperature=2)}, {"temperature": 2.0}),
+    ({"sampling_config": SamplingConfig(temperature=1e-9)}, {"temperature": 1e-3}),
+    ({"sampling_config": SamplingConfig(top_k=7)}, SAMPLED | {"top_k": 7}),
+    ({"sampling_config": SamplingConfig(top_k=9999)}, SAMPLED | {"top_k": VOCAB_SIZE}),
+    ({"sampling_config": SamplingConfig(top_p=1)}, SAMPLED | {"top_p": 1.0}),
+    ({"sampling_config": SamplingConfig(min_tokens=3)}, SAMPLED | {"min_tokens": 3}),
+    ({"sampling_config": SamplingConfig(min_tokens=30)}, SAMPLED | {"min_tokens": 8}),
+    ({"end_id": 3}, SAMPLED | {"end_id": 3}),
+    ({"end_ids": (5, 4)}, SAMPLED | {"end_id": 4, "stop_token_ids": [5]}),
+    ({"end_id": 6, "end_ids": (5,)}, SAMPLED | {"end_id": 6, "stop_token_ids": [5]}),
+    ({"stop_words": ((6,), (7, 8))}, SAMPLED | {"stop_token_ids": [6]}),
+    ({"end_id": 3, "ignore_eos": True, "stop_words": ((6,),)}, SAMPLED | {"stop_token_ids": [6]}),
+    (
+        {"end_id": 3, "stop_words": ((6,),), "sampling_config": SamplingConfig(min_tokens=2)},
+        SAMPLED | {"end_id": 3, "min_tokens": 2},
+    ),
+    ({"output_config": OutputConfig(num_top_log_probs=4)}, SAMPLED | {"logprobs": 4}),
+    (
+        {"sampling_config": SamplingConfig(4, num_return_sequences=2)},
+        {"use_beam_search": True, "best_of": 4, "n": 2, "length_penalty": 1.0, "early_stopping": 0},
+    ),
+    (
+        {"sampling_config": SamplingConfig(2, length_penalty=2, early_stopping=1, temperature=0.5)},
+        {"use_beam_search": True, "best_of": 2, "n": 2, "length_penalty": 2.0, "early_stopping": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "expected"), MAPPED, ids=lambda one: ",".join(one))
+def test_a_request_becomes_these_parameters_and_no_others(
+    sampling: Any, sampler: Any, asked: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    params = translated(sampling, sampler, **asked)
+    params.pop("seed", None)
+    assert params == ALWAYS | expected
+    assert {name: type(value) for name, value in params.items()} == {
+        name: type(value) for name, value in (ALWAYS | expected).items()
+    }
+
+
+def test_log_probs_of_the_chosen_tokens_are_asked_for_as_each_line_wants_it(
+    sampling: Any, sampler: Any, line: str
+) -> None:
+    params = translated(sampling, sampler, output_config=OutputConfig(True, num_prompt_log_probs=0))
+    if line == "1.2":
+        assert (params["logprobs"], params["return_context_logits"]) == (1, True), "0 means none, and rows lack tokens"
+        assert "prompt_logprobs" not in params
+    else:
+        assert (params["logprobs"], params["prompt_logprobs"]) == (0, 0)
+
+
+def test_a_seed_is_folded_and_a_sequence_without_one_gets_a_fresh_one(sampling: Any, sampler: Any, line: str) -> None:
+    config = SamplingConfig(seed=2**64 - 1)
+    seeds = [translated(sampling, sampler, sampling_config=one).get("seed") for one in (config, SamplingConfig())]
+    if line == "1.2":
+        assert seeds == [None, None], "its Torch sampler ignores them"
+    else:
+        assert seeds[0] == 2**63 - 1 and seeds[1] is not None
+        assert translated(sampling, sampler)["seed"] != seeds[1]
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_penalty_that_the_sampler_ignores_is_refused(sampling: Any, sampler: Any, line: str, name: str) -> None:
+    request = Request(input_token_ids=(1,), max_tokens=1, sampling_config=SamplingConfig(**{name: 1.5}))
+    neutral = SamplingConfig(repetition_penalty=1, presence_penalty=0, frequency_penalty=0)
+    sampling.refuse_rules(Request(input_token_ids=(1,), max_tokens=1, sampling_config=neutral), sampler)
+    if line == "1.2":
+        with pytest.raises(Unsupported, match=f"{name} .*Torch sampler .* option.sampler_type=TRTLLMSampler reads it"):
+            sampling.refuse_rules(request, sampler)
+    else:
+        sampling.refuse_rules(request, sampler)
+        assert translated(sampling, sampler, sampling_config=request.sampling_config)[name] == 1.5
+
+
+def test_the_cpp_sampler_of_the_older_line_takes_every_rule(sampling: Any, sampler: Any, line: str) -> None:
+    if not sampler.profile.has_cpp_sampler:
+        assert line == "main"
+        return
+    cpp = sampling.Sampler(sampler.profile, VOCAB_SIZE, is_cpp=True)
+    config = SamplingConfig(seed=5, min_p=0.25, presence_penalty=1, no_repeat_ngram_size=2)
+    sampling.refuse_rules(Request(input_token_ids=(1,), max_tokens=1, sampling_config=config), cpp)
+    params = translated(sampling, cpp, sampling_config=config)
+    rules = {"seed": 5, "min_p": 0.25, "presence_penalty": 1.0, "no_repeat_ngram_size": 2}
+    assert {name: params[name] for name in rules} == rules
+
+
+def test_no_two_sequences_share_their_parameters(sampling: Any, sampler: Any) -> None:
+    [sequence] = new_sequences(1, Request(input_token_ids=(1, 2), max_tokens=8), 512)
+    first, second = (sampling.sampling_params(sequence, sampler) for _ in range(2))
+    assert first is not second, "a submit changes them"
