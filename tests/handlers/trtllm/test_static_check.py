@@ -1,0 +1,211 @@
+"""The static check finds each kind of mistake, admits what is meant, and finds none in the adapter."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.handlers.trtllm.adapter_source import Source
+from tests.handlers.trtllm.static_check import check
+
+PROFILE = """
+class Profile:
+    name: str
+    takes_priority: bool
+"""
+
+
+def faults(text: str, **others: str) -> list[str]:
+    return [str(fault) for fault in check(Source.of({"profile": PROFILE, "adapter": text, **others}))]
+
+
+def test_the_adapter_has_no_fault() -> None:
+    assert [str(fault) for fault in check(Source.read())] == []
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("from tensorrt_llm import RequestOutput", "from tensorrt_llm import RequestOutput: not in 1.2 and main"),
+        ("from tensorrt_llm.llmapi import BuildConfig", "from tensorrt_llm.llmapi import BuildConfig: not in main"),
+        ("import tensorrt_llm.engine", "import tensorrt_llm.engine: not in 1.2 and main"),
+        ("from tensorrt_llm._utils import mpi_rank", "from tensorrt_llm._utils import mpi_rank: _utils is private"),
+        ("from tensorrt_llm.bindings.executor import Executor",
+         "from tensorrt_llm.bindings.executor import Executor: not in 1.2 and main"),
+    ],
+)  # fmt: skip
+def test_an_import_must_be_published_in_both_profiles(text: str, what: str) -> None:
+    assert faults(text) == [f"adapter.py:1: {what}"]
+
+
+def test_an_import_of_one_profile_is_right_where_a_field_of_the_profile_decides() -> None:
+    text = "def f(profile):\n    if profile.takes_priority:\n        from tensorrt_llm.llmapi import {name}\n"
+    assert faults(text.format(name="SchedulingParams")) == []
+    assert faults(text.format(name="Missing"))
+
+
+GENERATE = """
+from tensorrt_llm import LLM, SamplingParams
+
+def f(llm: LLM, params: SamplingParams, profile, more):
+    return llm.generate_async({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        ("[1], params, None", "LLM.generate_async: 3 positional arguments, at most 2 are safe"),
+        ("inputs=[1], stream=True", "LLM.generate_async has no argument stream in 1.2 and main"),
+        ("inputs=[1], priority=1.0", "LLM.generate_async has no argument priority in 1.2"),
+        ("sampling_params=params", "generate_async: missing a required argument: 'inputs' in 1.2 and main"),
+        ("[1], inputs=[2]", "generate_async: multiple values for argument 'inputs' in 1.2 and main"),
+        ("inputs={'prompt_ids': [1]}", "inputs has no key prompt_ids"),
+        ("inputs=[1], _postproc_params=None", "LLM.generate_async: the argument _postproc_params is private"),
+        ("inputs=[1], **{'streamin': True}", "LLM.generate_async has no argument streamin in 1.2 and main"),
+        ("inputs=[1], streaming=True, **{'streaming': True}",
+         "LLM.generate_async: streaming is given a second time at adapter.py:5"),
+    ],
+)  # fmt: skip
+def test_a_call_must_fit_the_published_signature(arguments: str, what: str) -> None:
+    assert f"adapter.py:5: {what}" in faults(GENERATE.format(arguments=arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "[1], params",
+        "inputs={'prompt_token_ids': [1]}, sampling_params=params, streaming=True, **more",
+        "inputs=[1], **({'priority': 1.0} if profile.takes_priority else {})",
+    ],
+)
+def test_a_call_that_fits_is_no_fault(arguments: str) -> None:
+    assert faults(GENERATE.format(arguments=arguments)) == []
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("from tensorrt_llm import SamplingParams as P\nP(16)",
+         "SamplingParams: too many positional arguments in 1.2 and main"),
+        ("from tensorrt_llm import SamplingParams as P\nP(max_new_tokens=16)",
+         "SamplingParams has no argument max_new_tokens in 1.2 and main"),
+        ("from tensorrt_llm import LLM\nLLM('m', max_sequences=4)",
+         "LLM has no argument max_sequences in 1.2 and main"),
+        ("from tensorrt_llm import LLM\nLLM('m', enable_tqdm=True)", "LLM has no argument enable_tqdm in main"),
+        ("from tensorrt_llm.llmapi import KvCacheConfig\nKvCacheConfig(onboard_blocks=True)",
+         "KvCacheConfig has no argument onboard_blocks in main"),
+        ("from tensorrt_llm.llmapi import KvCacheRetentionConfig as K\nK.TokenRangeRetentionConfig(token_start=0)",
+         "TokenRangeRetentionConfig: missing a required argument: 'token_end' in 1.2 and main"),
+    ],
+)  # fmt: skip
+def test_an_object_must_be_made_as_published(text: str, what: str) -> None:
+    assert f"adapter.py:2: {what}" in faults(text)
+
+
+@pytest.mark.parametrize(
+    "expression, what",
+    [
+        ("output.output", "RequestOutput has no output in 1.2 and main"),
+        ("output.error", "RequestOutput has no error in 1.2"),
+        ("output.mm_embedding_handle", "RequestOutput has no mm_embedding_handle in main"),
+        ("output._done", "RequestOutput._done is private"),
+        ("output.outputs[0].tokens", "CompletionOutput has no tokens in 1.2 and main"),
+        ("[one.ids for one in output.outputs]", "CompletionOutput has no ids in 1.2 and main"),
+        ("output.outputs[0].logprobs[0][7].value", "Logprob has no value in 1.2 and main"),
+        ("[v.value for _, v in output.outputs[0].logprobs[0].items()]", "Logprob has no value in 1.2 and main"),
+        ("output.sampling_params.max_new_tokens", "SamplingParams has no max_new_tokens in 1.2 and main"),
+        ("getattr(output, 'errors', None)", "RequestOutput has no errors in 1.2 and main"),
+        ("output.abort(True)", "abort: too many positional arguments in 1.2 and main"),
+        ("FinishReason.STOP", "FinishReason has no STOP in 1.2 and main"),
+        ("TorchLlmArgs.fields", "TorchLlmArgs has no fields in 1.2 and main"),
+    ],
+)
+def test_an_attribute_must_be_published(expression: str, what: str) -> None:
+    text = (
+        "from tensorrt_llm.llmapi import RequestOutput, TorchLlmArgs\n"
+        "from tensorrt_llm.bindings.executor import FinishReason\n"
+        f"async def f(given: RequestOutput | None):\n    async for output in given:\n        {expression}\n"
+    )
+    assert faults(text) == [f"adapter.py:5: {what}"]
+
+
+def test_an_attribute_that_one_profile_lacks_may_be_asked_for_with_a_default() -> None:
+    text = "from tensorrt_llm.llmapi import RequestOutput\ndef f(output: RequestOutput):\n    {}\n"
+    assert faults(text.format("return getattr(output, 'error', None)")) == []
+    assert faults(text.format("return getattr(output, 'error')"))
+
+
+def test_types_are_followed_through_fields_and_results_of_the_adapter() -> None:
+    text = (
+        "from tensorrt_llm import LLM\n"
+        "class Engine:\n"
+        "    def __init__(self, arguments):\n"
+        "        self._llm = LLM(**arguments)\n"
+        "    def submit(self, ids):\n"
+        "        output = self._llm.generate_async(inputs=ids)\n"
+        "        return first(output).text_delta\n"
+        "def first(output) -> 'CompletionOutput':\n"
+        "    return output.outputs[0]\n"
+        "from tensorrt_llm.llmapi import CompletionOutput\n"
+    )
+    assert faults(text) == ["adapter.py:7: CompletionOutput has no text_delta in 1.2 and main"]
+
+
+SPLAT = """
+from tensorrt_llm import SamplingParams
+from handlers.lmi_trtllm import rules
+
+def params(config):
+    chosen = {"top_k": 1}
+    chosen["top_p"] = 0.5
+    return SamplingParams(end_id=1, **chosen, **rules.of(config))
+"""
+
+
+def test_the_keys_of_a_splatted_result_are_followed_into_another_module() -> None:
+    rules = "def of(config):\n    names = ('min_p', {})\n    return {{name: getattr(config, name) for name in names}}\n"
+    assert faults(SPLAT, rules=rules.format("'seed'")) == []
+    assert faults(SPLAT, rules=rules.format("'random_seed'")) == [
+        "rules.py:3: SamplingParams has no argument random_seed in 1.2 and main"
+    ]
+    assert faults(SPLAT, rules=rules.format("'end_id'")) == [
+        "rules.py:3: SamplingParams: end_id is given a second time at adapter.py:8"
+    ]
+
+
+CARRIED = """
+from tensorrt_llm import LLM
+
+class Work:
+    ids: list
+    more: dict
+
+def submit(llm: LLM, work: Work):
+    return llm.generate_async(inputs=work.ids, **work.more)
+
+def work(profile, request):
+    more = {}
+    {guard}more["priority"] = request.priority
+    return Work([1], more)
+"""
+
+
+def test_the_keys_that_an_object_of_the_adapter_carries_are_checked_where_they_are_given() -> None:
+    assert faults(CARRIED.replace("{guard}", "")) == [
+        "adapter.py:13: LLM.generate_async has no argument priority in 1.2"
+    ]
+    assert faults(CARRIED.replace("{guard}", "if profile.takes_priority: ")) == []
+    assert faults(CARRIED.replace("{guard}", "if not profile.takes_priority: return Work([1], {})\n    ")) == []
+
+
+def test_the_arguments_that_options_become_are_arguments_of_the_llm() -> None:
+    text = "LACKING = {{'kv_cache_config.onboard_blocks': 'gone'}}\nOPTIONS = {{'a': Translated('{}')}}\n"
+    assert faults(text.format("max_batch_size")) == []
+    assert faults(text.format("kv_cache_config.onboard_blocks")) == []
+    assert faults(text.format("option.max_model_len")) == []
+    assert faults(text.format("max_batch")) == ["adapter.py:2: LLM has no argument max_batch in 1.2 and main"]
+    assert faults(text.format("kv_cache_config.blocks")) == [
+        "adapter.py:2: LLM has no argument kv_cache_config.blocks in 1.2 and main"
+    ]
+    made = "def llm_arguments(config):\n    return {'model': config.model, 'max_sequences': 4}\n"
+    assert faults(made) == ["adapter.py:2: LLM has no argument max_sequences in 1.2 and main"]
