@@ -18,12 +18,15 @@ import pytest
 from lmi.apis import LMI
 from lmi.engine.client import Engines
 from lmi.errors import GenerationFailed, LmiError
-from lmi.executor import EngineInfo, Executor, Request, Response
+from lmi.executor import EngineInfo, Executor, Request, Response, SamplingConfig
 from lmi.pipeline import Pipeline
 from lmi.settings.config import ModelConfig
+from lmi.settings.handler import announced
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Delta
 from tests.conformance.conftest import EXECUTORS
+from tests.schemas.test_sampling_defaults import CASES as OF_THE_PAGE
+from tests.schemas.test_sampling_defaults import GREEDY
 from tests.tiny_models import tiny_model
 
 # vLLM meets a newer xgrammar.
@@ -31,7 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens:DeprecationW
 
 TIMEOUT_S = 60.0
 NUM_TOKENS = 8
-MODEL = ModelConfig(path="tiny", name="tiny")
 
 # The names of LMI's page, in its order.
 EVERY_ENGINE = """
@@ -64,6 +66,7 @@ class Verdict(enum.Enum):
 
 
 ENGINE, TEXT, IGNORED, REFUSED = Verdict
+UNREAD_BY_1_2 = {"seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"}
 
 
 @dataclass(frozen=True)
@@ -74,21 +77,31 @@ class Row:
     value: object
     lmi_dist: Verdict
     vllm: Verdict
+    trtllm: Verdict
     echo: Verdict
     beside: dict[str, object] = field(default_factory=dict)
 
     def verdict(self, engine: str) -> Verdict:
-        return {"lmi-dist": self.lmi_dist, "vllm": self.vllm, "echo": self.echo}[engine]
+        """The verdict of an engine. TensorRT-LLM has two: its 1.2 line refuses what its sampler would not read."""
+        if engine == "trtllm-1.2" and self.trtllm is ENGINE and not UNREAD_BY_1_2.isdisjoint((self.name, *self.beside)):
+            return REFUSED
+        columns = {"lmi-dist": self.lmi_dist, "vllm": self.vllm, "trtllm": self.trtllm, "echo": self.echo}
+        return next(verdict for name, verdict in columns.items() if engine.startswith(name))
 
     def __str__(self) -> str:
         return "-".join((self.name, *self.beside))
 
 
 def everywhere(name: str, value: object, verdict: Verdict, **beside: object) -> Row:
-    return Row(name, value, verdict, verdict, verdict, beside)
+    return Row(name, value, verdict, verdict, verdict, verdict, beside)
 
 
-SAMPLED = {"do_sample": True, "seed": 7}
+def without_do_sample(name: str, value: object) -> Row:
+    """TensorRT-LLM's list has no do_sample: its top_k and top_p decide whether an answer is sampled."""
+    return Row(name, value, IGNORED, IGNORED, ENGINE, IGNORED)
+
+
+SAMPLED = {"do_sample": True}
 DETAILS = {"details": True}
 REGEX, GRAMMAR = "[a-z]{4}", 'root ::= "yes" | "no"'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
@@ -99,17 +112,17 @@ ROWS = [
     everywhere("temperature", 0.5, ENGINE, **SAMPLED),
     everywhere("temperature", 0.5, IGNORED),
     everywhere("repetition_penalty", 1.3, ENGINE),
-    everywhere("top_k", 5, ENGINE, **SAMPLED),
-    everywhere("top_k", 5, IGNORED),
+    everywhere("top_k", 7, ENGINE, **SAMPLED),
+    without_do_sample("top_k", 7),
     everywhere("top_p", 0.5, ENGINE, **SAMPLED),
-    everywhere("top_p", 0.5, IGNORED),
+    without_do_sample("top_p", 0.5),
     everywhere("max_new_tokens", 3, ENGINE),
     everywhere("details", True, TEXT),
     everywhere("return_full_text", True, TEXT),
     everywhere("stop_sequences", ["x"], ENGINE),  # an engine that must be stopped streams
     everywhere("decoder_input_details", True, ENGINE, **DETAILS),
     everywhere("decoder_input_details", True, IGNORED),
-    Row("typical_p", 0.5, ENGINE, REFUSED, ENGINE, SAMPLED),
+    Row("typical_p", 0.5, ENGINE, REFUSED, REFUSED, ENGINE, SAMPLED),
     everywhere("typical_p", 0.5, IGNORED),
     everywhere("truncate", 2, ENGINE),
     everywhere("ignore_eos_token", True, ENGINE),
@@ -119,18 +132,18 @@ ROWS = [
     everywhere("frequency_penalty", 0.5, ENGINE),
     everywhere("n", 2, ENGINE, **SAMPLED),
     everywhere("best_of", 2, ENGINE, **SAMPLED),
-    Row("num_beams", 2, ENGINE, ENGINE, REFUSED),
-    Row("num_beams", 2, ENGINE, ENGINE, REFUSED, {"n": 2, "best_of": 2}),
-    Row("repetition_penalty", 1.3, ENGINE, REFUSED, REFUSED, {"num_beams": 2}),
-    Row("bad_sequences", ["x"], ENGINE, REFUSED, REFUSED, {"num_beams": 2}),
+    Row("num_beams", 2, ENGINE, ENGINE, REFUSED, REFUSED),
+    Row("num_beams", 2, ENGINE, ENGINE, REFUSED, REFUSED, {"n": 2, "best_of": 2}),
+    Row("repetition_penalty", 1.3, ENGINE, REFUSED, REFUSED, REFUSED, {"num_beams": 2}),
+    Row("bad_sequences", ["x"], ENGINE, REFUSED, REFUSED, REFUSED, {"num_beams": 2}),
     everywhere("guided_regex", REGEX, REFUSED, num_beams=2),
-    Row("do_sample", True, IGNORED, IGNORED, REFUSED, {"num_beams": 2}),
-    Row("length_penalty", 0.5, ENGINE, ENGINE, REFUSED, {"num_beams": 2}),
+    Row("do_sample", True, IGNORED, IGNORED, REFUSED, REFUSED, {"num_beams": 2}),
+    Row("length_penalty", 0.5, ENGINE, ENGINE, REFUSED, REFUSED, {"num_beams": 2}),
     everywhere("length_penalty", 0.5, IGNORED),
-    Row("early_stopping", True, ENGINE, ENGINE, REFUSED, {"num_beams": 2}),
+    Row("early_stopping", True, ENGINE, ENGINE, REFUSED, REFUSED, {"num_beams": 2}),
     everywhere("early_stopping", True, IGNORED),
     everywhere("stop_token_ids", [5], ENGINE),
-    Row("stop_token_ids", list(range(5, 60)), ENGINE, REFUSED, REFUSED, {"num_beams": 2}),
+    Row("stop_token_ids", list(range(5, 60)), ENGINE, REFUSED, REFUSED, REFUSED, {"num_beams": 2}),
     everywhere("include_stop_str_in_output", True, TEXT, stop_sequences=["x"]),
     everywhere("logprobs", 2, ENGINE, **DETAILS),
     everywhere("logprobs", 2, IGNORED),
@@ -139,20 +152,22 @@ ROWS = [
     everywhere("skip_special_tokens", False, TEXT),
     everywhere("spaces_between_special_tokens", False, TEXT),
     everywhere("min_length", 5, ENGINE),
-    Row("bad_sequences", ["x"], ENGINE, ENGINE, REFUSED),
+    Row("bad_sequences", ["x"], ENGINE, ENGINE, ENGINE, REFUSED),
     everywhere("stop", ["x"], ENGINE),
     everywhere("stop", True, IGNORED),
-    Row("guided_json", SCHEMA, ENGINE, ENGINE, REFUSED),
-    Row("guided_regex", REGEX, ENGINE, ENGINE, REFUSED),
-    Row("guided_choice", ["yes", "no"], ENGINE, ENGINE, REFUSED),
-    Row("guided_grammar", GRAMMAR, ENGINE, ENGINE, REFUSED),
-    Row("response_format", {"type": "json_object"}, ENGINE, ENGINE, REFUSED),
-    Row("no_repeat_ngram_size", 2, ENGINE, REFUSED, REFUSED),
-    Row("logits_post_processor_name", "nobody", REFUSED, REFUSED, REFUSED),
+    Row("guided_json", SCHEMA, ENGINE, ENGINE, ENGINE, REFUSED),
+    Row("guided_regex", REGEX, ENGINE, ENGINE, ENGINE, REFUSED),
+    Row("guided_choice", ["yes", "no"], ENGINE, ENGINE, ENGINE, REFUSED),
+    Row("guided_grammar", GRAMMAR, ENGINE, ENGINE, ENGINE, REFUSED),
+    Row("response_format", {"type": "json_object"}, ENGINE, ENGINE, ENGINE, REFUSED),
+    Row("no_repeat_ngram_size", 2, ENGINE, REFUSED, ENGINE, REFUSED),
+    Row("logits_post_processor_name", "nobody", REFUSED, REFUSED, REFUSED, REFUSED),
 ]
 ENGINES = [
     pytest.param("lmi-dist"),
     pytest.param("vllm", marks=pytest.mark.vllm),
+    pytest.param("trtllm-1.2"),
+    pytest.param("trtllm-main"),
     pytest.param("echo"),
 ]
 
@@ -210,9 +225,11 @@ class Answer:
 
 
 class Door:
-    """The LMI API in front of one engine."""
+    """The LMI API in front of one engine, whose record may have defaults."""
 
     def __init__(self, executor: Executor) -> None:
+        defaults = announced()[executor.info.name].sampling_defaults
+        self._model = ModelConfig(path="tiny", name="tiny", sampling_defaults=defaults)
         self._engine = OneEngine(executor)
         tokenizer = Tokenizer.load(str(tiny_model("llama_wide")))
         self._pipeline = Pipeline(tokenizer, cast(Engines, self._engine))
@@ -220,7 +237,7 @@ class Door:
     def ask(self, given: dict[str, object]) -> Answer:
         parameters = {"max_new_tokens": NUM_TOKENS} | given
         body = json.dumps({"inputs": "The quick brown", "parameters": parameters}).encode()
-        message = LMI.read(body, None, MODEL)
+        message = LMI.read(body, None, self._model)
         format, records = message.format, list[bytes]()
         try:
             parsed = LMI.parse(message)
@@ -262,6 +279,22 @@ def test_a_value_that_means_something_is_applied_tolerated_or_refused(engine: tu
 
 def _begins_with_one_of(message: str, names: tuple[str, ...]) -> bool:
     return any(message.startswith(f"parameters.{name} ") for name in names)
+
+
+USUAL = [
+    ({}, GREEDY),
+    ({"do_sample": True}, SamplingConfig()),
+    ({"do_sample": True, "top_k": 7, "temperature": 0.8}, SamplingConfig(top_k=7, temperature=0.8)),
+    ({"do_sample": True, "top_k": 7, "top_p": 0}, GREEDY),
+    ({"top_k": 7, "top_p": 0.5}, GREEDY),
+]
+
+
+def test_the_defaults_that_reach_an_engine_are_those_of_its_list(engine: tuple[str, Door]) -> None:
+    name, door = engine
+    for parameters, wanted in OF_THE_PAGE if name.startswith("trtllm") else USUAL:
+        answer = door.ask(parameters)
+        assert answer.asked is not None and answer.asked.sampling_config == wanted, parameters
 
 
 def test_nulls_are_as_if_left_out(engine: tuple[str, Door]) -> None:

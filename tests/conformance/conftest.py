@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import pytest
 from lmi.executor import Capabilities, Executor
 from lmi.settings.config import EngineConfig
 from tests.conformance.table import has, named
+from tests.handlers.trtllm.double import double
+from tests.handlers.trtllm.facts import PROFILES
 from tests.handlers.vllm.small_adapters import write_adapter as write_small_adapter
 from tests.system.engines.foreign_engine import MAX_ADAPTERS
 from tests.system.engines.foreign_engine import Executor as ForeignExecutor
@@ -125,6 +129,38 @@ def vllm_config(**options: str) -> EngineConfig:
     )
 
 
+@contextmanager
+def trtllm(profile: str) -> Iterator[Executor]:
+    """TensorRT-LLM's adapter over the double of a profile. An engine that takes beams would take nothing else."""
+    with double(profile) as executor_class:
+        config = trtllm_config(
+            additional_outputs=("hidden_states:context",),
+            logits_post_processors="processors.py",
+            options={"disable_overlap_scheduler": "true"},  # for bad words of several tokens
+        )
+        with executor_class(with_processors(tiny_model("llama_wide")), config) as executor:
+            yield executor
+
+
+@contextmanager
+def trtllm_with_adapters(model: Path, profile: str) -> Iterator[Executor]:
+    options = {"enable_lora": "true", "max_loras": str(MAX_ADAPTERS), "max_lora_rank": "8"}
+    with double(profile) as executor_class:
+        with executor_class(tiny_model("llama_wide"), trtllm_config(options=options)) as executor:
+            executor.load_adapter("formal", str(write_small_adapter(model / "formal", seed=1)))
+            yield executor
+
+
+def trtllm_config(**settings: Any) -> EngineConfig:
+    return EngineConfig(
+        handler="trtllm",
+        max_num_sequences=MAX_NUM_SEQUENCES,
+        max_sequence_length=512,
+        max_kv_cache_tokens=8192,
+        **ASKED | {"max_beam_width": 1} | settings,
+    )
+
+
 @dataclass(frozen=True)
 class Adaptable:
     """An engine with the adapter `formal`; `write` makes another one in a new folder."""
@@ -133,10 +169,19 @@ class Adaptable:
     write: Callable[[Path], Path]
 
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {"echo": echo, "lmi-dist": lmi_dist, "foreign": foreign}
-ADAPTABLE: dict[str, tuple[Callable[[Path], Executor], Callable[[Path], Path]]] = {
+Opened = AbstractContextManager[Executor]
+EXECUTORS: dict[str, Callable[[], Opened]] = {"echo": echo, "lmi-dist": lmi_dist, "foreign": foreign}
+EXECUTORS |= {f"trtllm-{profile}": partial(trtllm, profile) for profile in PROFILES}
+ADAPTABLE: dict[str, tuple[Callable[[Path], Opened], Callable[[Path], Path]]] = {
     "foreign": (foreign_with_adapters, lambda folder: write_foreign_adapter(folder, shift=2)),
     "lmi-dist": (lmi_dist_with_adapters, lambda folder: write_small_adapter(folder, seed=2)),
+}
+ADAPTABLE |= {
+    f"trtllm-{profile}": (
+        partial(trtllm_with_adapters, profile=profile),
+        lambda folder: write_small_adapter(folder, seed=2),
+    )
+    for profile in PROFILES
 }
 if importlib.util.find_spec("vllm") is not None:
     ADAPTABLE |= {
@@ -179,7 +224,13 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 @pytest.fixture(params=ADAPTABLE, scope="session")
-def adaptable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adaptable]:
+def shared_adaptable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adaptable]:
     load, write = ADAPTABLE[request.param]
     with load(tmp_path_factory.mktemp("adaptable")) as executor:
         yield Adaptable(executor, write)
+
+
+@pytest.fixture
+def adaptable(shared_adaptable: Adaptable, request: pytest.FixtureRequest) -> Adaptable:
+    able(shared_adaptable.executor.capabilities, request)
+    return shared_adaptable

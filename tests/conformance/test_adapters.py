@@ -71,6 +71,7 @@ def test_an_adapter_that_is_not_preloaded_is_checked_and_gets_its_weights_with_i
     assert tokens(executor, "formal") != tokens(executor, None)
 
 
+@needs("adapter_pins")
 def test_a_loaded_adapter_can_be_pinned(adaptable: Adaptable, tmp_path: Path) -> None:
     executor, paths = adaptable.executor, [str(adaptable.write(tmp_path / name)) for name in ("first", "second")]
     for name, path in zip(("first", "second"), paths, strict=True):
@@ -99,6 +100,7 @@ def test_an_adapter_that_cannot_be_loaded_says_why(adaptable: Adaptable, tmp_pat
     assert executor.info.adapters == ("formal",)
 
 
+@needs("adapter_pins")
 def test_pinned_adapters_leave_a_place_for_those_that_are_not(adaptable: Adaptable, tmp_path: Path) -> None:
     executor, first, second = adaptable.executor, adaptable.write(tmp_path / "a"), adaptable.write(tmp_path / "b")
     executor.load_adapter("pinned", str(first), pinned=True)

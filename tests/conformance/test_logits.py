@@ -28,6 +28,7 @@ def test_the_batched_processor_serves_all_requests_that_name_it(executor: Execut
 
 
 @needs("logits_post_processors")
+@needs("log_probs_before_processors")
 def test_log_probs_are_the_models_own_and_not_the_processors(executor: Executor) -> None:
     output = OutputConfig(return_log_probs=True)
     result = run(executor, logits_post_processor_name="only_seven", output_config=output)
