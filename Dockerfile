@@ -1,9 +1,9 @@
 # The image of lmi. The targets are cpu (the default, with the embedded engine), vllm and trtllm; `scripts/build-image`
 # builds them.
 #
-# BASE_IMAGE is the base of the image: for cpu any Debian or Ubuntu with Python 3.11 or newer, for vllm and trtllm
-# preferably one with CUDA. A base that already has vllm or tensorrt_llm keeps it. For trtllm such a base is the sure
-# way, since the public package is a stub that fetches the real one from the vendor during the installation.
+# BASE_IMAGE is the base of the image: for cpu any Debian or Ubuntu with Python 3.11 or newer, for vllm preferably one
+# with CUDA, or with vllm, which it keeps. For trtllm it must have TensorRT-LLM, as the vendor's release container has,
+# on which `scripts/build-image --target trtllm` builds.
 # TORCH_INDEX_URL names a package index only for torch (CPU or CUDA builds). Without it torch comes from the same index
 # as the rest.
 #
@@ -91,21 +91,44 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=
 FROM gpu AS vllm
 COPY --from=build-vllm /opt/lmi /opt/lmi
 
-FROM build-gpu AS build-trtllm
+# TensorRT-LLM is the base's, as are the torch, the Open MPI and the Python that it was built for. Nothing installs it
+# here: its public package is a stub that fetches the real one from the vendor. The base's PIP_CONSTRAINT is for the
+# base's own packages.
+FROM runtime AS build-trtllm
+ENV PYTHONDONTWRITEBYTECODE=
+RUN python3 -c "from importlib.metadata import version as v; assert tuple(map(int, v('tensorrt_llm').split('.')[:2])) >= (1, 2)" 2>/dev/null \
+    || { echo "lmi: the base has no TensorRT-LLM 1.2 or newer; give one that has: --build-arg BASE_IMAGE=nvcr.io/nvidia/tensorrt-llm/release:1.2.1" >&2; exit 1; }
 # hadolint ignore=DL3008
-RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ libopenmpi-dev \
-    && rm -rf /var/lib/apt/lists/*
+RUN python3 -c "import ensurepip" 2>/dev/null \
+    || { apt-get update \
+        && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-venv \
+        && rm -rf /var/lib/apt/lists/*; }
+RUN python3 -m venv --system-site-packages /opt/lmi
+COPY scripts/locks/base.txt scripts/locks/aws.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
-    /opt/lmi/bin/pip install "/src[aws,trtllm]"
+    env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
+        -r /src/locks/base.txt -r /src/locks/aws.txt
+COPY pyproject.toml README.md LICENSE /src/
+COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
+COPY handlers /src/handlers
+COPY lmi /src/lmi
+RUN env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index /src
+# The engine's process takes what the base and lmi both have from the base (handlers/lmi_trtllm/base_packages.py).
+RUN PYTHONPATH="$(/opt/lmi/bin/python -P -m handlers.lmi_trtllm.base_packages)" \
+    /opt/lmi/bin/python -P -c "import lmi.engine.worker, importlib.util as u; assert u.find_spec('tensorrt_llm')"
 
-FROM gpu AS trtllm
+# Several nodes start their ranks over ssh; a host key would be the same in every container. The vendor's containers set
+# the paths of libraries, and the CUDA that fits the driver, in a file that only shells read.
+FROM runtime AS trtllm
 # hadolint ignore=DL3008
-RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openmpi-bin \
-    && rm -rf /var/lib/apt/lists/*
+RUN { command -v ssh && command -v sshd; } >/dev/null \
+    || { apt-get update \
+        && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openssh-client openssh-server \
+        && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*; }
 COPY --from=build-trtllm /opt/lmi /opt/lmi
+ENTRYPOINT ["bash", "-c", "exec lmi \"$@\"", "lmi"]
+CMD ["serve"]
 
 # There are two layers: what lmi needs is large and changes seldom, lmi itself is small.
 FROM runtime AS cpu

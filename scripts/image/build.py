@@ -8,11 +8,12 @@ served on the loopback while the build runs. On a host without any of these the 
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("cpu", "vllm", "trtllm")
+BASES = {"trtllm": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"}  # of the others: as the Dockerfile says
 MARK = "lmi-build-secret"  # a comment in each secret, by which a check finds one in the image
 CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 SYSTEM_CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
@@ -57,45 +59,85 @@ class Docker:
 
 def build(docker: Docker, tag: str, target: str, base: str | None = None) -> int:
     """Build the image and print Docker's output as it comes. Returns Docker's exit code."""
-    labels = {"version": _version(), "revision": _revision()}
-    arguments = {"BASE_IMAGE": base} if base else {}
-    arguments |= {name: os.environ[name] for name in PROXY_VARIABLES if name in os.environ}
-    if index := os.environ.get("LMI_TORCH_INDEX_URL"):
-        arguments["TORCH_INDEX_URL"] = index
     with build_secrets() as (secrets, has_loopback):
-        words = ["build", "--tag", tag, "--target", target]
-        words += [f"--secret=id={name},src={path}" for name, path in secrets.items()]
-        words += [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
-        words += [f"--build-arg={name}={value}" for name, value in arguments.items()]
-        if has_loopback or docker.is_own:
-            words.append("--network=host")
+        sources = [f"id={name},src={path}" for name, path in secrets.items()]
+        words = _words(tag, target, base, sources, has_loopback or docker.is_own)
         environ = os.environ | {"DOCKER_BUILDKIT": "1"}
-        return docker.run(*words, str(ROOT), capture_output=False, env=environ).returncode
+        if _names_torch_index(target):
+            environ["TORCH_INDEX_URL"] = os.environ["LMI_TORCH_INDEX_URL"]
+        return docker.run(*words, capture_output=False, env=environ).returncode
+
+
+def shown(tag: str, target: str, base: str | None = None) -> str:
+    """The command of `build`, for a shell. Secrets, and whatever may hold a password, are only names in it."""
+    settings = pip_settings()
+    names = secret_names(settings)
+    words = _words(tag, target, base, [f"id={name},src={name}" for name in names], _has_loopback(settings))
+    index = 'TORCH_INDEX_URL="$LMI_TORCH_INDEX_URL" ' if _names_torch_index(target) else ""
+    command = f"DOCKER_BUILDKIT=1 {index}{shlex.join(['docker', *words])}"
+    origin = "# The secrets are files that scripts/build-image writes from the settings of this host's pip."
+    return f"{origin}\n{command}" if names else command
+
+
+def _words(tag: str, target: str, base: str | None, secrets: Iterable[str], is_host_network: bool) -> list[str]:
+    """The words after `docker`. An argument without a value has that of the variable of its name."""
+    base = base or BASES.get(target)
+    arguments = [f"BASE_IMAGE={base}"] if base else []
+    arguments += [name for name in PROXY_VARIABLES if name in os.environ]
+    arguments += ["TORCH_INDEX_URL"] if _names_torch_index(target) else []
+    labels = {"version": _version(), "revision": _revision()}
+    words = ["build", "--tag", tag, "--target", target]
+    words += [f"--secret={secret}" for secret in secrets]
+    words += [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
+    words += [f"--build-arg={argument}" for argument in arguments]
+    words += ["--network=host"] if is_host_network else []
+    return [*words, str(ROOT)]
+
+
+def _names_torch_index(target: str) -> bool:
+    return target == "cpu" and bool(os.environ.get("LMI_TORCH_INDEX_URL"))
 
 
 @contextmanager
 def build_secrets() -> Iterator[tuple[dict[str, Path], bool]]:
     """Yield the file of each secret by name, and whether one of them names the loopback of this machine."""
     settings = pip_settings()
+    names = secret_names(settings)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lmi-secrets-")))
-        lines = [f"{key} = {settings[key]}" for key in KEPT if key in settings]
-        has_loopback = False
-        for key in LISTS:
-            places = settings.get(key, "").split()
-            urls = [stack.enter_context(_served(place)) if _local(place) else place for place in places]
-            has_loopback |= any(map(_local, places))
-            if urls:
-                lines.append(f"{key} = {' '.join(filter(None, urls))}")
-        secrets = {}
+        secrets = {name: folder / name for name in names}
         if bundle := ca_bundle(settings):
-            secrets["ca_bundle"] = folder / "ca_bundle"
             secrets["ca_bundle"].write_text(f"# {MARK}\n{bundle.read_text()}")
-            lines.append("cert = /run/secrets/ca_bundle")
-        if lines:
-            secrets["pip_conf"] = folder / "pip_conf"
-            secrets["pip_conf"].write_text("\n".join([f"# {MARK}", "[global]", *lines, ""]))
-        yield secrets, has_loopback
+        if "pip_conf" in secrets:
+            lines = [f"# {MARK}", "[global]", *_pip_lines(settings, stack), ""]
+            secrets["pip_conf"].write_text("\n".join(lines))
+        yield secrets, _has_loopback(settings)
+
+
+def secret_names(settings: dict[str, str]) -> list[str]:
+    """The secrets that a build gets from these settings of pip."""
+    has_bundle = ca_bundle(settings) is not None
+    has_settings = any(key in settings for key in KEPT) or any(_places(settings, key) for key in LISTS)
+    return ["ca_bundle", "pip_conf"] if has_bundle else ["pip_conf"] if has_settings else []
+
+
+def _pip_lines(settings: dict[str, str], stack: ExitStack) -> list[str]:
+    """The settings for the build, with its folders served until the stack closes."""
+    lines = [f"{key} = {settings[key]}" for key in KEPT if key in settings]
+    for key in LISTS:
+        urls = [stack.enter_context(_served(place)) if _local(place) else place for place in _places(settings, key)]
+        lines += [f"{key} = {' '.join(urls)}"] if urls else []
+    return lines + ["cert = /run/secrets/ca_bundle"] if ca_bundle(settings) else lines
+
+
+def _has_loopback(settings: dict[str, str]) -> bool:
+    return any(_local(place) for key in LISTS for place in _places(settings, key))
+
+
+def _places(settings: dict[str, str], key: str) -> list[str]:
+    """The places of a list of packages, without the folders that do not exist."""
+    places = settings.get(key, "").split()
+    return [place for place in places if (folder := _local(place)) is None or folder.is_dir()]
 
 
 def pip_settings() -> dict[str, str]:
@@ -124,12 +166,10 @@ def _local(place: str) -> Path | None:
 
 
 @contextmanager
-def _served(place: str) -> Iterator[str | None]:
-    """Serve a folder and yield its URL, or None if it does not exist. An index (file:…) may link to its siblings."""
+def _served(place: str) -> Iterator[str]:
+    """Serve a folder and yield its URL. An index (file:…) may link to its siblings."""
     folder = _local(place)
-    if folder is None or not folder.is_dir():
-        yield None
-        return
+    assert folder is not None
     root, rest = (folder.parent, folder.name) if place.startswith("file:") else (folder, "")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(root))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -150,5 +190,7 @@ def _version() -> str:
 
 
 def _revision() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
