@@ -114,8 +114,9 @@ def check_curl(words: list[str]) -> None:
 DOCKER_RUN = {
     **dict.fromkeys(("--rm", "--read-only"), 0),
     **dict.fromkeys(("-p", "-v", "-e", "--gpus", "--shm-size", "--user", "--tmpfs", "--cap-drop"), 1),
-    **dict.fromkeys(("--security-opt", "--network"), 1),
+    **dict.fromkeys(("--security-opt", "--network", "--ipc", "--ulimit", "-w", "--entrypoint"), 1),
 }
+READ = {"/opt/ml/model", "/run/lmi-key", "/checkout"}  # the model, an ssh key, this repository
 WRITTEN = {"/tmp/huggingface", "/tmp/cache"}  # HF_HOME and XDG_CACHE_HOME of the image
 
 
@@ -125,11 +126,13 @@ def check_docker(words: list[str]) -> None:
     elif words[0] == "run":
         image, *command = rest_of(words[1:], DOCKER_RUN)
         check_image(image)
-        if command:
+        if "--entrypoint" in words:
+            assert command[0] == "-c" and (ROOT / command[1]).is_file()
+        elif command:
             check_lmi(command)
         for place in (words[i + 1] for i, word in enumerate(words) if word == "-v"):
             folder, _, mode = place.partition(":")[2].partition(":")
-            assert (folder, mode) == ("/opt/ml/model", "ro") or (folder in WRITTEN and not mode), place
+            assert (folder in READ and mode == "ro") or (folder in WRITTEN and not mode), place
     else:
         assert words == ["stop", "-t", "30"]
 
@@ -203,12 +206,25 @@ def check_sagemaker(words: list[str]) -> None:
 
 
 def check_build_image(words: list[str]) -> None:
-    flags = {"--target": 1, "--tag": 1, "--base": 1}
+    flags = {"--target": 1, "--tag": 1, "--base": 1, "--dry-run": 0}
     assert rest_of(words, flags) == []
     script = (ROOT / "scripts" / "build-image").read_text()
     assert all(f'"{word}"' in script for word in words if word.startswith("--"))
     if "--target" in words:
         check_image(f"lmi:{words[words.index('--target') + 1]}")
+
+
+def check_install(words: list[str]) -> None:
+    known = re.search(r"there are ([\w -]+)", (ROOT / "scripts" / "install").read_text())
+    assert known is not None and set(words) <= set(known[1].split())
+
+
+def check_alone(words: list[str]) -> None:
+    assert not words
+
+
+def check_ssh_keygen(words: list[str]) -> None:
+    assert words[:4] == ["-t", "ed25519", "-N", ""] and words[4] == "-f"
 
 
 def check_pip(words: list[str]) -> None:
@@ -232,6 +248,9 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "kubectl": check_kubectl,
     "scripts/sagemaker": check_sagemaker,
     "scripts/build-image": check_build_image,
+    "scripts/install": check_install,
+    "scripts/try-trtllm": check_alone,
+    "ssh-keygen": check_ssh_keygen,
     "pip": check_pip,
     "export": check_export,
     "echo": check_written,
