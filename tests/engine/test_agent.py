@@ -33,8 +33,9 @@ def stop(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGUSR2, lambda *_: print("stacks", flush=True))
+OF_MPI = any(name.startswith(("MPI", "OMPI_", "PMI")) for name in os.environ)
 os.write(int(os.environ["LMI_LOG_FD"]), b"a line of the log\\n")
-print("cwd", os.getcwd(), "ranks", os.environ["tllm_mpi_size"], "MPI" in str(sorted(os.environ)), flush=True)
+print("cwd", os.getcwd(), "ranks", os.environ["tllm_mpi_size"], OF_MPI, flush=True)
 if len(sys.argv) > 1:
     sys.exit(int(sys.argv[1]))
 while True:

@@ -774,8 +774,14 @@ def test_its_log_is_the_log_of_the_product(plain: Both) -> None:
     aws, _ = plain
     got = aws.invoke()
     got["Body"].read()
-    wait_until(lambda: aws.says("POST /endpoints/any/invocations 200"), "the log has the request")
-    [line] = [line for line in aws.log_lines() if line.get("request_id") == got["ResponseMetadata"]["RequestId"]]
+    request_id = got["ResponseMetadata"]["RequestId"]
+
+    def lines() -> list[dict[str, Any]]:
+        return [line for line in aws.log_lines() if line.get("request_id") == request_id]
+
+    wait_until(lambda: bool(lines()), "the log has the request")
+    [line] = lines()
+    assert line["message"] == "POST /endpoints/any/invocations 200"
     assert line["role"] == "gateway" and line["status"] == 200 and line["duration_ms"] > 0
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", line["request_id"])
 

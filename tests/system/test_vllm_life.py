@@ -68,12 +68,12 @@ def segments(pids: Iterable[int]) -> set[str]:
     return found
 
 
-def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float) -> None:
-    """While 32 streams run, one process gets a signal. Every client's stream ends in time, and the server recovers."""
+def hurt(server: Server, victim: str, signum: signal.Signals, within_s: float, num_streams: int = NUM_STREAMS) -> None:
+    """While streams run, one process gets a signal. Every client's stream ends in time, and the server recovers."""
     for measurement in measurements():
         before = family(server)
         shared = segments(pids_of(before))
-        with streaming(server, NUM_STREAMS) as streams, measurement.within(within_s):
+        with streaming(server, num_streams) as streams, measurement.within(within_s):
             os.kill(before[victim][0], signum)
             wait_until(lambda: server.ping() == 503, "/ping reports it")
             ends = [end_of(stream) for stream in streams]

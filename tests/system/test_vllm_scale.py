@@ -33,6 +33,7 @@ from tests.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
+NUM_STREAMS = 8  # two ranks share two cores, so a stream begins slowly
 CORE, RANK = "VLLM::EngineCor", "VLLM::Worker_TP"  # the kernel keeps 15 characters of a name
 
 
@@ -85,19 +86,19 @@ def test_a_refused_grammar_leaves_no_raw_line_in_the_log(apart: Server) -> None:
 
 
 def test_streams_end_when_the_parent_of_core_and_ranks_is_killed(apart: Server) -> None:
-    hurt(apart, ENGINE, signal.SIGKILL, within_s=2)
+    hurt(apart, ENGINE, signal.SIGKILL, within_s=2, num_streams=NUM_STREAMS)
 
 
 def test_streams_end_when_the_core_is_killed(apart: Server) -> None:
-    hurt(apart, CORE, signal.SIGKILL, within_s=2)
+    hurt(apart, CORE, signal.SIGKILL, within_s=2, num_streams=NUM_STREAMS)
 
 
 def test_streams_end_when_a_rank_is_killed(apart: Server) -> None:
-    hurt(apart, RANK, signal.SIGKILL, within_s=5)
+    hurt(apart, RANK, signal.SIGKILL, within_s=5, num_streams=NUM_STREAMS)
 
 
 def test_streams_end_when_the_core_stands_still(apart: Server) -> None:
-    hurt(apart, CORE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3)
+    hurt(apart, CORE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3, num_streams=NUM_STREAMS)
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(apart: Server) -> None:
