@@ -88,15 +88,20 @@ def _ability(can: Capabilities, name: str) -> str:
 
 def tables(engines: Mapping[str, Capabilities]) -> str:
     """Both tables, with a column for each engine."""
-    heads = [f"`{name}`" for name in engines]
+    heads = [head(name) for name in engines]
     columns = [abilities(can) for can in engines.values()]
     can = [[f"`{name}`", *(column[name] for column in columns)] for name in columns[0]]
     does = [[one.title, *(one.cell(each) for each in engines.values())] for one in behaviours()]
     return "\n".join([*_table(["capability", *heads], can), "", *_table(["behaviour", *heads], does)])
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+def head(engine: str) -> str:
+    """Of an engine's column. It says where no real library is behind the adapter."""
+    return f"`{engine}`, double" if engine.startswith("trtllm") else f"`{engine}`"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
 
 
 def written() -> str:

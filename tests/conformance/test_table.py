@@ -10,7 +10,7 @@ import pytest
 
 from lmi.executor import Capabilities, Executor
 from tests.conformance.conftest import ADAPTABLE
-from tests.conformance.table import ENGINES, abilities, behaviours, has, needs, tables, written
+from tests.conformance.table import ENGINES, abilities, behaviours, has, head, needs, tables, written
 
 HOW = "scripts/conformance-table writes it anew"
 
@@ -60,5 +60,5 @@ def _first_column(text: str) -> list[str]:
 
 def _column(text: str, engine: str) -> list[tuple[str, str]]:
     rows = _rows(text)
-    at = rows[0].index(f"`{engine}`")
+    at = rows[0].index(head(engine))
     return [(row[0], row[at]) for row in rows]
