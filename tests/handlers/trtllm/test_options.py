@@ -256,6 +256,12 @@ def test_a_configuration_says_what_was_proven_and_what_was_not(folder: Path, pro
         assert published.version in about.CHECKED
 
 
+def test_the_readme_says_it_too() -> None:
+    old, new = facts.PROFILES
+    said = f"Checked against published signatures of the {old} line and of {new}, never run on the wheel"
+    assert said in (ROOT / "README.md").read_text()
+
+
 def test_lmi_config_shows_what_options_set_and_warns_of_what_nobody_has_run(
     folder: Path, profile: str, site: Path
 ) -> None:
