@@ -20,7 +20,9 @@ from tensorrt_llm.llmapi import LoRARequest
 from tensorrt_llm.lora_helper import LoraConfig
 
 from handlers.base.adapters import LoadedAdapter
+from handlers.lmi_trtllm import beams
 from lmi.errors import Unsupported, shorten
+from lmi.executor import SamplingConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NO_PIN = "TensorRT-LLM pins no adapter; those that were used last stay, as many as option.max_loras says"
@@ -67,9 +69,10 @@ def lora_request(adapter: LoadedAdapter) -> LoRARequest:
     return LoRARequest(lora_name=adapter.name, lora_int_id=adapter.number, lora_path=adapter.path)
 
 
-async def read(llm: LLM, adapter: LoadedAdapter) -> None:
-    """Make the engine read the weights of an adapter. Raises the engine's error if it cannot."""
-    params = SamplingParams(max_tokens=1, end_id=-1, pad_id=0, detokenize=False)
+async def read(llm: LLM, adapter: LoadedAdapter, beam_width: int) -> None:
+    """Make the engine, which runs at one beam width, read the weights of an adapter. Raises its error if it cannot."""
+    search = beams.choice(SamplingConfig(beam_width)) if beam_width > 1 else {}
+    params = SamplingParams(max_tokens=1, end_id=-1, pad_id=0, detokenize=False, **search)
     await llm.generate_async(
         inputs={"prompt_token_ids": [0]}, sampling_params=params, lora_request=lora_request(adapter)
     )

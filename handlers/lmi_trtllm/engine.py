@@ -102,7 +102,8 @@ class Engine:
         adapters.check_adapter(adapter, self.arguments.get("lora_config"))
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        asyncio.run_coroutine_threadsafe(adapters.read(self._llm, adapter), self._loop).result()
+        reading = adapters.read(self._llm, adapter, self.arguments.max_beam_width)
+        asyncio.run_coroutine_threadsafe(reading, self._loop).result()
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         """TensorRT-LLM drops an adapter by itself when newer ones need its place."""

@@ -24,6 +24,7 @@ from lmi.executor import (
     KvCacheRetentionConfig,
     LoraConfig,
     OutputConfig,
+    SamplingConfig,
     TokenRangeRetentionConfig,
 )
 from lmi.executor import Tensor as OurTensor
@@ -235,6 +236,14 @@ def test_adapters_are_loaded_named_mixed_and_unloaded(executor_class: Any, tmp_p
             executor.enqueue_request(requests[1])
         executor.load_adapter("first", str(second))
         assert tokens(executor, lora_config=LoraConfig("first")) == two
+
+
+def test_an_engine_that_only_searches_beams_loads_adapters_too(executor_class: Any, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "first", 1)
+    with start(executor_class, max_beam_width=2, enable_lora="true") as executor:
+        executor.load_adapter("first", str(folder))
+        beams = SamplingConfig(2)
+        assert len(tokens(executor, lora_config=LoraConfig("first"), sampling_config=beams)) == 8
 
 
 def test_an_adapter_that_cannot_be_used_is_refused_with_its_reason_and_harms_nobody(
