@@ -8,6 +8,7 @@ limits. The engine's event loop awaits that, and no other request waits. Sources
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from handlers.base.guide_compiler import GuideCompiler
 from handlers.base.guide_process import ANY_OBJECT
 from handlers.base.guide_vocabulary import read_config, why_no_guides
 from handlers.base.sequence import Sequence
-from lmi.errors import InvalidRequest, Unsupported
+from lmi.errors import GenerationFailed, InvalidRequest, LmiError, Unsupported, cause_line
 from lmi.executor import GuidedDecodingParams, GuideType, Request
 from lmi.settings.config import EngineConfig
 from lmi.settings.kinds import WORDS
@@ -33,6 +34,8 @@ NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init le
 MAX_COMPILATIONS = 4  # at a time
 MAX_KEPT = 256  # outcomes
 MAX_KEPT_CHARS = 32 << 20  # of their structures
+
+log = logging.getLogger("lmi.trtllm")
 
 
 def kinds(config: EngineConfig, model_path: str) -> tuple[tuple[GuideType, ...], str]:
@@ -93,7 +96,7 @@ class Guides:
     async def check(self, params: GuidedDecodingParams) -> None:
         """Raise InvalidRequest for a structure that is wrong or too large, GenerationFailed if that is not found out.
 
-        Call it on one event loop.
+        No other error leaves it: one would end the engine. Call it on one event loop.
         """
         future = self._outcomes.get(params)
         if future is None or _may_change(future):
@@ -102,7 +105,13 @@ class Guides:
             self._keep(params, future)
         else:
             self._outcomes.move_to_end(params)
-        await asyncio.shield(asyncio.wrap_future(future))
+        try:
+            await asyncio.shield(asyncio.wrap_future(future))
+        except LmiError:
+            raise
+        except Exception as error:
+            log.exception("a structure was not compiled")
+            raise GenerationFailed(f"the structure was not compiled: {cause_line(error)}") from error
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

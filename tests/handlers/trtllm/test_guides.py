@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from handlers.base.sequence import new_sequences
-from lmi.errors import InvalidRequest, Unsupported
+from lmi.errors import GenerationFailed, InvalidRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, Request, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm.double import loaded
@@ -157,6 +158,16 @@ def test_the_loop_goes_on_while_a_structure_is_compiled_and_a_waiter_may_leave(c
         return num_turns
 
     assert asyncio.run(leave_then_wait()) > 5
+
+
+def test_a_compiler_that_does_not_start_fails_only_the_request(compiling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = compiling.Guides(str(tiny_model("llama")), VOCAB_SIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(GenerationFailed, match="the structure was not compiled: .*/nowhere/python"):
+            asyncio.run(own.check(NAME))
+    asyncio.run(own.check(NAME))  # a second attempt may end otherwise
+    own.close()
 
 
 def test_only_the_last_outcomes_are_kept(compiling: Any, checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
