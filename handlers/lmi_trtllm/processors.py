@@ -29,7 +29,7 @@ from handlers.base.driven import name_of
 from handlers.base.outputs import SequenceOutput
 from handlers.base.post_processor_file import BATCHED, load, said
 from handlers.base.sequence import Sequence
-from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten
+from lmi.errors import BadConfiguration, GenerationFailed, Unsupported, shorten, writable
 from lmi.executor import LogitsPostProcessorConfig, Request
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
@@ -122,7 +122,7 @@ class PostProcessor:
 
     def _report(self, message: str) -> None:
         try:
-            self.report.send(Fault(self.sequence, message[:MAX_FAULT_CHARS]))
+            self.report.send(Fault(self.sequence, writable(message[:MAX_FAULT_CHARS])))
         except OSError as error:
             log.error("request %d is not told: %s", self.request_id, error)
 

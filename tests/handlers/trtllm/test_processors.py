@@ -167,6 +167,12 @@ def test_an_error_ends_its_sequence_and_drops_a_token_that_came_with_it(file: st
     assert faults.end([neighbour]) == ([neighbour], [])
 
 
+def test_an_error_whose_text_is_not_utf_8_is_told_as_far_as_it_is(file: str, faults: Faults) -> None:
+    Path(file).write_text(FILE.replace('KeyError("no such thing")', r'ValueError("no \udcff")'))
+    call(post_processor("fail", file, faults.report), [])
+    assert str(faults.take()["4.0"]) == "logits post-processor 'fail' failed: ValueError: no ?"
+
+
 def test_an_error_that_cannot_be_told_leaves_the_other_requests_alone(
     file: str, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
