@@ -132,11 +132,8 @@ class Launch:
     def _engine_code(self) -> int | None:
         """Return how the engine ended, or None if it runs or if the far end, with which it dies, was killed."""
         assert self._link is not None
-        try:
-            message = self._link.recv(16)
-        except BlockingIOError:
-            return None
-        self._is_lost = not message
+        message = received(self._link)
+        self._is_lost = message == b""
         return int(message) if message else None
 
     def _has_ended(self) -> bool:
@@ -144,6 +141,19 @@ class Launch:
             if pid == self._pid:
                 self._code = code
         return self._code is not None
+
+
+def received(link: socket.socket) -> bytes | None:
+    """Return the next message of the far end, b"" if it has closed the link, or None if nothing came.
+
+    After a signal that the far end did not read any more, the kernel reports an error first, and then its last message.
+    """
+    try:
+        return link.recv(16)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        return received(link)
 
 
 def run(slot: int, own: Sequence[str]) -> int:
@@ -184,9 +194,11 @@ def _command(runtime: Runtime, own: Sequence[str], path: Path, record: EngineRec
 
 
 def _run(launch: Launch, record: EngineRecord) -> int:
-    code = launch.wait()
-    record.phase = Phase.LOST  # at once: to end the rest takes a moment
-    launch.end()
+    try:
+        code = launch.wait()
+    finally:
+        record.phase = Phase.LOST  # at once: to end the rest takes a moment
+        launch.end()
     if code is None:
         record.reason = launch.describe()
         log.error("%s", record.reason)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi.engine.agent import received
 from lmi.runtime import ENVIRONMENT_NAME, Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import EngineRecord
@@ -148,6 +150,17 @@ def test_only_the_engine_gets_the_signals_and_it_ends_in_its_time(agent: Agent) 
     process.terminate()
     assert process.wait(60) == 0
     assert agent.output.read_text().count("drained") == 1
+
+
+def test_a_signal_that_came_too_late_does_not_hide_how_the_engine_ended() -> None:
+    ours, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, far:
+        ours.setblocking(False)
+        assert received(ours) is None
+        ours.send(bytes([signal.SIGTERM]))
+        far.send(b"7")
+        far.close()
+        assert [received(ours), received(ours)] == [b"7", b""]
 
 
 @pytest.mark.parametrize("part", ["/bin/sleep", "mpirun"])
