@@ -84,19 +84,28 @@ def worker_format(leader: str) -> str:
 def faults(config: EngineConfig) -> Mapping[str, str]:
     """Return each option that several nodes cannot run with, and the values that are allowed."""
     nodes, options = num_nodes(config), config.options
+    if not (options.get("nnodes") or "1").isdecimal():
+        return {"option.nnodes": "a whole number"}
     if nodes == 1:
         return {}
-    found = {}
+    found = _own_faults(options, nodes)
     if num_ranks(config) % nodes:
         found["option.tensor_parallel_degree"] = f"a number of ranks that {nodes} nodes divide evenly (option.nnodes)"
     if config.num_engines > 1:
         found["maxWorkers"] = "1 where the engine spans several nodes"
-    rank = options.get("node_rank", "0")
+    return found | _address_faults(options)
+
+
+def _own_faults(options: Mapping[str, str], nodes: int) -> dict[str, str]:
+    found = {}
+    rank, port = options.get("node_rank", "0"), options.get("master_port") or str(DEFAULT_PORT)
     if not rank.isdecimal() or int(rank) >= nodes:
         found["option.node_rank"] = f"0 to {nodes - 1}"
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        found["option.master_port"] = "1 to 65535"
     if not options.get("ssh_key"):
         found["option.ssh_key"] = "the path of a private key that every node has, with which mpirun reaches the nodes"
-    return found | _address_faults(options)
+    return found
 
 
 def _address_faults(options: Mapping[str, str]) -> dict[str, str]:

@@ -122,6 +122,8 @@ def test_the_addresses_of_further_nodes_follow_from_that_of_node_0(
     [
         (nodes(3), "option.tensor_parallel_degree", "a number of ranks that 3 nodes divide evenly"),
         (nodes(rank=2), "option.node_rank", "0 to 1"),
+        (nodes(master_port="ssh"), "option.master_port", "1 to 65535"),
+        (config(nnodes="two"), "option.nnodes", "a whole number"),
         (nodes(ssh_key=""), "option.ssh_key", "a private key that every node has"),
         (nodes(leader=""), "option.master_addr", "the address of node 0"),
         (nodes(leader="10.0.0.1"), "option.worker_addr_format", "as node 0 has no name"),
