@@ -67,18 +67,11 @@ class TrtllmExecutor(DrivenExecutor[Work]):
     ) -> None:
         folder, settings, options = settled(model, json_config_str, config)
         progress("configuration", 0.0)
-        self._profile = profile.installed()
-        arguments = llm_arguments(options, folder, self._profile)
-        self._file = processors.file_of(options, folder)
-        arguments |= processors.arguments(self._file, arguments)
-        arguments |= adapters.arguments(arguments)
-        self._guides = _guides(options, folder)
-        progress("weights", 0.0)
         try:
+            arguments = self._arguments(folder, options)
+            progress("weights", 0.0)
             self._trtllm = Engine(arguments, self._guides)
         except Exception as error:
-            if self._guides is not None:
-                self._guides.close()
             log.debug("TensorRT-LLM did not start", exc_info=error)
             raise explained(error, folder, options) from error
         try:
@@ -89,6 +82,15 @@ class TrtllmExecutor(DrivenExecutor[Work]):
             self._trtllm.close()
             raise explained(error, folder, options) from error
         self._start()
+
+    def _arguments(self, folder: str, options: EngineConfig) -> dict[str, Any]:
+        """Read what the model and the operator say. Returns the arguments of LLM."""
+        self._profile = profile.installed()
+        arguments = llm_arguments(options, folder, self._profile)
+        self._file = processors.file_of(options, folder)
+        self._guides = _guides(options, folder)
+        arguments |= processors.arguments(self._file, arguments)
+        return arguments | adapters.arguments(arguments)
 
     def _describe(self, folder: str, settings: ExecutorConfig, options: EngineConfig) -> None:
         """Read off the loaded engine what it can do."""

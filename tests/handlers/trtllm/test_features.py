@@ -210,6 +210,13 @@ def test_an_output_that_the_model_lacks_stops_the_start(executor_class: Any) -> 
         executor_class(tiny_model(FAMILY), config)
 
 
+def test_a_tokenizer_that_cannot_be_read_stops_the_start_with_one_line(executor_class: Any, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model(FAMILY), tmp_path / "model")
+    (model / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelUnusable, match="^[^\\n]*TensorRT-LLM cannot start: [^\\n]*$"):
+        executor_class(model, EngineConfig(handler="trtllm", max_beam_width=1))
+
+
 # The cache, times, adapters.
 
 
