@@ -10,10 +10,8 @@ line and of main.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import queue
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,6 +21,7 @@ from tensorrt_llm.llmapi import RequestError, RequestOutput
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
+from handlers.base.engine_loop import EngineLoop
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_trtllm import adapters
@@ -53,34 +52,25 @@ class Engine:
         self._guides = guides
         self._workers = Workers()
         self._error: Exception | None = None  # after which TensorRT-LLM cannot go on
-        self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        self._batch: list[SequenceOutput] = []
         self._open: set[str] = set()  # the ids of the sequences that it has
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._statistics = Statistics()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
-        self._thread.start()
+        self._loop = EngineLoop("trtllm")
         if self.arguments.get("enable_iter_perf_stats"):
-            asyncio.run_coroutine_threadsafe(self._statistics.read(self._llm), self._loop)
+            self._loop.begin("statistics", self._statistics.read(self._llm))
 
     # The executor's thread.
 
     def add(self, work: Work) -> None:
         self._open.add(work.id)
-        self._loop.call_soon_threadsafe(self._begin, work)
+        self._loop.begin(work.id, self._follow(work))
 
     def abort(self, ids: Iterable[str]) -> None:
         names = list(ids)
         self._open.difference_update(names)
-        self._loop.call_soon_threadsafe(self._cancel, names)
+        self._loop.cancel(names)
 
     def step(self) -> Sequence[SequenceOutput] | None:
-        batch: list[SequenceOutput] = []
-        with contextlib.suppress(queue.Empty):
-            batch += self._ready.get(timeout=WAIT_S)
-            while True:
-                batch += self._ready.get_nowait()
+        batch = self._loop.take(WAIT_S)
         if not self.is_alive:
             log.error("TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended")
             raise EngineStopped("TensorRT-LLM's engine died") from self._error
@@ -96,14 +86,13 @@ class Engine:
         return EngineLoad(num_running, kv_cache=self._statistics.kv_cache)
 
     def wake(self) -> None:
-        self._ready.put([])
+        self._loop.wake()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
         adapters.check_adapter(adapter, self.arguments.get("lora_config"))
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        reading = adapters.read(self._llm, adapter, self.arguments.max_beam_width)
-        asyncio.run_coroutine_threadsafe(reading, self._loop).result()
+        self._loop.run(adapters.read(self._llm, adapter, self.arguments.max_beam_width))
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
         """TensorRT-LLM drops an adapter by itself when newer ones need its place."""
@@ -116,17 +105,14 @@ class Engine:
         """Shut down, for at most a few seconds. What is left of a broken engine is killed."""
         is_whole = self.is_alive
         with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(CLOSE_WAIT_S)
+            self._loop.cancel_all(CLOSE_WAIT_S)
         shutdown = threading.Thread(target=self._shut_down, name="trtllm-end", daemon=True)
         shutdown.start()
         shutdown.join(CLOSE_WAIT_S if is_whole else 0.0)
         if shutdown.is_alive():
             self._workers.kill()
             shutdown.join(CLOSE_WAIT_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_WAIT_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._loop.close(CLOSE_WAIT_S)
         self._workers.close()
         self.faults.close()
         if self._guides is not None:
@@ -140,15 +126,11 @@ class Engine:
 
     # The event loop.
 
-    def _begin(self, work: Work) -> None:
-        task = self._tasks[work.id] = self._loop.create_task(self._follow(work))
-        task.add_done_callback(lambda _: self._tasks.pop(work.id, None))  # also if it was cancelled before it began
-
     async def _follow(self, work: Work) -> None:
         try:
             await self._run(work)
         except OF_ONE_REQUEST as error:
-            self._hand_over(SequenceOutput(work.id, [], end=error))
+            self._loop.put(SequenceOutput(work.id, [], end=error))
         except Exception as error:
             self._error = error
             self.wake()
@@ -180,25 +162,10 @@ class Engine:
         cursor, end = Cursor(work.id, work.sequence), None
         async for step in output:
             if (new := _new_of(cursor, step)) is not None:
-                self._hand_over(new)
+                self._loop.put(new)
                 end = new.end
         if end is None:
             raise OutputFault("the engine ended it without a reason")
-
-    def _hand_over(self, output: SequenceOutput) -> None:
-        """Batch the outputs of one turn of the event loop, so that those of a step stay together."""
-        if not self._batch:
-            self._loop.call_soon(self._flush)
-        self._batch.append(output)
-
-    def _flush(self) -> None:
-        batch, self._batch = self._batch, []
-        self._ready.put(batch)
-
-    def _cancel(self, ids: list[str]) -> None:
-        for one in ids:
-            if (task := self._tasks.get(one)) is not None:
-                task.cancel()
 
 
 def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
@@ -210,10 +177,3 @@ def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
     except Exception as error:
         log.exception("an output of TensorRT-LLM cannot be read")
         raise OutputFault(f"the engine's output cannot be read: {error}") from error
-
-
-async def _cancel_others() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,14 +5,11 @@ It serves models on several devices. Written against vLLM 0.30 to 0.33.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
-import queue
 import select
 import signal
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +22,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
+from handlers.base.engine_loop import EngineLoop
 from handlers.base.outputs import SequenceOutput
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_vllm import process_setup
@@ -48,12 +46,7 @@ class MultiProcess:
         pids = [pid for pid in process_setup.descendants() if linux.title(pid).startswith("VLLM")]
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._num_steps = 0  # of the core, as far as `step` has reported them
-        self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        self._batch: list[SequenceOutput] = []
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
-        self._thread.start()
+        self._loop = EngineLoop("vllm")
         self.config = self._llm.vllm_config
         self._heartbeat: NodeHeartbeat | None = None
         if arguments.nnodes > 1:  # not on Ray, whose own nodes watch each other
@@ -61,10 +54,7 @@ class MultiProcess:
             self._heartbeat = NodeHeartbeat(arguments.master_addr, port, arguments.node_rank, arguments.nnodes)
 
     def add(self, work: Work) -> None:
-        self._loop.call_soon_threadsafe(self._begin, work)
-
-    def _begin(self, work: Work) -> None:
-        self._tasks[work.id] = self._loop.create_task(self._follow(work))
+        self._loop.begin(work.id, self._follow(work))
 
     async def _follow(self, work: Work) -> None:
         try:
@@ -76,36 +66,15 @@ class MultiProcess:
                 priority=work.priority,
             )
             async for output in outputs:
-                self._hand_over(of_request(output))
+                self._loop.put(of_request(output))
         except Exception as error:
-            self._hand_over(SequenceOutput(work.id, [], end=error))
-        finally:
-            self._tasks.pop(work.id, None)
-
-    def _hand_over(self, output: SequenceOutput) -> None:
-        """Batch the outputs of one turn of the event loop, so that those of a step stay together."""
-        if not self._batch:
-            self._loop.call_soon(self._flush)
-        self._batch.append(output)
-
-    def _flush(self) -> None:
-        batch, self._batch = self._batch, []
-        self._ready.put(batch)
+            self._loop.put(SequenceOutput(work.id, [], end=error))
 
     def abort(self, ids: Iterable[str]) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, list(ids))
-
-    def _cancel(self, ids: list[str]) -> None:
-        for one in ids:
-            if (task := self._tasks.get(one)) is not None:
-                task.cancel()
+        self._loop.cancel(ids)
 
     def step(self) -> Sequence[SequenceOutput] | None:
-        batch: list[SequenceOutput] = []
-        with contextlib.suppress(queue.Empty):
-            batch += self._ready.get(timeout=WAIT_S)
-            while True:
-                batch += self._ready.get_nowait()
+        batch = self._loop.take(WAIT_S)
         if not self.is_alive or any(isinstance(output.end, EngineDeadError) for output in batch):
             log.error("vLLM's engine died; its own lines further up say why")
             raise EngineStopped("vLLM's engine died")
@@ -117,13 +86,13 @@ class MultiProcess:
         return replace(self._stats.load, kv_cache=kv_cache_stats(self.config, self._stats.used_share))
 
     def wake(self) -> None:
-        self._ready.put([])
+        self._loop.wake()
 
     def check_adapter(self, adapter: LoadedAdapter) -> None:
         check_adapter(adapter, self.config)
 
     def add_adapter(self, adapter: LoadedAdapter) -> None:
-        asyncio.run_coroutine_threadsafe(self._add_adapter(adapter), self._loop).result()
+        self._loop.run(self._add_adapter(adapter))
 
     async def _add_adapter(self, adapter: LoadedAdapter) -> None:
         await self._llm.add_lora(lora_request(adapter))
@@ -131,7 +100,7 @@ class MultiProcess:
             await self._llm.pin_lora(adapter.number)
 
     def remove_adapter(self, adapter: LoadedAdapter) -> None:
-        asyncio.run_coroutine_threadsafe(self._llm.remove_lora(adapter.number), self._loop).result()
+        self._loop.run(self._llm.remove_lora(adapter.number))
 
     @property
     def is_alive(self) -> bool:
@@ -145,21 +114,12 @@ class MultiProcess:
                     signal.pidfd_send_signal(process, signal.SIGKILL)
         if self._heartbeat is not None:
             self._heartbeat.close()
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()  # the core's end is not an error now
+        self._loop.cancel_all()  # the core's end is not an error now
         self._llm.shutdown()
         del self._llm  # at the end of the interpreter its finalizer would call names that are gone
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
         self._loop.close()
         for process in self._processes:
             os.close(process)
-
-
-async def _cancel_others() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Stats(StatLoggerBase):

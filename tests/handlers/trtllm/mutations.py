@@ -150,7 +150,7 @@ MUTATIONS = [
     Mutation(
         "a refusal that nobody hears of",
         "engine",
-        "except OF_ONE_REQUEST as error:\n            self._hand_over(SequenceOutput(work.id, [], end=error))",
+        "except OF_ONE_REQUEST as error:\n            self._loop.put(SequenceOutput(work.id, [], end=error))",
         'except OF_ONE_REQUEST as error:\n            log.error("%s", error)',
         "refused",
     ),

@@ -90,7 +90,7 @@ def test_a_deadline_ends_a_request(executor: Any) -> None:
 def test_a_request_that_our_rules_end_is_aborted_in_the_engine(executor: Any) -> None:
     ids = tokens(executor)
     assert tokens(executor, stop_words=((ids[1], ids[2]),), max_tokens=LONG) == ids[:3]
-    until(lambda: not executor._trtllm._tasks)
+    until(lambda: not executor._trtllm._loop._tasks)
 
 
 def test_a_guided_request_that_is_wrong_never_reaches_the_engine(executor: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_sequence_that_is_aborted_before_it_began_leaves_nothing_behind(execut
     until_idle(executor)
     executor._trtllm.add(work(executor, "brief"))
     executor._trtllm.abort(["brief"])
-    until(lambda: not executor._trtllm._tasks)
+    until(lambda: not executor._trtllm._loop._tasks)
     assert executor._trtllm.load().num_running == 0
 
 
@@ -216,7 +216,7 @@ def test_a_shutdown_amid_requests_does_not_wait_for_them(executor_class: Any) ->
         executor.shutdown()
     responses = executor.await_responses(request_id, 0.0)
     assert responses[-1].get_result().finish_reasons == [FinishReason.CANCELLED]
-    assert not executor._trtllm._thread.is_alive()
+    assert not executor._trtllm._loop._thread.is_alive()
 
 
 def test_a_start_that_fails_says_why_in_one_line(executor_class: Any) -> None:

@@ -1,0 +1,91 @@
+"""An event loop on its own thread, for an engine in other processes: a task for each sequence awaits its outputs.
+
+executor's thread ──begin, cancel──▶ event loop: one task for each sequence ──▶ the engine's processes
+                  ◀─outputs, batched─
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from handlers.base.outputs import SequenceOutput
+
+T = TypeVar("T")
+
+
+class EngineLoop:
+    """Its own tasks use `put`. Any other thread may use the rest."""
+
+    def __init__(self, title: str) -> None:
+        self._ready: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+        self._batch: list[SequenceOutput] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=title, daemon=True)
+        self._thread.start()
+
+    def begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Begin a task, which `cancel` knows by its name until it ends."""
+        self._loop.call_soon_threadsafe(self._begin, name, coroutine)
+
+    def cancel(self, names: Iterable[str]) -> None:
+        """Cancel tasks; those that have ended are ignored."""
+        self._loop.call_soon_threadsafe(self._cancel, list(names))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end. Raises what it raises."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def put(self, output: SequenceOutput) -> None:
+        """Batch the outputs of one turn of the event loop, so that those of a step stay together."""
+        if not self._batch:
+            self._loop.call_soon(self._flush)
+        self._batch.append(output)
+
+    def take(self, timeout_s: float) -> list[SequenceOutput]:
+        """Take the outputs that have come. Waits for the first ones, until `timeout_s` are over or for a `wake`."""
+        batch: list[SequenceOutput] = []
+        with contextlib.suppress(queue.Empty):
+            batch += self._ready.get(timeout=timeout_s)
+            while True:
+                batch += self._ready.get_nowait()
+        return batch
+
+    def wake(self) -> None:
+        self._ready.put([])
+
+    def cancel_all(self, timeout_s: float | None = None) -> None:
+        """Cancel every task of the loop and wait until they have ended. Raises TimeoutError."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop the loop. One that hangs is left behind."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks[name] = self._loop.create_task(coroutine)
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))  # also if it was cancelled before it began
+
+    def _cancel(self, names: list[str]) -> None:
+        for name in names:
+            if (task := self._tasks.get(name)) is not None:
+                task.cancel()
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        self._ready.put(batch)
+
+
+async def _cancel_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
