@@ -43,7 +43,7 @@ class AdapterEngine(Protocol):
 class Adapters:
     """The loaded adapters. Any thread may read `names` and `is_reading`; the rest belongs to the engine's thread.
 
-    `max_resident` is the number of adapters that one batch can use. `kind_of` tells the kind of an engine's error.
+    `max_resident` is the number of adapters that one batch can use. `kind_of` returns the kind of an engine's error.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ Mask = NDArray[np.int32]
 
 WORD_BITS = 32
 FILE_NAME = "tokenizer.json"
+NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init leaves out"
 CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")  # all but line ends, which may stand between values
 
 

@@ -17,7 +17,7 @@ from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
 from handlers.base.guide_compiler import GuideCompiler
 from handlers.base.guide_process import ANY_OBJECT
-from handlers.base.guide_vocabulary import read_config, why_no_guides
+from handlers.base.guide_vocabulary import NO_TEXTS, read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from lmi.errors import GenerationFailed, InvalidRequest, LmiError, Unsupported, cause_line
 from lmi.executor import GuidedDecodingParams, GuideType, Request
@@ -30,7 +30,6 @@ KINDS = {
     XGRAMMAR: tuple(GuideType),
     LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
 }
-NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init leaves out"
 MAX_COMPILATIONS = 4  # at a time
 MAX_KEPT = 256  # outcomes
 MAX_KEPT_CHARS = 32 << 20  # of their structures

@@ -105,7 +105,7 @@ OPTIONS: dict[str, Row] = {
     "baichuan_model_version": Ignored(MODEL_SAYS),
     "chatglm_model_version": Ignored(MODEL_SAYS),
     "gpt_model_version": Ignored(MODEL_SAYS),
-    "logits_dtype": Ignored("it had an effect on T5 alone"),
+    "logits_dtype": Ignored("it had an effect only on T5"),
     "rotary_base": Refused("nothing: write rope_theta into config.json of the model"),
     "rotary_dim": Refused("nothing: write rotary_dim into config.json of the model"),
     "rotary_scaling_type": Refused("nothing: write rope_scaling into config.json of the model"),

@@ -9,10 +9,8 @@ from tensorrt_llm.llmapi import KvCacheRetentionConfig as TheirConfig
 from lmi.executor import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 
-def retention(config: KvCacheRetentionConfig | None) -> TheirConfig | None:
+def retention(config: KvCacheRetentionConfig) -> TheirConfig:
     """TensorRT-LLM's form, where a duration is a timedelta. Ours has refused ranges that overlap and bad priorities."""
-    if config is None:
-        return None
     return TheirConfig(
         token_range_retention_configs=[_range(one) for one in config.token_range_retention_configs],
         decode_retention_priority=config.decode_retention_priority,

@@ -22,6 +22,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from handlers.base.configuration import AnyConfig
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_beams import Row
+from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.sequence import Sequence
 from handlers.lmi_vllm import guides
 from handlers.lmi_vllm.about import ON_RAY, environment
@@ -39,7 +40,6 @@ from lmi.executor import Capabilities, EngineInfo, ErrorKind, GuideType, Progres
 from lmi.settings.config import EngineConfig
 
 NUM_WARM_UP_TOKENS = 4
-NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init leaves out"
 
 log = logging.getLogger("lmi.vllm")
 

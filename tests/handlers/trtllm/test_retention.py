@@ -34,7 +34,6 @@ def test_the_defaults_are_those_of_the_contract(retention: Any) -> None:
     made = retention(KvCacheRetentionConfig())
     assert (made.decode_retention_priority, made.decode_duration_ms) == (35, None)
     assert list(made.token_range_retention_configs) == []
-    assert retention(None) is None
 
 
 def test_overlapping_ranges_do_not_reach_the_engine() -> None:
