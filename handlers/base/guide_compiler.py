@@ -145,7 +145,11 @@ class GuideCompiler:
         ours, its = socket.socketpair()
         with its:
             argv = [sys.executable, "-m", "handlers.base.guide_process", str(its.fileno())]
-            popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
+            try:
+                popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
+            except OSError:
+                ours.close()
+                raise
         process = self._process = _Process(popen, ours, Vocabulary(config, self._vocab_size))
         answer = b"" if self._is_closed else process.ask(msgspec.msgpack.encode(Start(config, self._vocab_size)))
         if answer != COMPILED:
