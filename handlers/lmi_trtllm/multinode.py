@@ -52,6 +52,7 @@ class Follower(BaseFollower):
             self._sshd.wait(END_S)
         except subprocess.TimeoutExpired:
             self._sshd.kill()
+            self._sshd.wait()
         self._files.close()
 
 
@@ -73,15 +74,22 @@ def _serve(nodes: Nodes, folder: Path) -> subprocess.Popen[bytes]:
             stderr=output,
             preexec_fn=lambda: linux.die_with_parent(parent, signal.SIGKILL),
         )
-    deadline_s = time.monotonic() + START_S
-    while not answers("localhost", nodes.port):
-        if sshd.poll() is not None or time.monotonic() > deadline_s:
-            sshd.kill()
-            sshd.wait()
-            lines = (folder / "log").read_text(errors="replace").splitlines()
-            raise StartError(f"sshd does not listen on port {nodes.port}: {lines[-1] if lines else 'it says nothing'}")
-        time.sleep(0.05)
+    if not _listens(sshd, nodes.port):
+        sshd.kill()
+        sshd.wait()
+        lines = (folder / "log").read_text(errors="replace").splitlines()
+        raise StartError(f"sshd does not listen on port {nodes.port}: {lines[-1] if lines else 'it says nothing'}")
     return sshd
+
+
+def _listens(sshd: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until it takes connections. Returns False if it ends before that, or takes too long."""
+    deadline_s = time.monotonic() + START_S
+    while not answers("localhost", port):
+        if sshd.poll() is not None or time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _info(model: str, config: EngineConfig) -> EngineInfo:

@@ -159,12 +159,7 @@ def received(link: socket.socket) -> bytes | None:
 def run(slot: int, own: Sequence[str]) -> int:
     """Let the handler's launcher run the engine's own command. Returns its exit code, or a signal's negative number."""
     runtime = Runtime.from_environ()
-    record = runtime.attach().engines[slot]
-    record.claim()
-    record.phase, record.stage = Phase.LOADING, "turn"
-    linux.set_title(f"lmi-agent-{slot}")
-    server = runtime.config.server
-    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, linux.log_fd())
+    record = _claimed(runtime, slot)
     folder = runtime.path / f"launch-{slot}"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{os.getpid()}.sock"
@@ -181,6 +176,17 @@ def run(slot: int, own: Sequence[str]) -> int:
         return error.exit_code
     finally:
         path.unlink(missing_ok=True)
+
+
+def _claimed(runtime: Runtime, slot: int) -> EngineRecord:
+    """Take the record of the engine, under whose name this process logs."""
+    record = runtime.attach().engines[slot]
+    record.claim()
+    record.phase, record.stage = Phase.LOADING, "turn"
+    linux.set_title(f"lmi-agent-{slot}")
+    server = runtime.config.server
+    lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, linux.log_fd())
+    return record
 
 
 def _command(runtime: Runtime, own: Sequence[str], path: Path, record: EngineRecord) -> Sequence[str]:
