@@ -151,7 +151,11 @@ class GuideCompiler:
                 ours.close()
                 raise
         process = self._process = _Process(popen, ours, Vocabulary(config, self._vocab_size))
-        answer = b"" if self._is_closed else process.ask(msgspec.msgpack.encode(Start(config, self._vocab_size)))
+        try:
+            answer = b"" if self._is_closed else process.ask(msgspec.msgpack.encode(Start(config, self._vocab_size)))
+        except GenerationFailed:  # else the next guide would be asked of a process that knows no vocabulary
+            process.close()
+            raise
         if answer != COMPILED:
             process.close()
             raise GenerationFailed("the process that compiles guides did not start; its reason is in the log")
