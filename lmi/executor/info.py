@@ -55,7 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     Only `adapters` changes while the engine runs.
     """
 
-    name: str  # the handler: lmi-dist, vllm, trtllm
+    name: str  # the engine, as `option.rolling_batch` names it
     vocab_size: int
     max_sequence_length: int  # prompt and output together, tokens
     max_num_sequences: int

@@ -43,6 +43,7 @@ class Handler:
 
     load: str  # "module:function", which only the engine's process imports
     library: str = ""  # the package that it needs
+    distributions: tuple[str, ...] = ()  # the names under which that package is published
     auto: Auto = Auto.NEVER
     other_names: tuple[str, ...] = ()  # further words of option.rolling_batch that mean it
     is_one_device: bool = False
