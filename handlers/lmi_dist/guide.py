@@ -23,6 +23,9 @@ from lmi.executor import ErrorKind
 MAX_START_S = 0.05  # of processor time that a guide may take, and for each token
 MAX_TOKEN_S = 0.002
 
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_MOST = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # the most that the logits of a byte's tokens may be
+
 
 class Guide:
     """The state of one sequence in its guide. `Vocabulary` says what a mask is."""
@@ -84,8 +87,8 @@ def fill_masks(sequences: list[Sequence], rows: list[int], vocab_size: int) -> M
 
 def apply_masks(logits: Tensor, masks: Mask) -> None:
     """Set the tokens of `logits` (num_rows, vocab) that may not come next to -inf. xgrammar's own loop is slower."""
-    banned = np.unpackbits((~masks).view(np.uint8), axis=1, count=logits.shape[1], bitorder="little").view(bool)
+    most = _MOST.take(masks.view(np.uint8), axis=0).reshape(len(masks), -1)[:, : logits.shape[1]]
     if logits.is_cpu:
-        np.copyto(logits.numpy(), -np.inf, where=banned)
+        np.minimum(logits.numpy(), most, out=logits.numpy())
     else:
-        logits.masked_fill_(torch.from_numpy(banned).to(logits.device), -np.inf)
+        torch.minimum(logits, torch.from_numpy(most).to(logits.device), out=logits)

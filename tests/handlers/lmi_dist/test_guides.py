@@ -19,6 +19,7 @@ from typing import Any, cast
 import jsonschema
 import lark
 import msgspec
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -31,7 +32,7 @@ from handlers.base.schema_keywords import check_keywords
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.utf8_tokens import is_part_of_text
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.guide import fill_masks
+from handlers.lmi_dist.guide import apply_masks, fill_masks
 from handlers.lmi_dist.guides import Kept, equip
 from lmi.errors import InvalidRequest, Unsupported
 from lmi.executor import (
@@ -346,6 +347,22 @@ def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
     masks = fill_masks([broken, whole], [0, 1], VOCAB_SIZE)
     assert broken.error is not None and "Check failed" in broken.error.message and whole.error is None
     assert masks[1].tolist() == compiled.vocabulary.mask_of([TEXTS.index("a")]).tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [5, 64, 1001])
+def test_a_mask_bans_the_tokens_whose_bits_are_0_and_no_others(vocab_size: int) -> None:
+    generator = np.random.default_rng(vocab_size)
+    masks = generator.integers(-(2**31), 2**31, (3, -(-vocab_size // 32)), dtype=np.int64).astype(np.int32)
+    logits = torch.from_numpy(generator.normal(size=(3, vocab_size)).astype(np.float32))
+    expected = [
+        [
+            float(logit) if masks[row, token // 32] >> token % 32 & 1 else -np.inf
+            for token, logit in enumerate(logits[row])
+        ]
+        for row in range(3)
+    ]
+    apply_masks(logits, masks)
+    assert logits.tolist() == expected
 
 
 def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(executor: Executor) -> None:
