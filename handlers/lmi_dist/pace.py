@@ -1,9 +1,10 @@
 """How many prompt tokens a step may take, by time.
 
 While sequences decode, a long step is a gap in every stream, so prompt tokens join it only as far as the step stays
-short. While more prompts wait than sequences decode, the few streams give way to the crowd. Without decodes a step
-takes as many prompt tokens as it may. The time of a step follows from its number of rows (a row is one token, of a
-decode or of a prompt): a `Pace` remembers how long steps of about each size took, and draws lines between them.
+short. While a crowd of prompts waits, at least as many as sequences decode, the streams give way to it. Then, and
+without decodes, a step takes as many prompt tokens as it may. The time of a step follows from its number of rows (a row
+is one token, of a decode or of a prompt): a `Pace` remembers how long steps of about each size took, and draws lines
+between them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 MIN_PIECE = 64  # prompt tokens that a step takes in any case, so that a prompt always goes on
+MIN_CROWD = 4  # prompts
 LIMIT_IN_DECODE_STEPS = 1.8  # the default limit of a step that also has prompt tokens
 _SHARE = 0.2  # of a new measurement in the average of its size
 _MAX_OUTLIER = 4.0  # a step that lost its core says little: it counts as at most so many times the average
@@ -48,13 +50,15 @@ class Pace:
 
     def num_prompt_tokens(self, num_decodes: int, num_prompts: int = 1) -> int:
         """The most prompt tokens for a step with so many decodes, while so many prompts are not computed."""
-        if num_decodes == 0:
+        if num_decodes == 0 or self._gives_way(num_decodes, num_prompts):
             return self._max_tokens
         decode_s, row_s = self.seconds(num_decodes), self._seconds_per_row(num_decodes + MIN_PIECE)
         limit_s = self._max_step_s or LIMIT_IN_DECODE_STEPS * decode_s
         num_tokens = int((limit_s - decode_s) / row_s) if row_s else 0
-        num_pieces = 1 if self._max_step_s else max(1, num_prompts // num_decodes)
-        return min(max(MIN_PIECE * num_pieces, num_tokens), self._max_tokens)
+        return min(max(MIN_PIECE, num_tokens), self._max_tokens)
+
+    def _gives_way(self, num_decodes: int, num_prompts: int) -> bool:
+        return self._max_step_s is None and num_prompts >= max(num_decodes, MIN_CROWD)
 
     def _seconds_per_row(self, num_rows: int) -> float:
         """What one more row costs at the measured sizes around `num_rows`. 0 with fewer than two sizes."""

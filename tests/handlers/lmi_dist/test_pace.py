@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.lmi_dist.pace import LIMIT_IN_DECODE_STEPS, MIN_PIECE, Pace
+from handlers.lmi_dist.pace import LIMIT_IN_DECODE_STEPS, MIN_CROWD, MIN_PIECE, Pace
 
 MAX_TOKENS = 1024
 
@@ -47,12 +47,17 @@ def test_a_limit_in_time_holds_where_a_piece_fits_in_it() -> None:
     assert learned(64, 300, max_step_s=0.001).num_prompt_tokens(64) == MIN_PIECE
 
 
-def test_a_few_streams_give_way_to_a_crowd_of_prompts() -> None:
+def test_streams_give_way_to_a_crowd_of_prompts() -> None:
     pace = learned(2, 64, 300)
-    assert pace.num_prompt_tokens(2, num_prompts=1) == MIN_PIECE
-    assert pace.num_prompt_tokens(2, num_prompts=6) == 3 * MIN_PIECE
-    assert pace.num_prompt_tokens(2, num_prompts=62) == MAX_TOKENS
+    assert pace.num_prompt_tokens(1, num_prompts=MIN_CROWD) == MAX_TOKENS
+    assert pace.num_prompt_tokens(32, num_prompts=32) == MAX_TOKENS
     assert learned(2, 64, 300, max_step_s=0.01).num_prompt_tokens(2, num_prompts=62) == MIN_PIECE
+
+
+def test_streams_do_not_give_way_to_a_few_prompts_or_to_fewer_than_they_are() -> None:
+    pace = learned(1, 8, 64, 300)
+    assert pace.num_prompt_tokens(1, num_prompts=MIN_CROWD - 1) == MIN_PIECE
+    assert pace.num_prompt_tokens(8, num_prompts=7) == MIN_PIECE
 
 
 def test_one_step_that_lost_its_core_changes_little() -> None:
