@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -126,6 +127,7 @@ class Worker:
         if not self._executor.pass_responses_to(self.dispatcher.deliver):
             self._thread.start()
         self._beat()
+        gc.freeze()  # loaded objects stay; without this a full collection would hold up every stream
         self._record.phase = Phase.READY
         await self._stop.wait()
         self.dispatcher.is_closing = True
