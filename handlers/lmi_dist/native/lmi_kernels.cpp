@@ -95,6 +95,7 @@ struct AdaptedRows {
 struct Run {
     const Model& model;
     const Step& step;
+    int num_threads;
     std::vector<int> positions;           // by row
     std::vector<const int32_t*> tables;   // by row
     std::vector<QueryTile> tiles[2];      // of all rows, and of the wanted ones
@@ -264,8 +265,9 @@ void linear(const Run& run, const Op& op, int item) {
     const int panel = item % panels, row = item / panels * most;
     const int num_rows = std::min(most, run.num_rows(op.output) - row);
     const Rows rows = input_of(run, op, row);
-    product(*op.weight, panel, rows, num_rows, products);
-    if (op.gate) product(*op.gate, panel, rows, num_rows, gates);
+    const char* next = panel_of(*op.weight, panel + run.num_threads);  // threads take panels in turn
+    product(*op.weight, panel, rows, num_rows, op.gate ? panel_of(*op.gate, panel) : next, products);
+    if (op.gate) product(*op.gate, panel, rows, num_rows, next, gates);
     adapt(run, op, panel, row, num_rows, products, op.gate ? gates : nullptr);
     finish(run, op, products, op.gate ? gates : nullptr, NR, row, num_rows, panel * NR);
 }
@@ -535,8 +537,8 @@ void add_adapted(std::vector<AdaptedRows>& adapted, int row, int num_rows, const
     }
 }
 
-Run begin_run(const Model& model, const Step& step) {
-    Run run{model, step, {}, {}, {}, {}};
+Run begin_run(const Model& model, const Step& step, int num_threads) {
+    Run run{model, step, num_threads, {}, {}, {}, {}};
     const int32_t* table = step.blocks;
     for (int chunk = 0, wanted = 0; chunk < step.num_chunks; chunk++) {
         const int row = run.positions.size(), start = step.starts[chunk], length = step.lengths[chunk], first = wanted;
@@ -555,7 +557,7 @@ Run begin_run(const Model& model, const Step& step) {
 }
 
 void run_step(const Model& model, const Step& step, int num_threads) {
-    const Run run = begin_run(model, step);
+    const Run run = begin_run(model, step, num_threads);
     Phases phases(run);
     Progress progress;
 #pragma omp parallel num_threads(num_threads)

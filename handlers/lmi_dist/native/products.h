@@ -32,7 +32,7 @@ constexpr int PANELS = 3;     // that one row takes at a time: two sums of one p
 constexpr int RUN = 192;      // inputs: the weights of a run stay in the first-level cache from tile to tile
 constexpr int GROUP = 64;     // inputs that share a scale in INT8
 constexpr int GROUPS = 8;     // of a run in INT8
-constexpr int PREFETCH = 64;  // inputs ahead: the hardware's prefetcher stops at the end of a page
+constexpr int PREFETCH = 64;  // steps ahead, where tiles do not share the prefetch
 
 using Panels = LmiPanels;
 
@@ -85,6 +85,23 @@ inline int64_t packed_bytes(int64_t num_out, int64_t num_in, int format) {
     return num_panels(num_out) * panel_bytes(num_in, format);
 }
 
+inline const char* panel_of(const Panels& panels, int64_t panel) {
+    return static_cast<const char*>(panels.data) + panel * panel_bytes(panels.num_in, panels.format);
+}
+
+// The weights that a tile prefetches while it computes: `pace` bytes more with each of its steps. The hardware's own
+// prefetcher stops at the end of a page.
+struct Ahead {
+    const char* at;
+    int pace;
+};
+
+template <int BYTES>
+inline void prefetch(const char* at) {
+#pragma GCC unroll 16
+    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(at + i);
+}
+
 // ---- Tiles in float32 -----------------------------------------------------------------------------------------------
 
 struct Float32Weights {  // (num_in, NR) floats
@@ -102,11 +119,14 @@ struct BFloat16Weights {  // (num_in, VL) words: channel i in the lower half, ch
 template <class Weights>
 struct FloatTile {
     static constexpr int ROWS = MR;
+    static constexpr int STEP = Weights::STEP, RUN_BYTES = RUN * STEP;
+    static constexpr bool SHARES = true;  // the prefetch of the next run
     static int64_t num_runs(int64_t num_in) { return divide_up(num_in, RUN); }
 
     // One run of inputs of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
     template <int M, int P>
-    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, float* out) {
+    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
+                        float* out) {
         const int first = run * RUN, last = std::min(first + RUN, panels.num_in);
         const int64_t bytes = panel_bytes(panels.num_in, panels.format), stride = rows.stride;
         const float* x = rows.values + row * stride;
@@ -119,11 +139,10 @@ struct FloatTile {
             Vec weights[2 * P];
 #pragma GCC unroll 16
             for (int p = 0; p < P; p++) {
-                const char* at = panel + p * bytes + int64_t(k) * Weights::STEP;
-                Weights::load(at, weights[2 * p], weights[2 * p + 1]);
-#pragma GCC unroll 16
-                for (int i = 0; i < Weights::STEP; i += 64) __builtin_prefetch(at + PREFETCH * Weights::STEP + i);
+                Weights::load(panel + p * bytes + int64_t(k) * STEP, weights[2 * p], weights[2 * p + 1]);
+                prefetch<STEP>(ahead.at + p * bytes);
             }
+            ahead.at += ahead.pace;
 #pragma GCC unroll 16
             for (int m = 0; m < M; m++) {
                 const Vec input = splat(x[m * stride + k]);
@@ -186,11 +205,14 @@ struct PlainDot {
 template <class Dot>
 struct Int8Tile {
     static constexpr int ROWS = MR / 2;  // registers hold the integers of a group and the totals
+    static constexpr int STEP = 4 * NR, RUN_BYTES = GROUPS * GROUP_BYTES;
+    static constexpr bool SHARES = false;  // its tiles are too short
     static int64_t num_runs(int64_t num_in) { return divide_up(num_groups(num_in), GROUPS); }
 
     // One run of groups of M rows and P panels. `out` is (M, P * NR): the first run writes it, the others add to it.
     template <int M, int P>
-    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, float* out) {
+    static void add_run(const Panels& panels, const char* panel, const Rows& rows, int64_t row, int run, Ahead ahead,
+                        float* out) {
         const int64_t groups = num_groups(panels.num_in), bytes = groups * GROUP_BYTES;
         const int first = run * GROUPS, last = std::min<int64_t>(first + GROUPS, groups);
         const uint8_t* x = rows.bytes + row * groups * GROUP;
@@ -216,9 +238,9 @@ struct Int8Tile {
                 for (int p = 0; p < P; p++) {
                     const char* here = at + p * bytes + k * NR;
                     weights[2 * p] = ints(here), weights[2 * p + 1] = ints(here + 4 * VL);
-#pragma GCC unroll 16
-                    for (int i = 0; i < 4 * NR; i += 64) __builtin_prefetch(here + PREFETCH * 4 * NR + i);
+                    prefetch<STEP>(ahead.at + p * bytes);
                 }
+                ahead.at += ahead.pace;
 #pragma GCC unroll 16
                 for (int m = 0; m < M; m++) {
                     int32_t four;
@@ -249,7 +271,7 @@ struct Int8Tile {
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 
-typedef void AddRun(const Panels&, const char* panel, const Rows&, int64_t row, int run, float* out);
+typedef void AddRun(const Panels&, const char* panel, const Rows&, int64_t row, int run, Ahead, float* out);
 
 // By number of rows, from 1 on.
 template <class Tile, int... M>
@@ -257,29 +279,41 @@ constexpr std::array<AddRun*, sizeof...(M)> by_rows(std::integer_sequence<int, M
     return {Tile::template add_run<M + 1, 1>...};
 }
 
-// Rows are cut evenly into tiles of at most ROWS. Tiles are innermost, so a run's weights are read once from memory.
+// What a tile reads itself, PREFETCH steps later.
 template <class Tile>
-void product_by(const Panels& panels, int panel, const Rows& rows, int num_rows, float* out) {
+Ahead own_weights(const char* panel, int run) {
+    return {panel + run * Tile::RUN_BYTES + PREFETCH * Tile::STEP, Tile::STEP};
+}
+
+// Rows are cut evenly into tiles of at most ROWS. Tiles are innermost, so a run's weights are read once from memory: its
+// tiles share the prefetch of the next run, so that memory works as long as they compute.
+template <class Tile>
+void product_by(const Panels& panels, int panel, const Rows& rows, int num_rows, const char* next, float* out) {
     static constexpr auto add_run = by_rows<Tile>(std::make_integer_sequence<int, Tile::ROWS>());
-    const char* data = static_cast<const char*>(panels.data) + panel * panel_bytes(panels.num_in, panels.format);
-    const int num_tiles = divide_up(num_rows, Tile::ROWS);
-    for (int run = 0; run < Tile::num_runs(panels.num_in); run++)
+    const char* data = panel_of(panels, panel);
+    const int num_tiles = divide_up(num_rows, Tile::ROWS), num_runs = Tile::num_runs(panels.num_in);
+    for (int run = 0; run < num_runs; run++) {
+        const char* next_run = run + 1 < num_runs ? data + (run + 1) * Tile::RUN_BYTES : next;
         for (int tile = 0; tile < num_tiles; tile++) {
             const int row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
-            add_run[end - row - 1](panels, data, rows, row, run, out + row * NR);
+            const Ahead share{next_run + Tile::RUN_BYTES / num_tiles * tile, Tile::STEP / num_tiles};
+            const Ahead ahead = Tile::SHARES ? share : own_weights<Tile>(data, run);
+            add_run[end - row - 1](panels, data, rows, row, run, ahead, out + row * NR);
         }
+    }
 }
 
 template <class Tile>
 void product_of_one_by(const Panels& panels, int panel, int count, const Rows& row, float* out) {
     static constexpr std::array<AddRun*, PANELS> add_run = {
         Tile::template add_run<1, 1>, Tile::template add_run<1, 2>, Tile::template add_run<1, 3>};
-    const char* data = static_cast<const char*>(panels.data) + panel * panel_bytes(panels.num_in, panels.format);
-    for (int run = 0; run < Tile::num_runs(panels.num_in); run++) add_run[count - 1](panels, data, row, 0, run, out);
+    const char* data = panel_of(panels, panel);
+    for (int run = 0; run < Tile::num_runs(panels.num_in); run++)
+        add_run[count - 1](panels, data, row, 0, run, own_weights<Tile>(data, run), out);
 }
 
 struct Multiply {
-    void (*rows)(const Panels&, int panel, const Rows&, int num_rows, float* out);
+    void (*rows)(const Panels&, int panel, const Rows&, int num_rows, const char* next, float* out);
     void (*one)(const Panels&, int panel, int count, const Rows&, float* out);
 };
 
@@ -299,9 +333,13 @@ inline const Multiply& multiply(int format) {
     return format == LMI_F32 ? by<FloatTile<Float32Weights>> : by<FloatTile<BFloat16Weights>>;
 }
 
-// `out` (num_rows, NR) = rows times one panel.
+// `out` (num_rows, NR) = rows times one panel. `next` are the weights that this thread most likely reads next.
+inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, const char* next, float* out) {
+    multiply(panels.format).rows(panels, panel, rows, num_rows, next, out);
+}
+
 inline void product(const Panels& panels, int panel, const Rows& rows, int num_rows, float* out) {
-    multiply(panels.format).rows(panels, panel, rows, num_rows, out);
+    product(panels, panel, rows, num_rows, panel_of(panels, panel + 1), out);
 }
 
 // `out` (count * NR) = one row times 1 to PANELS neighbouring panels, with the bits of `product`.

@@ -24,7 +24,8 @@ EXPORT void quantize(const float* x, int num_in, uint8_t* bytes, float* scales) 
 EXPORT void product(const lmi::Panels* panels, const lmi::Rows* rows, int num_rows, int is_plain, float* out) {
     const lmi::Multiply& by = multiply(panels->format, is_plain);
     for (int panel = 0; panel < lmi::num_panels(panels->num_out); panel++)
-        by.rows(*panels, panel, *rows, num_rows, out + int64_t(panel) * num_rows * lmi::NR);
+        by.rows(*panels, panel, *rows, num_rows, lmi::panel_of(*panels, panel + 1),
+                out + int64_t(panel) * num_rows * lmi::NR);
 }
 
 // `out` is (num_panels, NR). `count` panels at a time.
