@@ -177,9 +177,15 @@ async def ping_under_load(port: int) -> list[float]:
 
 
 def measure(model: str | None = None) -> dict[str, float]:
-    """Measure all figures on one model folder, the demo by default."""
-    from lmi.settings.model_folder import demo_folder
+    """Measure all figures on one model folder, the demo by default, with the threads that a server gives its engine."""
+    import torch
 
+    from lmi.settings.config import EngineConfig
+    from lmi.settings.model_folder import demo_folder
+    from lmi.supervisor.environment import num_engine_threads
+
+    model = model or str(demo_folder())
+    torch.set_num_threads(num_engine_threads(EngineConfig(), model))
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:
         asyncio.run(servers.run_load(server.port, [body()] * 4))  # warm-up
@@ -188,13 +194,13 @@ def measure(model: str | None = None) -> dict[str, float]:
         figures["ping_p99_ms"] = servers.percentile(pings_s, 0.99) * 1000
         figures["num_pings"] = len(pings_s)
     for batch in BATCHES:
-        rest_ms, model_ms = overhead(model or str(demo_folder()), batch)
+        rest_ms, model_ms = overhead(model, batch)
         figures[f"rest_ms_{batch}"] = rest_ms
         figures[f"model_ms_{batch}"] = model_ms
         figures[f"rest_share_{batch}"] = rest_ms / (rest_ms + model_ms)
-    plain_ms, guided_ms = (guided_step(model or str(demo_folder()), guide) for guide in (None, json.dumps(PEOPLE)))
+    plain_ms, guided_ms = (guided_step(model, guide) for guide in (None, json.dumps(PEOPLE)))
     figures["guide_cost_16"] = guided_ms / plain_ms - 1
-    figures["beam_ratio"] = beam_ratio(model or str(demo_folder()))
+    figures["beam_ratio"] = beam_ratio(model)
     return figures
 
 
