@@ -53,9 +53,9 @@ class ServerRuntime:
     config: ServerConfig
 
     @classmethod
-    def create(cls, config: ServerConfig) -> ServerRuntime:
-        """Make the folder. Raises StartError if it cannot be written, as on a full disk."""
-        runtime = cls(_new_folder(), config)
+    def create(cls, config: ServerConfig, path: Path | None = None) -> ServerRuntime:
+        """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a full disk."""
+        runtime = cls(path or _new_folder(), config)
         try:
             (runtime.path / "server.json").write_bytes(msgspec.json.encode(config))
             Block.create(runtime.path / "state", 0, runtime.num_front_end_slots)

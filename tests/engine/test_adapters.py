@@ -51,13 +51,13 @@ class Server:
     def __init__(self, folder: Path, lora: bool = True) -> None:
         options = {"enable_lora": str(lora).lower()}
         static = write_adapter(folder / "model" / "adapters" / "static", shift=100)
-        self.runtime = Runtime.create(
-            Config(
-                server=ServerConfig(log_format="json"),
-                model=ModelConfig(path=str(folder / "model"), name="m", adapters={"static": str(static)}),
-                engine=EngineConfig(handler="foreign", num_engines=NUM_ENGINES, options=options),
-            )
+        config = Config(
+            server=ServerConfig(log_format="json"),
+            model=ModelConfig(path=str(folder / "model"), name="m", adapters={"static": str(static)}),
+            engine=EngineConfig(handler="foreign", num_engines=NUM_ENGINES, options=options),
         )
+        (folder / "runtime").mkdir()
+        self.runtime = Runtime.create(config, folder / "runtime")
         self.block: Block = self.runtime.attach()
         self.log = folder / "log"
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -93,8 +93,7 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Server]:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     server = Server(tmp_path, lora=getattr(request, "param", True))
     for slot in range(NUM_ENGINES):
         server.start(slot)
@@ -102,7 +101,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     for process in server.processes.values():
         process.kill()
         process.wait()
-    server.runtime.remove()
 
 
 async def until(condition: Callable[[], bool]) -> None:

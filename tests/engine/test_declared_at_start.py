@@ -29,10 +29,8 @@ Start = Callable[[str], Worker]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Starts an engine with a file of post-processors that has this text."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
     workers: list[Worker] = []
 
     def start(text: str) -> Worker:
@@ -47,7 +45,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
                 additional_outputs=("hidden_states:context",),
             ),
         )
-        workers.append(Worker(Runtime.create(config), tmp_path / "errors"))
+        folder = tmp_path / "runtime"
+        folder.mkdir()
+        workers.append(Worker(Runtime.create(config, folder), tmp_path / "errors"))
         return workers[-1]
 
     yield start

@@ -103,9 +103,7 @@ Start = Callable[..., Worker]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+def start(tmp_path: Path) -> Iterator[Start]:
     workers: list[Worker] = []
 
     def start(handler: str = "echo", step_ms: int = 5, **options: str) -> Worker:
@@ -120,7 +118,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             model=ModelConfig(path=str(tmp_path), name="m"),
             engine=EngineConfig(handler=handler, options=options),
         )
-        workers.append(Worker(Runtime.create(config), tmp_path / f"errors-{len(workers)}"))
+        folder = tmp_path / f"runtime-{len(workers)}"
+        folder.mkdir()
+        workers.append(Worker(Runtime.create(config, folder), tmp_path / f"errors-{len(workers)}"))
         return workers[-1]
 
     yield start

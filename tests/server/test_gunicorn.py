@@ -27,10 +27,9 @@ DEAD_PID = 1 << 30
 
 
 @pytest.fixture
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerRuntime:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def runtime(tmp_path: Path) -> ServerRuntime:
     server = ServerConfig(frontend_workers=2, drain_timeout_s=10.0, header_timeout_s=3.0, body_timeout_s=4.0)
-    return ServerRuntime.create(server)
+    return ServerRuntime.create(server, tmp_path)
 
 
 @pytest.fixture
