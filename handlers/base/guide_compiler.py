@@ -55,6 +55,7 @@ class _Process:
     popen: subprocess.Popen[bytes]
     control: socket.socket
     vocabulary: Vocabulary
+    max_wait_s: float
 
     def ask(self, message: bytes) -> bytes:
         """Send a message over a new connection. Returns the answer, b"" if there is none.
@@ -63,7 +64,7 @@ class _Process:
         """
         ours, its = socket.socketpair()
         with ours, its:
-            ours.settimeout(MAX_WAIT_S)
+            ours.settimeout(self.max_wait_s)
             try:
                 socket.send_fds(self.control, [b"."], [its.fileno()])
                 its.close()
@@ -71,7 +72,7 @@ class _Process:
                 ours.shutdown(socket.SHUT_WR)
                 return read_all(ours)
             except TimeoutError as error:
-                raise GenerationFailed(f"to compile the guide took more than {MAX_WAIT_S:g} s") from error
+                raise GenerationFailed(f"to compile the guide took more than {self.max_wait_s:g} s") from error
             except OSError:  # the process has ended
                 return b""
 
@@ -91,8 +92,14 @@ class _Process:
 class GuideCompiler:
     """Compiles guides. The process starts with the first one. Safe to use from several threads."""
 
-    def __init__(self, read_config: Callable[[], GuidedDecodingConfig], vocab_size: int) -> None:
-        """`read_config` gives the vocabulary; it is called with the first guide. `vocab_size` is that of the logits."""
+    def __init__(
+        self, read_config: Callable[[], GuidedDecodingConfig], vocab_size: int, max_wait_s: float = MAX_WAIT_S
+    ) -> None:
+        """`read_config` gives the vocabulary; it is called with the first guide. `vocab_size` is that of the logits.
+
+        `max_wait_s` bounds the start of the process, and later each answer.
+        """
+        self.max_wait_s = max_wait_s
         self._read_config = read_config
         self._vocab_size = vocab_size
         self._process: _Process | None = None
@@ -150,7 +157,7 @@ class GuideCompiler:
             except OSError:
                 ours.close()
                 raise
-        process = self._process = _Process(popen, ours, Vocabulary(config, self._vocab_size))
+        process = self._process = _Process(popen, ours, Vocabulary(config, self._vocab_size), self.max_wait_s)
         try:
             answer = b"" if self._is_closed else process.ask(msgspec.msgpack.encode(Start(config, self._vocab_size)))
         except GenerationFailed:  # else the next guide would be asked of a process that knows no vocabulary

@@ -25,7 +25,6 @@ import tokenizers
 import torch
 import transformers
 
-from handlers.base import guide_compiler
 from handlers.base.guide_compiler import Compiled
 from handlers.base.guide_vocabulary import Mask, Vocabulary, read_config
 from handlers.base.schema_keywords import check_keywords
@@ -420,14 +419,6 @@ def test_the_process_is_started_again_after_its_end_and_ends_with_the_engine() -
     assert isinstance(response, Response) and response.get_result().finish_reasons == [FinishReason.CANCELLED]
     second = executor._guides._compiler._process
     assert second is not None and second is not first and second.popen.poll() is not None
-
-
-def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Executor(LoopingRunner(VOCAB_SIZE), GUIDED) as executor:
-        monkeypatch.setattr(guide_compiler, "MAX_WAIT_S", 0.001)
-        assert "took more than 0.001 s" in error_of(executor, guided(GuideType.REGEX, "a{3}")).message
-        monkeypatch.undo()
-        assert text_of(result_of(executor, guided(GuideType.REGEX, "a{3}")).output_token_ids[0]).startswith("aaa")
 
 
 def test_a_guide_whose_process_is_ended_meanwhile_is_not_refused_for_good(executor: Executor) -> None:
