@@ -78,8 +78,11 @@ def check(request: Request) -> None:
 class Guides:
     """The structures of an engine whose `kinds` are not empty. Any thread may use it."""
 
-    def __init__(self, model_path: str, vocab_size: int) -> None:
+    def __init__(
+        self, model_path: str, vocab_size: int, max_kept: int = MAX_KEPT, max_kept_chars: int = MAX_KEPT_CHARS
+    ) -> None:
         """`vocab_size` is the width of the logits. Reads the tokenizer's files."""
+        self.max_kept, self.max_kept_chars = max_kept, max_kept_chars
         vocabulary = read_config(model_path)
         self.num_compiled = 0
         self._end_ids = frozenset(vocabulary.stop_token_ids or ())
@@ -120,7 +123,7 @@ class Guides:
         self.num_compiled += 1
         self._outcomes[params] = future
         self._num_chars += _num_chars(params)
-        while len(self._outcomes) > MAX_KEPT or self._num_chars > MAX_KEPT_CHARS:
+        while len(self._outcomes) > self.max_kept or self._num_chars > self.max_kept_chars:
             self._forget(next(iter(self._outcomes)))
 
     def _forget(self, params: GuidedDecodingParams) -> None:

@@ -56,7 +56,8 @@ def compiling() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def checked(compiling: Any) -> Iterator[Any]:
-    checked = compiling.Guides(str(tiny_model("llama")), VOCAB_SIZE)
+    """It keeps two outcomes, of 200 characters at most."""
+    checked = compiling.Guides(str(tiny_model("llama")), VOCAB_SIZE, max_kept=2, max_kept_chars=200)
     yield checked
     checked.close()
 
@@ -170,8 +171,7 @@ def test_a_compiler_that_does_not_start_fails_only_the_request(compiling: Any, m
     own.close()
 
 
-def test_only_the_last_outcomes_are_kept(compiling: Any, checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "MAX_KEPT", 2)
+def test_only_the_last_outcomes_are_kept(checked: Any) -> None:
     before = checked.num_compiled
 
     async def check(*patterns: str) -> None:
@@ -182,10 +182,7 @@ def test_only_the_last_outcomes_are_kept(compiling: Any, checked: Any, monkeypat
     assert checked.num_compiled == before + 4
 
 
-def test_many_characters_of_structures_push_the_oldest_out(
-    compiling: Any, checked: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiling, "MAX_KEPT_CHARS", 200)
+def test_many_characters_of_structures_push_the_oldest_out(checked: Any) -> None:
     before = checked.num_compiled
     long = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["x" * 150]}))
     other = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": ["y" * 150]}))
