@@ -11,18 +11,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from lmi.settings.handler import folder_of
 
 
-def base_packages(environ: Mapping[str, str]) -> Mapping[str, str]:
+def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[str, str]:
     """The variable with which a process, and those that it starts, take packages from where TensorRT-LLM is.
 
-    It is empty if TensorRT-LLM is in lmi's own environment, or not installed.
+    It is empty if TensorRT-LLM is in lmi's own environment, the folder `own`, or not installed.
     """
     library, given = folder_of("tensorrt_llm"), environ.get("PYTHONPATH", "")
-    if library is None or library.is_relative_to(Path(sys.prefix)):
+    if library is None or library.is_relative_to(own):
         return {}
     below = str(library.parent)
     paths = [path for path in given.split(os.pathsep) if path and path != below]

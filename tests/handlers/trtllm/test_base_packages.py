@@ -40,13 +40,10 @@ def test_paths_that_the_operator_set_stay_behind_them(below: Path) -> None:
     assert base_packages(given) == {"PYTHONPATH": os.pathsep.join([str(below), "/one", "/two"])}
 
 
-def test_nothing_changes_where_tensorrt_llm_is_in_lmis_own_environment(
-    below: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "prefix", str(below.parent))
-    assert base_packages({"PYTHONPATH": "/one"}) == {}
+def test_nothing_changes_where_tensorrt_llm_is_in_lmis_own_environment(below: Path) -> None:
+    assert base_packages({"PYTHONPATH": "/one"}, own=str(below.parent)) == {}
 
 
 def test_nothing_changes_where_tensorrt_llm_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handlers.lmi_trtllm.base_packages.folder_of", lambda library: None)
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)  # as if it were not installed
     assert base_packages({"PYTHONPATH": "/one"}) == {}
