@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-import handlers.lmi_trtllm
 from handlers.lmi_trtllm.start_errors import explained
-from lmi.errors import BadConfiguration, ModelUnusable, StartError
+from lmi.errors import BadConfiguration, ModelUnusable
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm.published import write_package
 
+ROOT = Path(__file__).resolve().parents[3]
 OUT_OF_MEMORY = """\
 Executor creation failed due to insufficient GPU memory.
 
@@ -119,6 +121,18 @@ def test_what_the_classes_of_tensorrt_llm_refuse_is_a_line_for_each_option() -> 
     ]
 
 
+LOAD = """
+from handlers.lmi_trtllm import load
+from lmi.errors import StartError
+from lmi.settings.config import EngineConfig
+
+try:
+    load(EngineConfig(), "/m", lambda stage, share: None)
+except StartError as error:
+    print(error)
+"""
+
+
 @pytest.mark.parametrize(
     ("prelude", "advice"),
     [
@@ -128,15 +142,9 @@ def test_what_the_classes_of_tensorrt_llm_refuse_is_a_line_for_each_option() -> 
     ],
 )
 def test_a_package_that_cannot_be_imported_is_explained_by_the_entry_point(
-    prelude: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prelude: str, advice: str, tmp_path: Path
 ) -> None:
     write_package(tmp_path, "main", prelude)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
-        monkeypatch.delitem(sys.modules, name)
-    for module in ("executor", "engine", "arguments", "sampling", "work"):
-        monkeypatch.delitem(sys.modules, f"handlers.lmi_trtllm.{module}", raising=False)
-    with pytest.raises(StartError, match=advice):
-        handlers.lmi_trtllm.load(EngineConfig(), "/m", lambda stage, fraction: None)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]:
-        del sys.modules[name]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", LOAD], env=environ, capture_output=True, text=True, timeout=60)
+    assert advice in done.stdout, done.stderr
