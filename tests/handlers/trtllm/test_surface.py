@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from enum import Enum
 
 import pydantic
 import pytest
@@ -18,6 +17,7 @@ from tests.handlers.trtllm.surface import (
     function_differences,
 )
 
+HERE = __name__  # this module is the package that is compared
 KEYWORD, EITHER = "keyword_only", "positional_or_keyword"
 SELF = Fact("self", EITHER)
 
@@ -44,12 +44,8 @@ class Engine:
     async def wait(self, timeout: float | None = None) -> None: ...
 
 
-@pytest.fixture(autouse=True)
-def package(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("some_package")
-    members = {"Params": Params, "Cache": Cache, "Engine": Engine, "Reason": SimpleNamespace(END=1), "make": make}
-    vars(module).update(members)
-    monkeypatch.setitem(sys.modules, "some_package", module)
+class Reason(Enum):
+    END = 1
 
 
 def make(folder: str) -> None: ...
@@ -57,7 +53,7 @@ def make(folder: str) -> None: ...
 
 def of(*parameters: Fact, methods: dict[str, Callable] | None = None, **others: object) -> Class:
     given = {"attributes": [], "extra": None, "bases": [], **others}
-    return Class("some_package", 0, list(parameters), methods or {}, **given)  # type: ignore[arg-type]
+    return Class(HERE, 0, list(parameters), methods or {}, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +67,7 @@ def of(*parameters: Fact, methods: dict[str, Callable] | None = None, **others: 
     ],
 )
 def test_a_class_that_is_as_the_facts_say_has_no_difference(name: str, fact: Class) -> None:
-    assert list(class_differences(f"some_package.{name}", fact)) == []
+    assert list(class_differences(f"{HERE}.{name}", fact)) == []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +86,7 @@ def test_a_class_that_is_as_the_facts_say_has_no_difference(name: str, fact: Cla
     ],
 )
 def test_a_difference_of_a_class_is_named(name: str, fact: Class, difference: str) -> None:
-    assert [difference in found for found in class_differences(f"some_package.{name}", fact)] == [True]
+    assert [difference in found for found in class_differences(f"{HERE}.{name}", fact)] == [True]
 
 
 def facts(**parts: object) -> Facts:
@@ -103,16 +99,16 @@ def facts(**parts: object) -> Facts:
     ("found", "expected"),
     [
         (
-            export_differences(facts(exports={"some_package": ["Params", "Absent"]})),
-            ["some_package has no Absent"],
+            export_differences(facts(exports={HERE: ["Params", "Absent"]})),
+            [f"{HERE} has no Absent"],
         ),
         (
-            enum_differences(facts(enums={"some_package.Reason": ["END", "LENGTH"]})),
-            ["some_package.Reason has no LENGTH"],
+            enum_differences(facts(enums={f"{HERE}.Reason": ["END", "LENGTH"]})),
+            [f"{HERE}.Reason has no LENGTH"],
         ),
         (
-            function_differences(facts(functions={"some_package.make": Callable([Fact("path", EITHER)])})),
-            ["some_package.make has no parameter path", "some_package.make also needs folder"],
+            function_differences(facts(functions={f"{HERE}.make": Callable([Fact("path", EITHER)])})),
+            [f"{HERE}.make has no parameter path", f"{HERE}.make also needs folder"],
         ),
     ],
 )
