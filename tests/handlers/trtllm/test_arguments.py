@@ -190,11 +190,8 @@ class NGramDrafts(BaseModel):
     max_draft_len: int
 
 
-def test_drafts_are_named_by_their_word_in_either_line(
-    arguments: ModuleType, folder: Path, line: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    field = arguments.TorchLlmArgs.model_fields["speculative_config"]
-    monkeypatch.setattr(field, "annotation", NGramDrafts | None)
+def test_drafts_are_named_by_their_word_in_either_line(arguments: ModuleType, folder: Path, line: Profile) -> None:
+    arguments.TorchLlmArgs.model_fields["speculative_config"].annotation = NGramDrafts | None
     engine = config({"speculative_config": '{"decoding_type": "NGram", "max_draft_len": "4"}'})
     assert arguments.llm_arguments(engine, str(folder), line)["speculative_config"] == NGramDrafts(max_draft_len=4)
     engine = config({"speculative_config": '{"decoding_type": "NGram", "max_draft_len": 4, "depth": 2}'})

@@ -175,9 +175,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
 
 
 @needs_ssh
-def test_a_further_node_serves_ssh_and_refuses_requests(
-    programs: Path, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_further_node_serves_ssh_and_refuses_requests(programs: Path, key: str, tmp_path: Path) -> None:
     write_ssh(programs, tmp_path / "seen")
     (tmp_path / "config.json").write_text('{"vocab_size": 9, "max_position_embeddings": 64}')
     with socket.create_server(("127.0.0.1", 0)) as free:

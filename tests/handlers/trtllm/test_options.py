@@ -138,8 +138,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def profile(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The line that is installed, as the only engine for GPUs."""
-    monkeypatch.setitem(sys.modules, "vllm", None)
+    """The line that is installed."""
     monkeypatch.syspath_prepend(site)
     yield site.name
     assert "tensorrt_llm" not in sys.modules
@@ -317,8 +316,9 @@ def test_a_value_that_asks_for_what_happens_anyway_is_taken(folder: Path, profil
 
 
 def test_auto_takes_this_engine_where_it_is_the_only_one_for_gpus(folder: Path, profile: str) -> None:
-    assert choose_handler("auto", FOUR_GPUS, announced()) == ("trtllm", "trtllm is installed and a GPU is visible")
-    assert choose_handler("tensorrt-llm", FOUR_GPUS, announced())[0] == "trtllm"
+    handlers = {name: handler for name, handler in announced().items() if name != "vllm"}
+    assert choose_handler("auto", FOUR_GPUS, handlers) == ("trtllm", "trtllm is installed and a GPU is visible")
+    assert choose_handler("tensorrt-llm", FOUR_GPUS, handlers)[0] == "trtllm"
 
 
 def test_auto_prefers_vllm_where_both_are_installed(
@@ -327,7 +327,6 @@ def test_auto_prefers_vllm_where_both_are_installed(
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "vllm")
     assert choose_handler("auto", FOUR_GPUS, announced())[0] == "vllm"
 
 
