@@ -7,11 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
-from lmi.settings.handler import Handler
 from lmi.shared.cores import Cores
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
@@ -45,15 +42,11 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
         runtime.remove()
 
 
-def test_an_engine_with_a_launcher_is_started_by_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = Handler(load="", launcher=lambda config: None if config.num_engines == 1 else lambda *process: [])
-    monkeypatch.setattr(kinds, "announced", lambda: {"ranked": handler})
-    model, own = (
-        ModelConfig(path=str(tmp_path), name="m"),
-        [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", "1"],
-    )
+def test_an_engine_with_a_launcher_is_started_by_an_agent(tmp_path: Path) -> None:
+    model = ModelConfig(path=str(tmp_path), name="m")
     words = []
-    for number in (1, 2):
-        engine = EngineConfig(handler="ranked", num_engines=number)
+    for num_ranks in (1, 2):  # mpirun starts several
+        engine = EngineConfig(handler="trtllm", tensor_parallel_degree=num_ranks)
         words.append(kinds.engine(Runtime(tmp_path, Config(server=ServerConfig(), model=model, engine=engine))).argv(1))
+    own = [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", "1"]
     assert words == [own, [sys.executable, "-P", "-m", "lmi.engine.agent", "--slot", "1", "--", *own]]
