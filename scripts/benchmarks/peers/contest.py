@@ -43,6 +43,7 @@ class Worker:
 
     contestant: Contestant
     process: subprocess.Popen[str]
+    limit_s: float = BURST_LIMIT_S
 
     @property
     def is_in(self) -> bool:
@@ -64,12 +65,12 @@ class Worker:
         self._line(_pipes(self.process)[0])
 
     def _line(self, answers: IO[str]) -> Any:
-        is_late = not select.select([answers], [], [], BURST_LIMIT_S)[0]
+        is_late = not select.select([answers], [], [], self.limit_s)[0]
         line = "" if is_late else answers.readline()
         if line:
             return json.loads(line)
         self.end(0 if is_late else 10)
-        why = f"took more than {BURST_LIMIT_S:g} s" if is_late else f"ended with {self.process.returncode}"
+        why = f"took more than {self.limit_s:g} s" if is_late else f"ended with {self.process.returncode}"
         raise ContestantLost(f"{self.contestant.name} {why}")
 
     def end(self, timeout_s: float) -> None:
