@@ -46,15 +46,15 @@ def usable() -> list[int]:
 
 
 @contextmanager
-def claimed(cores: Cores | None) -> Iterator[Cores | None]:
-    """Yield `cores`, or None while another server of this machine holds the claim.
+def claimed(cores: Cores | None, name: str = CLAIM) -> Iterator[Cores | None]:
+    """Yield `cores`, or None while another server of this machine holds the claim with this name.
 
     Two servers that choose the same core for their engines would each be half as fast.
     """
     with closing(socket.socket(socket.AF_UNIX)) as claim:
         try:
             if cores is not None:
-                claim.bind(CLAIM)
+                claim.bind(name)
         except OSError:
             cores = None
         yield cores

@@ -23,9 +23,8 @@ def test_cores_are_divided_only_where_each_other_process_gets_one(num_threads: i
 CLAIM = """
 import sys
 from lmi.shared import cores
-cores.CLAIM = "\\0" + sys.argv[1]
 wanted = cores.Cores(((1,),), (0,)) if sys.argv[2] == "some" else None
-with cores.claimed(wanted) as mine:
+with cores.claimed(wanted, "\\0" + sys.argv[1]) as mine:
     print(mine is not None, flush=True)
     input()
 """
