@@ -65,9 +65,10 @@ OUR_NAMES = {
 log = logging.getLogger("lmi.vllm")
 
 
-def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
+def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | None = None) -> dict[str, Any]:
     """The keyword arguments of `AsyncEngineArgs`, which LLMEngine takes too. Warnings go to the log.
 
+    `memory_bytes` is what all engines may use of a CPU's memory; None: what this machine has.
     Raises BadConfiguration with one line for each fault, SecurityRefused for weights that would be unpickled.
     """
     _check_device(config)
@@ -78,7 +79,7 @@ def engine_arguments(config: EngineConfig, model_path: str) -> dict[str, Any]:
     if config.max_beam_width > 1 and arguments["max_logprobs"] != UNLIMITED:
         arguments["max_logprobs"] = max(arguments["max_logprobs"], 2 * config.max_beam_width)  # a beam's candidates
     if current_platform.is_cpu():
-        arguments |= _mode_on_cpu(config) | _cache_on_cpu(config, arguments)
+        arguments |= _mode_on_cpu(config) | _cache_on_cpu(config, arguments, memory_bytes or linux.memory_bytes())
     elif config.max_kv_cache_tokens is not None:
         arguments |= _cache_in_blocks(config, config.max_kv_cache_tokens, typed.get("block_size") or TOKENS_PER_BLOCK)
     return arguments
@@ -270,7 +271,7 @@ def _mode_on_cpu(config: EngineConfig) -> dict[str, Any]:
     return {"enforce_eager": True}
 
 
-def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any], memory_bytes: int) -> dict[str, Any]:
     """Size the KV cache for what the sequences can use, at most a quarter of memory.
 
     vLLM's default is nine tenths of all memory, and it does not start if other processes hold too much of it. It takes
@@ -281,7 +282,7 @@ def _cache_on_cpu(config: EngineConfig, arguments: Mapping[str, Any]) -> dict[st
     is_said = any(name in arguments for name in own_words) or bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     if is_said and config.max_kv_cache_tokens is None:
         return {}
-    memory_bytes = linux.memory_bytes() // config.num_engines
+    memory_bytes //= config.num_engines
     ranks = config.tensor_parallel_degree
     block = arguments.get("block_size") or TOKENS_PER_BLOCK_ON_CPU
     shape = _cache_shape(config, str(arguments["model"]))

@@ -17,7 +17,6 @@ import pytest
 from handlers.lmi_vllm import about
 from lmi.errors import BadConfiguration, SecurityRefused
 from lmi.settings.config import EngineConfig
-from lmi.shared import linux
 from tests.tiny_models import CONTEXT_LENGTH, tiny_model
 
 pytestmark = pytest.mark.vllm
@@ -255,17 +254,15 @@ def test_a_cache_on_a_cpu_holds_what_the_sequences_can_use(
     assert "num_gpu_blocks_override" not in given
 
 
-def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(
-    arguments: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linux, "memory_bytes", lambda: 400 * 128 * TOKEN_BYTES)
+def test_a_cache_on_a_cpu_takes_a_quarter_of_memory_at_most(arguments: ModuleType, folder: Path) -> None:
+    memory_bytes = 400 * 128 * TOKEN_BYTES
     sizes = [
-        arguments.engine_arguments(config(num_engines=number, tensor_parallel_degree=ranks), str(folder))
+        arguments.engine_arguments(config(num_engines=number, tensor_parallel_degree=ranks), str(folder), memory_bytes)
         for number, ranks in ((1, 1), (2, 1), (1, 2))
     ]
     assert [size["kv_cache_memory_bytes"] // (128 * TOKEN_BYTES) for size in sizes] == [101, 51, 50]
     (folder / "config.json").write_text("{}")
-    unknown = arguments.engine_arguments(config(), str(folder))
+    unknown = arguments.engine_arguments(config(), str(folder), memory_bytes)
     assert unknown["kv_cache_memory_bytes"] == 100 * 128 * TOKEN_BYTES
 
 
