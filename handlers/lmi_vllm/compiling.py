@@ -27,12 +27,15 @@ def is_eager(options: Mapping[str, str]) -> bool:
     return os.environ.get("TORCHDYNAMO_DISABLE", "0") not in ("", "0") or missing() is not None
 
 
-def missing() -> str | None:
-    """The reason why this machine cannot compile, or None. torch uses the compiler in CXX, else g++."""
+def missing(headers: str = sysconfig.get_path("include")) -> str | None:
+    """The reason why this machine cannot compile, or None. torch uses the compiler in CXX, else g++.
+
+    `headers` is the folder of Python's headers.
+    """
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler) is None:
         return f"there is no C++ compiler {compiler}"
-    header = Path(sysconfig.get_path("include"), "Python.h")
+    header = Path(headers, "Python.h")
     return None if header.is_file() else f"{header} is not there, which belongs to Python's headers"
 
 
