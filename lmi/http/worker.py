@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
@@ -33,12 +34,13 @@ class Beat(WorkerTmp):  # type: ignore[misc]
 
     pauses = Pauses(LATE_S)
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: Config, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(cfg)
-        self.pauses.note(time.monotonic())
+        self._clock = clock
+        self.pauses.note(clock())
 
     def last_update(self) -> float:
-        now = time.monotonic()
+        now = self._clock()
         self.pauses.note(now)
         return now - self.pauses.ran_s(super().last_update(), now)
 

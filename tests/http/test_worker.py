@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmi.http import worker
 from lmi.http.protocol import MAX_HEAD_BYTES
+from lmi.http.worker import Beat
 from lmi.runtime import ENVIRONMENT_NAME
 from tests.scripted import wait_until
 
@@ -79,15 +79,13 @@ def test_a_worker_ends_in_order_with_its_master(served: Served) -> None:
     assert not served.is_open()
 
 
-def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran() -> None:
     clock = iter([100.0, 101.0, 500.0, 512.0])
-    monkeypatch.setattr(worker.time, "monotonic", lambda: next(clock))
-    beat = worker.Beat(SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid()))
+    settings = SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid())
+    beat = Beat(settings, clock=lambda: next(clock))
     os.utime(beat.fileno(), (100.5, 100.5))
     assert [101.0 - beat.last_update(), 500.0 - beat.last_update()] == [0.5, 0.5]
     for second in range(501, 512):
-        worker.Beat.pauses.note(float(second))
+        beat.pauses.note(float(second))
     assert 512.0 - beat.last_update() == 12.5
     beat.close()
