@@ -37,7 +37,6 @@ MAX_FIELDS = 128
 MAX_CHUNKS, LARGE_CHUNK_BYTES = 65_536, 1024  # a body may have more chunks if they have so many bytes on average
 MAX_PIPELINED = 16
 MIN_BODY_BYTES_PER_S = 1024
-SLOW_START_S = 10.0  # a body may be slower for this long
 LINGER_S = 1.0  # a refused client may send for this long before the connection is cut
 BODY_LINGER_S = 10.0  # a client may send the rest of a body that was answered early for this long, before it reads
 MAX_UNREAD_BYTES = 64 << 10  # of a body that was answered early; up to this many are discarded to keep the connection
@@ -99,6 +98,7 @@ class GuardedProtocol(HttpToolsProtocol):
     header_timeout_s: ClassVar[float] = 10.0
     body_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 30.0
+    slow_start_s: ClassVar[float] = 10.0  # a body may be slower than MIN_BODY_BYTES_PER_S for this long
     max_connections: ClassVar[int] = max(1, min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FDS))
     cycle: Cycle
 
@@ -318,7 +318,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if not self.flow.read_paused and not self.cycle.waiting_for_100_continue:  # else the server is slow
             self._body_s += BODY_LOOK_S
-        is_slow = self._body_s > SLOW_START_S and self._num_body_bytes < MIN_BODY_BYTES_PER_S * self._body_s
+        is_slow = self._body_s > self.slow_start_s and self._num_body_bytes < MIN_BODY_BYTES_PER_S * self._body_s
         if is_slow or self._body_s >= self.body_timeout_s:
             self._refuse(Refusal(408, f"the request body came too slowly, it has {self.body_timeout_s:g} s"))
         else:

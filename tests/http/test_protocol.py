@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +36,20 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class PatientProtocol(GuardedProtocol):
-    """Its timeouts are longer than any pause of a busy machine; tests of timeouts shorten them by `hasty`."""
+    """Its timeouts are longer than any pause of a busy machine."""
 
     header_timeout_s = body_timeout_s = stall_timeout_s = TIMEOUT_S
+
+
+class HastyProtocol(GuardedProtocol):
+    """For tests of timeouts."""
+
+    header_timeout_s, body_timeout_s, stall_timeout_s = 0.4, 2.0, 1.0
+
+
+class StrictProtocol(PatientProtocol):
+    slow_start_s = 0.5
+    max_connections = 2
 
 
 class App:
@@ -116,11 +128,11 @@ def hear(connection: socket.socket, end: bytes | None = None) -> bytes:
     return heard
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
+@contextmanager
+def serving(protocol: type[GuardedProtocol]) -> Iterator[Served]:
     app = App()
     config = uvicorn.Config(
-        app, http=PatientProtocol, loop="uvloop", ws="none", lifespan="off", server_header=False, log_config=None
+        app, http=protocol, loop="uvloop", ws="none", lifespan="off", server_header=False, log_config=None
     )
     uvicorn_server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -134,11 +146,22 @@ def server() -> Iterator[Served]:
     assert not thread.is_alive()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(PatientProtocol) as served:
+        yield served
+
+
 @pytest.fixture
-def hasty(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
-    for name, timeout_s in (("header", 0.4), ("body", 2.0), ("stall", 1.0)):
-        monkeypatch.setattr(PatientProtocol, f"{name}_timeout_s", timeout_s)
-    return served
+def hasty() -> Iterator[Served]:
+    with serving(HastyProtocol) as served:
+        yield served
+
+
+@pytest.fixture
+def strict() -> Iterator[Served]:
+    with serving(StrictProtocol) as served:
+        yield served
 
 
 @pytest.fixture
@@ -359,7 +382,7 @@ def test_an_idle_connection_between_requests_is_kept(hasty: Served) -> None:
         for _ in range(2):
             connection.sendall(GET)
             assert statuses(until(connection, b"/ 0")) == [200]
-            time.sleep(PatientProtocol.header_timeout_s + 0.2)
+            time.sleep(HastyProtocol.header_timeout_s + 0.2)
 
 
 def test_a_body_that_drips_is_refused_and_its_application_hears_a_disconnect(hasty: Served) -> None:
@@ -369,10 +392,9 @@ def test_a_body_that_drips_is_refused_and_its_application_hears_a_disconnect(has
     assert hasty.app.disconnected.wait(TIMEOUT_S)
 
 
-def test_a_body_slower_than_a_kilobyte_a_second_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmi.http.protocol.SLOW_START_S", 0.5)
+def test_a_body_slower_than_a_kilobyte_a_second_is_refused(strict: Served) -> None:
     for measurement in measurements():
-        with served.connect() as connection, measurement.within(10):
+        with strict.connect() as connection, measurement.within(10):
             connection.sendall(post("Content-Length: 100000"))
             assert_refused(drip(connection, b"a" * 1000, pause_s=0.02), 408)
 
@@ -380,7 +402,7 @@ def test_a_body_slower_than_a_kilobyte_a_second_is_refused(served: Served, monke
 def test_a_request_that_takes_long_to_answer_is_no_slow_body(hasty: Served) -> None:
     with hasty.connect() as connection:
         connection.sendall(post("Content-Length: 3", body=b"abc", path="/slow"))
-        time.sleep(PatientProtocol.body_timeout_s + 0.5)
+        time.sleep(HastyProtocol.body_timeout_s + 0.5)
         hasty.app.go_on.set()
         assert statuses(until(connection, b"/slow 3")) == [200]
 
@@ -424,11 +446,10 @@ def test_bad_bytes_in_a_queued_body_do_not_harm_the_answer_before_it(served: Ser
     assert statuses(heard) == [200, 400] and "/bad" not in served.app.heard
 
 
-def test_idle_connections_make_room_for_new_ones(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PatientProtocol, "max_connections", 4)
-    idle = [served.connect() for _ in range(4)]
+def test_idle_connections_make_room_for_new_ones(strict: Served) -> None:
+    idle = [strict.connect() for _ in range(2)]
     idle[0].sendall(GET[:10])
-    with served.connect() as newcomer:
+    with strict.connect() as newcomer:
         newcomer.sendall(GET)
         assert statuses(until(newcomer, b"/ 0")) == [200]
     [closed] = select.select(idle, [], [], TIMEOUT_S)[0]
@@ -437,16 +458,15 @@ def test_idle_connections_make_room_for_new_ones(served: Served, monkeypatch: py
         connection.close()
 
 
-def test_busy_connections_stay_and_newcomers_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PatientProtocol, "max_connections", 2)
-    busy = [served.connect() for _ in range(2)]
+def test_busy_connections_stay_and_newcomers_are_refused(strict: Served) -> None:
+    busy = [strict.connect() for _ in range(2)]
     for connection in busy:
         connection.sendall(post(path="/stream"))
         until(connection, b"first,")
-    refused = served.talk(GET)
+    refused = strict.talk(GET)
     assert_refused(refused, 503)
     assert b"retry-after: 1" in refused
-    served.app.go_on.set()
+    strict.app.go_on.set()
     for connection in busy:
         with connection:
             assert b"/stream 0" in until(connection, b"/stream 0")
@@ -478,7 +498,6 @@ def test_a_crowd_of_slow_heads_is_gone_after_the_deadline(hasty: Served) -> None
 @pytest.fixture
 def flooded(hasty: Served) -> Iterator[socket.socket]:
     """A client with a small buffer that asked for a large answer."""
-    hasty.app.flooded.clear()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(TIMEOUT_S)
@@ -496,7 +515,7 @@ def test_a_client_that_stops_reading_is_cut_off(hasty: Served, flooded: socket.s
 def test_a_client_that_reads_slowly_is_not_cut_off(flooded: socket.socket) -> None:
     """It takes twice the stall timeout to read what the server has buffered."""
     heard, started = b"", time.monotonic()
-    while time.monotonic() < started + 2.5 * PatientProtocol.stall_timeout_s:
+    while time.monotonic() < started + 2.5 * HastyProtocol.stall_timeout_s:
         heard += flooded.recv(2500)  # 50 KB a second
         time.sleep(0.05)
     while data := flooded.recv(65536):
