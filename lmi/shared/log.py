@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
@@ -101,9 +102,10 @@ def escape(text: str) -> str:
 class LineHandler(logging.Handler):
     """Writes each line at once, so that the lines of several processes do not mix. It does not wait for a reader."""
 
-    def __init__(self, fd: int = STDERR) -> None:
+    def __init__(self, fd: int = STDERR, count_dropped: Callable[[int], None] = add_dropped) -> None:
         super().__init__()
         self.sink = Sink(fd)
+        self._count_dropped = count_dropped
         self._num_dropped = 0  # since the last line that was written
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -113,7 +115,7 @@ class LineHandler(logging.Handler):
                 self._num_dropped = 0
             if self._num_dropped or not self.sink.write(line):
                 self._num_dropped += 1
-                add_dropped(1)
+                self._count_dropped(1)
         except Exception:
             self.handleError(record)
 

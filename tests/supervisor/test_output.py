@@ -17,21 +17,16 @@ from lmi.supervisor.output import BURST_LINES, LAST_LINES, MAX_LINE_BYTES, PIPE_
 ROOT = Path(__file__).parents[2]
 
 
-class Tally:
-    num_log_lines_dropped = 0
+@pytest.fixture
+def dropped() -> list[int]:
+    """The numbers of lines that were dropped at a time."""
+    return []
 
 
 @pytest.fixture
-def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
-    counted = Tally()
-    monkeypatch.setattr(log, "_tally", (counted, "num_log_lines_dropped"))
-    return counted
-
-
-@pytest.fixture
-def output(caplog: pytest.LogCaptureFixture) -> ChildOutput:
+def output(dropped: list[int], caplog: pytest.LogCaptureFixture) -> ChildOutput:
     caplog.set_level(logging.INFO)
-    return ChildOutput("libraries", "engine 3")
+    return ChildOutput("libraries", "engine 3", count_dropped=dropped.append)
 
 
 def test_each_line_is_logged_once_it_is_whole(output: ChildOutput, caplog: pytest.LogCaptureFixture) -> None:
@@ -64,38 +59,38 @@ def test_a_long_line_is_cut_however_it_comes(output: ChildOutput, caplog: pytest
 
 
 def test_lines_above_the_limit_are_counted_and_the_last_words_are_logged(
-    output: ChildOutput, tally: Tally, caplog: pytest.LogCaptureFixture
+    output: ChildOutput, dropped: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     num_lines = 10 * BURST_LINES
     os.write(output.writer, b"y\n" * num_lines)
     output.read()
     assert len(caplog.messages) == BURST_LINES
-    assert tally.num_log_lines_dropped == num_lines - BURST_LINES
+    assert sum(dropped) == num_lines - BURST_LINES
     os.write(output.writer, b"z\n" * num_lines + b"last words")
     caplog.clear()
     output.read_last()
     first, *lines = caplog.messages
     assert len(lines) == LAST_LINES and lines[-1] == "last words"
-    assert f"{tally.num_log_lines_dropped} lines were dropped here" in first
+    assert f"{sum(dropped)} lines were dropped here" in first
 
 
 def test_a_child_that_ends_after_too_many_lines_has_its_loss_in_the_log(
-    output: ChildOutput, caplog: pytest.LogCaptureFixture, tally: Tally
+    output: ChildOutput, caplog: pytest.LogCaptureFixture, dropped: list[int]
 ) -> None:
     os.write(output.writer, b"x\n" * (BURST_LINES + 9))
     output.read()
     output.read_last()
-    assert caplog.messages[-1] == "9 lines were dropped here: too many at once" and tally.num_log_lines_dropped == 9
+    assert caplog.messages[-1] == "9 lines were dropped here: too many at once" and sum(dropped) == 9
 
 
-def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutput, tally: Tally) -> None:
+def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutput, dropped: list[int]) -> None:
     with pytest.raises(BlockingIOError):
         while True:
             os.write(output.writer, b"y" * 99 + b"\n")
     started_s = time.monotonic()
     output.read()
     assert time.monotonic() - started_s < 5.0
-    assert tally.num_log_lines_dropped >= PIPE_BYTES / 2 / 100 - BURST_LINES or PIPE_BYTES > 1 << 20
+    assert sum(dropped) >= PIPE_BYTES / 2 / 100 - BURST_LINES or PIPE_BYTES > 1 << 20
 
 
 def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: ChildOutput) -> None:
