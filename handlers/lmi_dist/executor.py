@@ -214,18 +214,18 @@ class EmbeddedExecutor(SteppedExecutor):
 
     @property
     def is_loading_adapter(self) -> bool:
-        return self._lora is not None and self._lora.is_reading
+        return (lora := self._lora) is not None and lora.is_reading
 
     def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
-        if self._lora is None:
+        if (lora := self._lora) is None:
             return super().load_adapter(name, path, pinned=pinned, preload=preload)
-        prepared = self._lora.prepare(path, with_weights=preload or pinned)
-        self._at_boundary(partial(self._load_adapter, self._lora, name, path, prepared, pinned, preload))
+        prepared = lora.prepare(path, with_weights=preload or pinned)
+        self._at_boundary(partial(self._load_adapter, lora, name, path, prepared, pinned, preload))
 
     def unload_adapter(self, name: str) -> None:
-        if self._lora is None:
+        if (lora := self._lora) is None:
             return super().unload_adapter(name)
-        self._at_boundary(partial(self._unload_adapter, self._lora, name))
+        self._at_boundary(partial(self._unload_adapter, lora, name))
 
     def _load_adapter(
         self, lora: LoraAdapters, name: str, path: str, prepared: Prepared, pinned: bool, preload: bool
@@ -249,7 +249,8 @@ class EmbeddedExecutor(SteppedExecutor):
     def _close(self) -> None:
         if self._guides is not None:
             self._guides.close()
-        del self._runner, self._sampler, self._scheduler, self._cache, self._capture, self._lora
+        del self._runner, self._sampler, self._scheduler, self._cache, self._capture
+        self._lora = None  # other threads may still ask for it
 
 
 def _source(

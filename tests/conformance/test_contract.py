@@ -435,4 +435,5 @@ def test_after_shutdown_nothing_is_accepted(fresh: Executor) -> None:
     with pytest.raises(RuntimeError, match="shut down"):
         fresh.enqueue_request(ask())
     assert fresh.await_responses() == []
+    assert not fresh.is_loading_adapter
     fresh.cancel_request(1)
