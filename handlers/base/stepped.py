@@ -295,14 +295,15 @@ class SteppedExecutor(Executor):
         except EngineStopped:
             raise
         except Exception as error:
-            log.exception("a step failed; its requests end with an error: %s", list(self._active_ids()))
+            failed = _fail(self._active, f"the step failed: {error}", self._kind_of(error))
+            log.exception("a step failed; its requests end with an error: %s", [one.id for one in failed])
             self._num_failed_steps += 1
-            return Step(touched=_fail(self._active, f"the step failed: {error}", self._kind_of(error)))
+            return Step(touched=[one for one in self._all_live() if one.is_finished])  # some ended before it failed
         self._num_failed_steps = 0
         return step
 
-    def _active_ids(self) -> Iterable[int]:
-        return (sequence.id for sequence in self._active)
+    def _all_live(self) -> Iterable[Sequence]:
+        return itertools.chain.from_iterable(self._live.values())
 
     def _note_scheduled(self, touched: list[Sequence], started: float) -> None:
         """Record `started` as the time of the first step, for each sequence that had none and was in this step."""
@@ -360,7 +361,7 @@ class SteppedExecutor(Executor):
         """End every request with an error, without a call to the engine: it cannot go on."""
         with self._boundary:
             self._is_accepting = False
-            sequences = [*itertools.chain.from_iterable(self._live.values()), *self._arrived]
+            sequences = [*self._all_live(), *self._arrived]
             self._live, self._arrived = {}, []
         self._publish(_fail(sequences, message, ErrorKind.ENGINE_LOST))
 

@@ -74,6 +74,13 @@ def test_a_step_that_raises_ends_what_ran_and_what_waited_starts_again(executor:
     assert executor.get_latest_iteration_stats()[-1].num_active_requests == 0
 
 
+def test_what_ends_in_a_step_before_it_raises_is_answered(executor: Executor) -> None:
+    refused, broken = executor.enqueue_requests([ask(FAULT), ask(1, BREAK)])
+    ended = finals(executor, [refused, broken])
+    assert ended[refused].error_msg == "the engine takes no such prompt"
+    assert ended[broken].error_msg == "the step failed: the step broke"
+
+
 def test_a_value_of_a_wrong_type_never_reaches_the_engine(executor: Executor) -> None:
     with pytest.raises(InvalidRequest, match="wrong type"):
         executor.enqueue_request(ask(1, 2.5))  # type: ignore[arg-type]
