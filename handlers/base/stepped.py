@@ -349,7 +349,7 @@ class SteppedExecutor(Executor):
             )
         )
         if self._request_stats.maxlen:
-            finished = [sequence for sequence in step.touched if sequence.is_finished]
+            finished = [sequence for sequence in told if sequence.is_finished]
             stats = [_request_stats(sequence, is_active=False) for sequence in [*finished, *self._queued]]
             stats += [_request_stats(sequence, is_active=True) for sequence in self._active]
             self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=stats))

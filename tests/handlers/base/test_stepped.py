@@ -79,6 +79,20 @@ def test_a_request_that_is_over_cannot_be_cancelled_into_a_step() -> None:
         assert len(executor.get_latest_iteration_stats()) == 1
 
 
+def test_a_request_that_is_cancelled_is_told_to_be_complete_once() -> None:
+    options = {"echo_step_ms": "1", "echo_max_num_sequences": "1"}
+    config = EngineConfig(handler="echo", options=options, request_stats_max_iterations=1000)
+    with EchoExecutor(config) as executor:
+        ran, waited = executor.enqueue_requests([Request(input_token_ids=(5,), max_tokens=4000)] * 2)
+        wait_until(lambda: (1, 1) in map(counts, executor.get_latest_iteration_stats()), "one runs and one waits")
+        for one in (waited, ran):
+            executor.cancel_request(one)
+            executor.await_responses(one, TIMEOUT_S)
+        told = [stats for step in executor.get_latest_request_stats() for stats in step.request_stats]
+    for one in (ran, waited):
+        assert [stats.stage for stats in told if stats.id == one].count("GENERATION_COMPLETE") == 1
+
+
 TIMED = OutputConfig(return_perf_metrics=True)
 
 
