@@ -11,6 +11,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from handlers.base.outputs import SequenceOutput
@@ -72,7 +73,11 @@ class EngineLoop:
 
     def _begin(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._tasks[name] = self._loop.create_task(coroutine)
-        task.add_done_callback(lambda _: self._tasks.pop(name, None))  # also if it was cancelled before it began
+        task.add_done_callback(partial(self._forget, name))  # also if it was cancelled before it began
+
+    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(name) is task:  # not one that has begun since, by the same name
+            del self._tasks[name]
 
     def _cancel(self, names: list[str]) -> None:
         for name in names:

@@ -69,6 +69,15 @@ def test_a_cancelled_task_leaves_nothing_behind_even_if_it_had_not_begun(loop: E
         assert loop.run(number()) == 4
 
 
+def test_a_task_that_begins_again_by_its_name_can_be_cancelled(loop: EngineLoop) -> None:
+    loop.begin("1.0", follow(loop, "1.0"))
+    assert loop.take(WAIT_S)
+    loop.cancel(["1.0"])
+    loop.begin("1.0", follow(loop, "1.0"))
+    assert loop.take(WAIT_S), "the second one has begun, and the first has ended"
+    assert list(loop._tasks) == ["1.0"]
+
+
 def test_what_a_coroutine_raises_is_raised_here(loop: EngineLoop) -> None:
     with pytest.raises(ValueError, match="no such adapter"):
         loop.run(fail())
