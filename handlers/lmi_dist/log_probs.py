@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.logits_rows import take_rows
 from handlers.lmi_dist.plan import Chunk
 from lmi.executor import PromptLogProb, TokenLogProb
 
@@ -32,7 +33,7 @@ def top_log_probs(log_probs: Tensor, num_tops: list[int]) -> list[list[TokenLogP
     tops: list[list[TokenLogProb] | None] = [None] * len(num_tops)
     rows = [row for row, num_top in enumerate(num_tops) if num_top]
     if rows:
-        values, token_ids = log_probs[rows].topk(min(MAX_TOP_LOG_PROBS, log_probs.shape[1]), dim=-1)
+        values, token_ids = take_rows(log_probs, rows).topk(min(MAX_TOP_LOG_PROBS, log_probs.shape[1]), dim=-1)
         for row, row_values, row_ids in zip(rows, values.tolist(), token_ids.tolist(), strict=True):
             num_top = num_tops[row]
             pairs = zip(row_ids[:num_top], row_values[:num_top], strict=True)
