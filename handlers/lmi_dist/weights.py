@@ -37,7 +37,6 @@ class ModelFacts:
     vocab_size: int
     context_length: int
     num_layers: int
-    num_heads: int
     num_kv_heads: int
     head_dim: int
 
@@ -50,11 +49,6 @@ class ModelFacts:
     def dtype(self) -> torch.dtype | None:
         """The dtype of the checkpoint, or None if its configuration has none."""
         return getattr(self.config, "dtype", None)
-
-    @property
-    def group(self) -> int:
-        """The number of query heads that share one key head."""
-        return self.num_heads // self.num_kv_heads
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """The bytes of cache that one token needs over all layers."""
@@ -75,7 +69,6 @@ def read_facts(path: str) -> ModelFacts:
         vocab_size=config.vocab_size,
         context_length=architecture.context_length if architecture else stable_context_length(config),
         num_layers=config.num_hidden_layers,
-        num_heads=num_heads,
         num_kv_heads=1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", num_heads),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
     )
@@ -120,8 +113,8 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, shape: Iterable[int], dtype: torch.dtype | None = None) -> Tensor:
-        """Read the tensor `name`, as `dtype` if one is given; its shape must be `shape`. Raises ModelUnusable.
+    def take(self, name: str, shape: Iterable[int]) -> Tensor:
+        """Read the tensor `name`, whose shape must be `shape`. Raises ModelUnusable.
 
         Take each tensor once.
         """
@@ -135,7 +128,7 @@ class Checkpoint:
             )
         self._num_taken += 1
         self._progress("weights", min(1.0, self._num_taken / len(self._files)))
-        return tensor if dtype is None else tensor.to(dtype)
+        return tensor
 
     def _read(self, file: Path, name: str) -> Tensor:
         """Read a tensor in the shape and dtype of the file."""
