@@ -30,6 +30,8 @@ NOT_TOGETHER = (
 )
 OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+# Of the values that are read here. xgrammar refuses wrong types itself.
+TYPES = {"required": list, "allOf": list, "properties": dict, "patternProperties": dict, "pattern": str}
 SINGLE = ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
 
 
@@ -51,6 +53,9 @@ def check_keywords(text: str) -> list[str]:
 
 
 def _faults(schema: Mapping[str, Any]) -> Iterator[str]:
+    for name, kind in TYPES.items():
+        if name in schema and not isinstance(schema[name], kind):
+            yield f"{name} of a wrong type"
     yield from (name for name in NOT_KNOWN if name in schema)
     yield from (f"{one} beside {other}" for one, other in NOT_TOGETHER if one in schema and other in schema)
     rules = [name for name in schema if name in NEED_A_TYPE or name in IMPLY_A_TYPE]
@@ -67,7 +72,7 @@ def _faults(schema: Mapping[str, Any]) -> Iterator[str]:
     if "$ref" in schema and not (schema["$ref"] == "#" or str(schema["$ref"]).startswith("#/")):
         yield f"$ref {schema['$ref']}"
     for name in schema.get("required", ()):
-        if name not in schema.get("properties", {}):
+        if not isinstance(name, str) or name not in schema.get("properties", {}):
             yield f"required {name!r}, which is not among the properties,"
 
 

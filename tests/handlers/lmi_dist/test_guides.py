@@ -261,6 +261,9 @@ def is_text(written: bytes) -> bool:
         (GuideType.JSON_SCHEMA, '{"type": "colour"}', 'Unsupported type "colour"'),
         (GuideType.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "Lookahead"),
         (GuideType.JSON_SCHEMA, '{"not": {"type": "string"}}', "not cannot be followed"),
+        (GuideType.JSON_SCHEMA, '{"type": "object", "required": 5}', "required of a wrong type"),
+        (GuideType.JSON_SCHEMA, '{"type": "string", "pattern": 5}', "pattern of a wrong type"),
+        (GuideType.JSON_SCHEMA, '{"type": "object", "required": [["a"]]}', "required ['a'], which is not among"),
     ],
 )
 def test_a_wrong_guide_is_refused_with_its_reason(
