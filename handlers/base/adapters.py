@@ -17,6 +17,7 @@ from handlers.base.sequence import Sequence
 from lmi.capabilities import unknown_adapter
 from lmi.errors import InvalidParameter, LmiError, ModelUnusable, OutOfMemory, cause_line
 from lmi.executor import ErrorKind
+from lmi.settings.adapters import CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class Adapters:
         known = self._loaded.get(name)
         if not isinstance(name, str) or not name or (known is not None and known.path != str(path)):
             raise InvalidParameter("lora_config", "a new name, or unloaded first", name)
-        if not (Path(path) / "adapter_config.json").is_file():
-            raise ModelUnusable(f"{path}: an adapter's folder has an adapter_config.json")
+        if not (Path(path) / CONFIG).is_file():
+            raise ModelUnusable(f"{path}: an adapter's folder has an {CONFIG}")
         adapter = known or LoadedAdapter(name, next(self._numbers), str(path))
         adapter = replace(adapter, is_pinned=adapter.is_pinned or pinned)
         self._check_room(adapter)

@@ -23,8 +23,8 @@ from handlers.base.adapters import LoadedAdapter
 from handlers.lmi_trtllm import beams
 from lmi.errors import Unsupported, shorten
 from lmi.executor import SamplingConfig
+from lmi.settings.adapters import CONFIG, WEIGHTS
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NO_PIN = "TensorRT-LLM pins no adapter; those that were used last stay, as many as option.max_loras says"
 MAX_LORAS = 4  # where no option says it, as on the other engines
 # The linears that the engine can have low ranks of, by its names for them, with the last part of those in checkpoints.
