@@ -57,8 +57,7 @@ def of_flat(flat: FlatLogprobs, first: int) -> LogProbs:
 def _of_arrays(arrays: LogprobsLists | LogprobsTensors | None) -> LogProbs | None:
     if arrays is None:
         return None
-    token_ids = arrays.logprob_token_ids if isinstance(arrays, LogprobsLists) else arrays.logprob_token_ids
-    return LogProbs(token_ids.tolist(), arrays.logprobs.tolist())
+    return LogProbs(arrays.logprob_token_ids.tolist(), arrays.logprobs.tolist())
 
 
 def _end(name: str, reason: str) -> FinishReason | Exception:
