@@ -1,7 +1,7 @@
 """vLLM's engine in this process, stepped on the caller's thread.
 
-vLLM's scheduler is called directly, and no other process can be left behind. This file, `multi_process.py` and
-`multinode.py` use more of vLLM than its public classes. Written against vLLM 0.30 to 0.33.
+vLLM's scheduler is called directly, and no other process can be left behind. This file, `block_room.py`,
+`multi_process.py` and `multinode.py` use more of vLLM than its public classes. Written against vLLM 0.30 to 0.33.
 """
 
 from __future__ import annotations
