@@ -261,11 +261,6 @@ class BufferedExchange(Exchange):
         self._is_sent = False
 
     @property
-    def query(self) -> dict[str, str]:
-        """The parameters of the query. A name that comes twice has its last value."""
-        return dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-
-    @property
     def has_begun(self) -> bool:
         return self._is_sent
 
