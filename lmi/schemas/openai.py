@@ -115,9 +115,9 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
 
 
 @takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
-def _logprobs(name: str, value: object) -> int:
-    """Read a number. Some clients send true or false, as for chat."""
-    return int(value) if isinstance(value, bool) else TOP(name, value)
+def _logprobs(name: str, value: object) -> int | None:
+    """Read a number. Some clients send true or false, as for chat; false asks for none."""
+    return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
 
 
 STOPS, BIAS = strings(MAX_STOP_SEQUENCES), number(-MAX_BIAS, MAX_BIAS)
@@ -313,8 +313,8 @@ def read_fields(
     ignored: list[str] = []
     for name, value in fields.items():
         if name in known:
-            if value is not None:
-                given[name] = known[name](name, value)
+            if value is not None and (checked := known[name](name, value)) is not None:
+                given[name] = checked
         elif name in cannot:
             if not _is_off(value):
                 raise Unsupported(name, cannot[name])
