@@ -36,11 +36,14 @@ def read_width(given: dict[str, Any], name: str, named: Named) -> None:
 
 
 def read_flag(given: dict[str, Any], *, is_streamed: bool = False) -> None:
-    """Read `use_beam_search`. With one beam decoding is greedy. Raises Unsupported for more of them in a stream."""
+    """Read `use_beam_search`, after `check_best_of`. With one beam decoding is greedy.
+
+    Raises Unsupported for more of them in a stream.
+    """
     if not given.pop("use_beam_search", False):
         return
     num_returned = given.get("n", 1)
-    width = max(num_returned, given.pop("best_of", 1))
+    width = given.pop("best_of", num_returned)
     if width == 1:
         given["temperature"] = 0.0
         return

@@ -205,7 +205,6 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
         drop(given, {"stop": "as true, which names no stop string"}, ignored, in_parameters)
     _check_together(given, is_streamed=format.is_streamed)
     read_width(given, "num_beams", in_parameters)
-    check_best_of(given, in_parameters)
     given.setdefault("details", format.tgi_compat)
     if message.sampling_defaults is not None and "beam_width" not in given:
         fill_in(given, written, message.sampling_defaults)
@@ -227,6 +226,7 @@ def _is_greedy(given: Given) -> bool:
 
 
 def _check_together(given: Given, *, is_streamed: bool) -> None:
+    check_best_of(given, in_parameters)
     max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     check_least_tokens(given, ("min_length", "min_tokens"), "max_new_tokens", max_new_tokens, in_parameters)
     check_stop(given, "stop_sequences", in_parameters)

@@ -380,11 +380,11 @@ def _read_search(given: dict[str, Any]) -> bool:
         read_flag(given)
     else:
         read_width(given, "beam_width", said)
-    check_best_of(given, said)
     return is_flagged
 
 
 def _check_together(given: Given, is_streaming: bool) -> None:
+    check_best_of(given, said)
     check_stop(given, "stop_words", said)
     check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS), said)
     if is_streaming:
