@@ -215,7 +215,7 @@ def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None 
     name, is_streaming = fields.get("model"), fields.get("stream")
     if not isinstance(name, str | None):
         raise MalformedRequest(f"model must be a string, given {shorten(name)}")
-    if name and name not in (model.name, "model", *UNNAMED, *model.aliases):
+    if name and name not in (*model.names, *UNNAMED):
         format = replace(format, model=name, adapter=name)  # if it is registered, which the server looks up
     if not isinstance(is_streaming, bool | None):
         raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")

@@ -34,7 +34,7 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
     in_body = tuple(request.adapter for request in parsed.requests)
     if outside is None and not any(in_body):
         return parsed
-    own = ("", service.config.model.name, "model", *service.config.model.aliases)
+    own = ("", *service.config.model.names)
     if outside is not None:
         _report_losers(exchange, service, outside, [name for name in in_body if name and name != outside[1]])
     chosen = in_body if outside is None else (outside[1],) * len(in_body)

@@ -81,9 +81,9 @@ class Service:
         return sum(engine.max_num_sequences for engine in self.block.engines)
 
     def check_model(self, name: str, version: str | None = None) -> None:
-        """Raise UnknownModel for a name or version that is not served here. The name `model` is always served."""
+        """Raise UnknownModel for a name or version that is not served here."""
         model = self.config.model
-        if name not in (model.name, "model", *model.aliases):
+        if name not in model.names:
             raise UnknownModel(f"no model {shorten(name)} is served here, only {model.name!r}")
         if version is not None and version != model.version:
             raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")

@@ -95,6 +95,11 @@ class ModelConfig:
     tool_call_parser: str | None = None  # hermes, json; text: calls stay text; None: a chat with free calls is refused
     reasoning_parser: str | None = None  # think
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that a request may have for this model. `model` is always one of them."""
+        return tuple(dict.fromkeys((self.name, "model", *self.aliases)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:

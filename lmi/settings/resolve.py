@@ -334,7 +334,7 @@ def _with_adapters(config: Config, engine: ChosenEngine, folder: Path | None, pr
     for path in found:
         secure_mode.check_adapter(config.server, path, path.parent.parent)
         check_files(path, allow_pickle=config.engine.allow_pickle)
-    return replace(config, model=replace(model, adapters=by_name(found, (model.name, "model", *model.aliases))))
+    return replace(config, model=replace(model, adapters=by_name(found, model.names)))
 
 
 def _option_sources(values: Values) -> dict[str, str]:

@@ -26,3 +26,8 @@ def test_a_resolved_configuration_survives_the_way_to_a_child(folder: Path) -> N
     config = settle(folder, text, machine=FOUR_GPUS).config
     assert load(dump(config)) == config
     assert config.engine.device_ids == ("1", "2")
+
+
+def test_a_model_is_meant_by_its_name_its_aliases_and_the_word_model() -> None:
+    assert ModelConfig(path="", name="a", aliases=("b", "model")).names == ("a", "model", "b")
+    assert ModelConfig(path="", name="model").names == ("model",)

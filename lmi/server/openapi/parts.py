@@ -128,8 +128,7 @@ def operation(
 def names(model: ModelConfig, path: str) -> list[Schema]:
     """Return the parameters of a path, with all values that are served here if the server has only one model."""
     values = {
-        "model": list(dict.fromkeys((model.name, "model", *model.aliases))),
-        "name": list(dict.fromkeys((model.name, "model", *model.aliases))),
+        "model": list(model.names),
         "version": [model.version],
     }
     is_known = bool(model.path)

@@ -43,7 +43,7 @@ async def register(exchange: Exchange, service: Service) -> None:
             raise InvalidRequest(f"{name} is missing")
     name, src = given["name"], given["src"]
     check_name(name)
-    if name in (service.config.model.name, "model", *service.config.model.aliases):
+    if name in service.config.model.names:
         raise NameTaken(f"name {name} belongs to the model")
     preload, pin = _checked(given.get("preload", True), given.get("pin", False))
     said = alias(exchange) or name
