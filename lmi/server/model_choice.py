@@ -8,30 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from lmi.apis import BY_FIELD
 from lmi.errors import InvalidRequest
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.schemas.openai import UNNAMED
 from lmi.server.front_end import FrontEnd
+from lmi.server.outline import Outline
 from lmi.server.service import Service
 
 NAME = "model_name"
 OPENAI_PATHS = "/v1/"
 
 
-class _Body(msgspec.Struct):
+class _Outline(Outline):
     """The fields that decide whether a body names its model."""
 
     model: object = None
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    inputs: msgspec.Raw = msgspec.Raw()
 
     @property
     def is_openai(self) -> bool:
-        return not self.inputs and any(getattr(self, field) for field in BY_FIELD)
+        return not self.has("inputs") and any(map(self.has, BY_FIELD))
 
 
 def name_outside_of_body(exchange: Exchange) -> str | None:
@@ -53,10 +49,9 @@ async def name_in_body(exchange: Exchange, front_end: FrontEnd) -> str | None:
         return None
     front_end.check_room()  # before the body: a full server reads nothing
     body = await exchange.peek(front_end.config.max_request_size, front_end.body_memory)
-    try:
-        fields = msgspec.json.decode(body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # the schema of the route reports the fault
+    fields = _Outline.of(body)
+    if fields is None:
+        return None
     is_openai = exchange.path.startswith(OPENAI_PATHS) or fields.is_openai
     name = fields.model if is_openai and isinstance(fields.model, str) else ""
     return None if name in ("", "model", *UNNAMED) else name

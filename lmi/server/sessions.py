@@ -21,6 +21,7 @@ import msgspec
 
 from lmi.errors import LmiError
 from lmi.http.exchange import Exchange, Header
+from lmi.server.outline import Outline
 from lmi.server.service import Service
 from lmi.shared.sessions import InvalidSession, Session, Sessions
 
@@ -35,16 +36,10 @@ CLEAN_S = 60.0  # between two looks for sessions that have expired
 log = logging.getLogger(__name__)
 
 
-class _Body(msgspec.Struct):
-    """The fields of a body that opens or closes a session, and those that it must not have. Values stay raw."""
+class _Outline(Outline):
+    """The field of a body that opens or closes a session, and those that it must not have."""
 
     request_type: msgspec.Raw = msgspec.field(name="requestType", default=msgspec.Raw())
-    inputs: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-
-    def has(self, field: str) -> bool:
-        return bytes(getattr(self, field)) not in (b"", b"null")
 
 
 def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
@@ -54,11 +49,8 @@ def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
     """
     if b'"requestType"' not in body:
         return None
-    try:
-        fields = msgspec.json.decode(body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # its schema reports the fault
-    if not fields.has("request_type"):
+    fields = _Outline.of(body)
+    if fields is None or not fields.has("request_type"):
         return None
     given = msgspec.json.decode(fields.request_type)
     if given not in (NEW_SESSION, CLOSE):

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import msgspec
-
 from lmi.apis import BY_FIELD, BY_ROUTE, DYNAMIC_BATCH, LMI, AnyApi
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.schemas.common import is_text
 from lmi.server.lines import are_lines, serve_lines
 from lmi.server.model_choice import attribute
+from lmi.server.outline import Outline
 from lmi.server.respond import Choose, serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
@@ -34,17 +33,6 @@ class UnknownRoute(LmiError):
 
     status = 404
     label = "unknown_route"
-
-
-class _Body(msgspec.Struct):
-    """The fields that choose an API. Their values stay raw."""
-
-    inputs: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-
-    def has(self, field: str) -> bool:
-        return bytes(getattr(self, field)) not in (b"", b"null")
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:
@@ -84,11 +72,8 @@ def api_of_body(body: bytes, content_type: str | None = None, *, usual: AnyApi, 
     """Return the API whose field the body has, `inputs` before others. Without such a field it is `usual`."""
     if is_text(content_type) or not any(b'"%b"' % field.encode() in body for field in BY_FIELD):
         return usual
-    try:
-        fields = msgspec.json.decode(body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return usual  # its schema reports the fault
-    if fields.has("inputs"):
+    fields = Outline.of(body)
+    if fields is None or fields.has("inputs"):
         return usual
     return next((api.for_accept(accept) for field, api in BY_FIELD.items() if fields.has(field)), usual)
 
