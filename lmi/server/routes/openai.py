@@ -32,14 +32,8 @@ async def models(exchange: Exchange, models: Models) -> None:
 async def model(exchange: Exchange, models: Models) -> None:
     name, services = exchange.scope["path_params"]["model"], await models.listed_for_engines()
     found = next((entry for service in services for entry in cards_of(service) if entry["id"] == name), None)
-    try:
-        if found is None:
-            found = card(_checked(name, models.only), name)
-    except UnknownModel as error:
-        exchange.error_label = error.label
-        rendered = OPENAI_CHAT.render_error(error, OPENAI_CHAT.default_format(models.usual), accepted=False)
-        await exchange.send_whole(rendered.status, rendered.media_type, rendered.body)
-        return
+    if found is None:
+        found = card(_checked(name, models.only), name)
     await exchange.send_whole(200, "application/json", orjson.dumps(found))
 
 
