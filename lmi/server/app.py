@@ -17,7 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.apis import api_at
-from lmi.errors import ClientGone, LmiError, UnknownModel, shorten
+from lmi.errors import ClientGone, LmiError, Overloaded, UnknownModel, shorten
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
@@ -131,9 +131,9 @@ class ErrorMiddleware:
             await refuse(exchange, self._models, error.status_code, message, (error.headers or {}).get("Allow"))
         except ClientGone:
             exchange.status = ClientGone.status
-        except UnknownModel as error:
+        except (UnknownModel, Overloaded) as error:
             exchange.error_label = error.label
-            await refuse_model(exchange, self._models, error)
+            await refuse_as_api(exchange, self._models, error)
         except LmiError as error:
             exchange.error_label = error.label
             await refuse(exchange, self._models, error.status, str(error))
@@ -179,8 +179,9 @@ async def refuse(exchange: Exchange, models: Models, status: int, message: str, 
     await exchange.send_whole(rendered.status, rendered.media_type, body, headers)
 
 
-async def refuse_model(exchange: Exchange, models: Models, error: UnknownModel) -> None:
-    """Answer a request for a model that is not here, in the API's own words for that."""
+async def refuse_as_api(exchange: Exchange, models: Models, error: LmiError) -> None:
+    """Answer an error as the API of the path does, with its own status, kind and headers."""
     api = api_at(exchange.path, models.usual)
     rendered = api.render_error(error, api.default_format(models.usual), accepted=False)
-    await exchange.send_whole(rendered.status, rendered.media_type, api.whole(rendered.media_type, rendered.body))
+    body = api.whole(rendered.media_type, rendered.body)
+    await exchange.send_whole(rendered.status, rendered.media_type, body, rendered.headers.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from lmi.errors import Overloaded
+from lmi.runtime import ServerRuntime
+from lmi.server.app import ErrorMiddleware
+from lmi.server.front_end import FrontEnd
+from lmi.server.models import Models
+from lmi.settings.config import ServerConfig
 from tests.scripted import CAPABILITIES, Host, host, wait_until
 
 MANY = msgspec.structs.replace(CAPABILITIES, num_return_sequences=True)
@@ -120,6 +128,31 @@ def test_a_full_queue_says_at_every_api_when_to_come_back(four: Host, path: str)
     finally:
         record.num_sequences -= 10_000
     assert response.status in (429, 503) and response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/invocations", 503), ("/v2/models/a/generate", 503), ("/generate", 429), (COMPLETIONS, 429)]
+)
+def test_a_queue_that_is_full_before_the_route_runs_has_the_api_s_answer_too(path: str, status: int) -> None:
+    async def full(scope: Scope, receive: Receive, send: Send) -> None:
+        raise Overloaded("the queue of one of several models is full", 3)
+
+    async def receive() -> Message:
+        raise AssertionError("the body is not read")
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    runtime = ServerRuntime.create(ServerConfig())
+    try:
+        block = runtime.attach()
+        app = ErrorMiddleware(full, Models(FrontEnd(runtime, block, block.frontends[0])))
+        asyncio.run(app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send))
+    finally:
+        runtime.remove()
+    assert sent[0]["status"] == status and dict(sent[0]["headers"])[b"Retry-After"] == b"3"
 
 
 @pytest.mark.parametrize("name", ["Authorization", "X-Api-Key", "api-key"])
