@@ -6,8 +6,8 @@ from lmi.schemas.common import JSON_SCHEMAS, boolean, text
 from lmi.server.adapter_choice import ALIAS
 from lmi.server.openapi.parts import (
     BOOLEAN,
-    INTEGER,
     OF_HTTP,
+    PAGE,
     STRING,
     ApiDescription,
     Operation,
@@ -21,7 +21,6 @@ from lmi.server.openapi.parts import (
     ref,
     struct,
 )
-from lmi.server.pages import LIMIT, MAX_ITEMS, TOKEN
 from lmi.settings.config import Config
 
 NAME = "adapters"
@@ -42,10 +41,6 @@ SAID: Schema = {
     "description": "replaces the adapter's name in messages",
     "schema": STRING,
 }
-PAGE = [
-    {"name": LIMIT, "in": "query", "schema": {**INTEGER, "minimum": 1, "maximum": MAX_ITEMS}},
-    {"name": TOKEN, "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}},
-]
 SCHEMAS: dict[str, Schema] = {
     "Adapter": struct({"name": STRING, "src": STRING, "preload": BOOLEAN, "pin": BOOLEAN, "reason": STRING}, "reason"),
     "Adapters": struct({"adapters": array(ref("Adapter")), "nextPageToken": STRING}, "nextPageToken"),

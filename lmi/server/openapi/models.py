@@ -6,6 +6,7 @@ from lmi.server.openapi.parts import (
     INTEGER,
     JSON,
     OF_HTTP,
+    PAGE,
     STRING,
     ApiDescription,
     Operation,
@@ -50,14 +51,12 @@ SCHEMAS: dict[str, Schema] = {
     "ModelStatus": struct({"status": STRING}),
     "ModelError": asked({"error": STRING, "code": INTEGER}, "error", "code"),
 }
-LIMIT: Schema = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}}
-TOKEN: Schema = {"name": "next_page_token", "in": "query", "schema": {"type": "string", "pattern": "^[0-9]{1,9}$"}}
 
 
 def describe(config: Config) -> ApiDescription:
     is_several = config.server.multi_model
     name = names(config.model, "/models/{model}")
-    pages = _operation("The models, by name, in pages", ref("ModelPage"), (400,), names=[LIMIT, TOKEN])
+    pages = _operation("The models, by name, in pages", ref("ModelPage"), (400,), names=PAGE)
     one = _operation("One model", ref("Model") if is_several else array(ref("Workflow")), names=name)
     load = _operation("Load a model", ref("ModelStatus"), (400, 409, 504, 507), content(ref("NewModel"), JSON))
     unload = _operation("Unload a model", ref("ModelStatus"), (504,), names=name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi.schemas.common import JSON_SCHEMAS, Reader
+from lmi.server.pages import LIMIT, MAX_ITEMS, TOKEN
 from lmi.settings.config import ModelConfig
 
 Schema = dict[str, Any]
@@ -21,6 +22,10 @@ STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
+PAGE: list[Schema] = [  # the parameters of a list in pages
+    {"name": LIMIT, "in": "query", "schema": {**INTEGER, "minimum": 1, "maximum": MAX_ITEMS}},
+    {"name": TOKEN, "in": "query", "schema": {**STRING, "pattern": "^[0-9]{1,9}$"}},
+]
 REASONS = {
     400: "the request is wrong, and the error says where",
     404: "no such path, or the path names a model or version that is not served here",
