@@ -10,7 +10,7 @@ out, one `finally` closes the stream, which sends Cancel unless the engine has f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate
 
 from lmi.capabilities import check_request
@@ -23,6 +23,7 @@ from lmi.text.tokenizer import Tokenizer
 from lmi.types import AnswerEnd, Chat, Delta, GenerationRequest
 
 Take = Callable[[Delta], Awaitable[None] | None]  # what it returns is awaited before the next Delta
+Spelled = Mapping[tuple[str, ...], list[tuple[int, ...]]]  # the token ids of bad words
 
 NOT_FINISHED = FinishReason.NOT_FINISHED
 REASONS = {
@@ -45,12 +46,14 @@ class Pipeline:
 
         Requests that are answered together run concurrently, and the first failure ends the whole answer.
         """
+        bad_words = {request.bad_sequences for request in requests}  # nearly always one list for all
+        spelled = {words: await self._tokenizer.spellings_async(words) for words in bad_words}
         if len(requests) == 1:
-            await self._generate(requests[0], await self._prepare(requests[0]), 0, take)
+            await self._generate(requests[0], await self._prepare(requests[0], spelled), 0, take)
         else:
-            await self._generate_all(requests, take)
+            await self._generate_all(requests, spelled, take)
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[str, Request]:
+    async def _prepare(self, request: GenerationRequest, spelled: Spelled) -> tuple[str, Request]:
         """Return the text that the answer continues, and the request for the engine.
 
         Raises InvalidRequest, or Unavailable when no engine is ready.
@@ -60,8 +63,7 @@ class Pipeline:
         if request.is_beam_search and request.guided_decoding is not None:
             raise Unsupported("guided_decoding_params", "a beam search follows no structure")
         prompt_ids = await self._encode(request, prompt, info)
-        bad_words = await self._tokenizer.spellings_async(request.bad_sequences)
-        submitted = self._engine_request(request, prompt_ids, bad_words, info)
+        submitted = self._engine_request(request, prompt_ids, spelled[request.bad_sequences], info)
         check_request(submitted, info)
         if request.prompt_token_ids is not None and request.return_full_text:
             prompt = self._tokenizer.decode(prompt_ids)
@@ -90,8 +92,9 @@ class Pipeline:
         finally:
             stream.close()
 
-    async def _generate_all(self, requests: Sequence[GenerationRequest], take: Take) -> None:
-        prepared = await asyncio.gather(*map(self._prepare, requests))  # if one is refused, none begins
+    async def _generate_all(self, requests: Sequence[GenerationRequest], spelled: Spelled, take: Take) -> None:
+        preparing = (self._prepare(request, spelled) for request in requests)
+        prepared = await asyncio.gather(*preparing)  # if one is refused, none begins
         arrived: asyncio.Queue[Delta | Exception] = asyncio.Queue()
         first_indexes = accumulate((request.num_sequences for request in requests), initial=0)
         tasks = [
