@@ -147,13 +147,13 @@ class Delta(msgspec.Struct, gc=False):
     """The new tokens of one sequence from one engine Result. The last Delta of a sequence has a `finish_reason`.
 
     `index` numbers the sequences of all requests that are answered together: those of the first request, then those
-    of the second. The first Delta of each request has `num_prompt_tokens`, `num_cached_tokens` (those of them that the
-    engine did not compute again), `prompt_token_ids` and, if the request asks for it, `prefill` (the prompt's tokens).
-    Every Delta has `prompt`, the text that the answer continues: as given, as rendered from a chat, or, if
-    `return_full_text` asks for it, as decoded from token ids. `stop_reason` is the stop string or the id of the stop
-    token that ended the sequence. A sequence's whole text is the concatenation of its
-    token texts. The pipeline raises an error inside a stream and never puts it into a Delta. With `is_followed` the
-    next Delta has already arrived, so a writer may put both into one record.
+    of the second. The first Delta of a request's first sequence, which may come after those of others, has
+    `num_prompt_tokens`, `num_cached_tokens` (those of them that the engine did not compute again), `prompt_token_ids`
+    and, if the request asks for it, `prefill` (the prompt's tokens). Every Delta has `prompt`, the text that the answer
+    continues: as given, as rendered from a chat, or, if `return_full_text` asks for it, as decoded from token ids.
+    `stop_reason` is the stop string or the id of the stop token that ended the sequence. A sequence's whole text is the
+    concatenation of its token texts. The pipeline raises an error inside a stream and never puts it into a Delta. With
+    `is_followed` the next Delta has already arrived, so a writer may put both into one record.
     """
 
     tokens: list[Token]

@@ -74,13 +74,13 @@ class Result(msgspec.Struct, array_like=True):
     Lists have one entry for each beam, and one without beam search. `output_token_ids` holds the tokens that are new in
     this Result, or all so far with beams or `return_all_generated_tokens`. It includes the end token, which upstream's
     C++ does not. `log_probs` and `top_log_probs` are parallel to it. If the request asks for them, the first Result of
-    a request has `prompt_log_probs` and the last of a sequence has `request_perf_metrics`. The first Result of a
+    sequence 0 has `prompt_log_probs` and the last of each sequence has `request_perf_metrics`. The first Result of a
     sequence has `num_cached_tokens`, the prompt tokens whose keys and values were cached; in later ones it is 0.
 
     `generation_logits` (num_beams, num_tokens, vocab) are the model's logits from which the new tokens were drawn, and
     `additional_outputs["generation_NAME"]` (num_beams, num_tokens, …) the rows of an output at the same places. With
     beams they are those of all tokens, with zeros behind a shorter beam. `context_logits` and `context_NAME` come with
-    the first Result of a request: a row for each prompt token that was computed for it, which are all but the first
+    the first Result of sequence 0: a row for each prompt token that was computed for it, which are all but the first
     `num_cached_tokens`. The last of them is the first row of the generation.
     """
 
