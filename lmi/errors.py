@@ -9,7 +9,7 @@
      │   └─ Unsupported           a named field needs what this engine lacks
      ├─ UnknownModel              the model or version that the request names is not served here
      ├─ Conflict                  the name is taken, or what it names was removed meanwhile
-     ├─ Overloaded                the queue is full; the client may try again later
+     ├─ Overloaded                the queue or the memory of bodies is full; the client may try again later
      ├─ Unavailable               no engine can take the request: loading, draining, restarting
      │   └─ EngineLost            the engine that worked on the request died
      ├─ DeadlineExceeded          the request took longer than `predict_timeout`
@@ -131,7 +131,7 @@ class Conflict(LmiError):
 
 
 class Overloaded(LmiError):
-    """More requests wait than `job_queue_size` allows."""
+    """A queue, or the memory for the bodies of requests, has no room. A client may try again after `retry_after_s`."""
 
     status = 503
     label = "overloaded"
