@@ -71,8 +71,7 @@ def parse(message: Message[AnswerFormat]) -> Parsed[AnswerFormat]:
     single = lmi.parse(Message(fields | first, lmi.LmiFormat(), message.sampling_defaults))
     request = replace(single.request, is_streaming=format.is_streamed)
     if request.is_streaming and request.num_sequences > 1:
-        name = next(name for name in ("num_beams", "n", "best_of") if parameters.get(name) not in (None, 1))
-        raise Unsupported(f"parameters.{name}", ONE_SEQUENCE_STREAMED)
+        raise Unsupported(lmi.name_of_several(parameters), ONE_SEQUENCE_STREAMED)
     adapters = _adapters(fields.get("adapters"), len(inputs))
     requests = tuple(replace(request, prompt=text, adapter=name) for text, name in zip(inputs, adapters, strict=True))
     format = replace(format, field_names=single.format.field_names)

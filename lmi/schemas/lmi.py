@@ -234,6 +234,11 @@ def _check_together(given: Given, *, is_streamed: bool) -> None:
         check_one_sequence(given, in_parameters, "num_beams")
 
 
+def name_of_several(parameters: Given) -> str:
+    """Return the name that an error uses for the parameter that asks for several sequences."""
+    return in_parameters(next(name for name in ("num_beams", "n", "best_of") if parameters.get(name) not in (None, 1)))
+
+
 def _without_effect(given: Given, format: LmiFormat, is_greedy: bool) -> dict[str, str]:
     """Return the parameters that this request cannot use, with the reasons."""
     reasons = without_search(given, ("do_sample", *SAMPLING))

@@ -11,6 +11,7 @@ from lmi.apis import AnyApi
 from lmi.errors import Unsupported
 from lmi.formatters.base import AsyncFormatter
 from lmi.schemas.common import Message, Parsed
+from lmi.schemas.lmi import name_of_several
 from lmi.types import Delta, Token
 from lmi.user_code.client import Call, UserCodeWorkers
 from lmi.user_code.messages import Feed, Head, Open, Respond, TokenFields
@@ -27,10 +28,9 @@ class OutputFormatter(AsyncFormatter):
 
     def __init__(self, workers: UserCodeWorkers, call: Call | None, message: Message[Any], parsed: Parsed[Any]) -> None:
         """`call` is the one in which the input formatter ran, if there is one."""
-        parameters = message.fields.get("parameters") or {}
         if parsed.requests[0].num_sequences > 1:
-            name = next(name for name in ("num_beams", "n", "best_of") if parameters.get(name) not in (None, 1))
-            raise Unsupported(f"parameters.{name}", "the model's own output formatter writes one sequence")
+            name = name_of_several(message.fields["parameters"])
+            raise Unsupported(name, "the model's own output formatter writes one sequence")
         self.is_streaming = parsed.requests[0].is_streaming
         self._workers, self._call = workers, call
         self._open = open_message(message, parsed)
