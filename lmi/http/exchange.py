@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import Any
 from urllib.parse import parse_qsl
 
+import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -181,6 +182,10 @@ class Exchange:
         """Send a whole response with its length."""
         await self._start(status, media_type, headers, length=len(body))
         await self._send({"type": "http.response.body", "body": body})
+
+    async def send_json(self, value: object, status: int = 200) -> None:
+        """Send the JSON of a value as a whole response."""
+        await self.send_whole(status, "application/json", orjson.dumps(value))
 
     async def _start(self, status: int, media_type: str, headers: Iterable[Header], length: int | None = None) -> None:
         given = [("content-type", media_type), *headers] if media_type else list(headers)

@@ -73,3 +73,13 @@ def test_a_content_type_without_room_goes_last_and_the_length_stays() -> None:
         await exchange.send_whole(200, "text/" + "x" * 5000, b"a", [("x-mine", "1")])
 
     assert names(answer(Exchange, route)[0]) == ["x-request-id", "content-length"]
+
+
+def test_json_is_sent_whole_with_its_type_and_length() -> None:
+    async def route(exchange: Exchange) -> None:
+        await exchange.send_json({"a": [1, "\u00fc"]}, 503)
+
+    head, body = answer(Exchange, route)
+    assert (head["status"], body["body"]) == (503, '{"a":[1,"\u00fc"]}'.encode())
+    assert dict(head["headers"])[b"content-type"] == b"application/json"
+    assert dict(head["headers"])[b"content-length"] == b"%d" % len(body["body"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
@@ -52,7 +51,7 @@ async def register(exchange: Exchange, service: Service) -> None:
     entry = Adapter(name=name, path=str(folder), src=src, preload=preload, is_pinned=pin, state=State.PENDING)
     await registry.register(entry, said)
     warned = warning(folder)
-    await _tell(exchange, {"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})})
+    await exchange.send_json({"status": f"Adapter {said} registered", **({"warning": warned} if warned else {})})
 
 
 async def update(exchange: Exchange, service: Service) -> None:
@@ -67,25 +66,25 @@ async def update(exchange: Exchange, service: Service) -> None:
     pin = given.get("pin", old.is_pinned)
     preload, pin = _checked(given.get("preload", old.preload or pin), pin)
     await registry.update(replace(old, preload=preload, is_pinned=pin), said)
-    await _tell(exchange, {"status": f"Adapter {said} updated"})
+    await exchange.send_json({"status": f"Adapter {said} updated"})
 
 
 async def unregister(exchange: Exchange, service: Service) -> None:
     """Unload an adapter from every engine. Requests that run with it finish."""
     registry, (name, said) = await _registry(exchange, service), _named(exchange)
     await registry.unregister(name, said)
-    await _tell(exchange, {"status": f"Adapter {said} unregistered"})
+    await exchange.send_json({"status": f"Adapter {said} unregistered"})
 
 
 async def describe(exchange: Exchange, service: Service) -> None:
     registry, (name, said) = await _registry(exchange, service), _named(exchange)
-    await _tell(exchange, _shown(registry.find(name, said), service))
+    await exchange.send_json(_shown(registry.find(name, said), service))
 
 
 async def list_all(exchange: Exchange, service: Service) -> None:
     registry = await _registry(exchange, service)
     entries, more = page(registry.entries(), exchange.query)
-    await _tell(exchange, {"adapters": [_shown(entry, service) for entry in entries], **more})
+    await exchange.send_json({"adapters": [_shown(entry, service) for entry in entries], **more})
 
 
 async def _registry(exchange: Exchange, service: Service) -> AdapterRegistry:
@@ -136,10 +135,6 @@ def _shown(entry: Adapter, service: Service) -> dict[str, object]:
     shown = {"name": entry.name, "src": entry.src, "preload": entry.preload, "pin": entry.is_pinned}
     reason = None if service.engines is None else service.engines.adapter_failure(entry.name)
     return shown if reason is None else {**shown, "reason": reason}
-
-
-async def _tell(exchange: Exchange, body: dict[str, object]) -> None:
-    await exchange.send_whole(200, "application/json", orjson.dumps(body))
 
 
 ROUTES = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
-
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.settings.config import ServerConfig
@@ -18,7 +16,7 @@ async def execution_parameters(exchange: Exchange, models: Models) -> None:
         "BatchStrategy": server.batch_strategy,
         "MaxPayloadInMB": server.max_payload_mb,
     }
-    await exchange.send_whole(200, "application/json", orjson.dumps(fields))
+    await exchange.send_json(fields)
 
 
 def num_transforms(server: ServerConfig, num_running_sequences: int) -> int:

@@ -7,8 +7,6 @@ from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 
-import orjson
-
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.openapi import document
@@ -30,7 +28,7 @@ POLICY = _policy(PAGE)
 
 
 async def openapi(exchange: Exchange, models: Models) -> None:
-    await exchange.send_whole(200, "application/json", orjson.dumps(document(models.config)))
+    await exchange.send_json(document(models.config))
 
 
 async def docs(exchange: Exchange, models: Models) -> None:

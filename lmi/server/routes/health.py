@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import orjson
-
 from lmi.http.exchange import Exchange
 from lmi.server import metrics
 from lmi.server.models import Models
@@ -16,7 +14,7 @@ from lmi.shared.state import Block, Phase, SupervisorRecord
 async def ping(exchange: Exchange, models: Models) -> None:
     """Answer 200 if an engine can serve, 503 while none can, and 500 if that is final. The body says why."""
     status, body = health(models)
-    await exchange.send_whole(status, "application/json", orjson.dumps(body))
+    await exchange.send_json(body, status)
 
 
 async def scrape(exchange: Exchange, models: Models) -> None:

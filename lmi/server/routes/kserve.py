@@ -6,7 +6,6 @@ Triton's HTTP protocol extensions, KServe's open inference protocol.
 
 from __future__ import annotations
 
-import orjson
 from starlette.exceptions import HTTPException
 
 from lmi import __version__
@@ -24,7 +23,7 @@ SUCCESSES = ("length", "eos_token", "stop_sequence")
 
 
 async def server(exchange: Exchange, models: Models) -> None:
-    await _tell(exchange, {"name": "lmi", "version": __version__, "extensions": EXTENSIONS})
+    await exchange.send_json({"name": "lmi", "version": __version__, "extensions": EXTENSIONS})
 
 
 async def live(exchange: Exchange, models: Models) -> None:
@@ -48,7 +47,7 @@ async def _tell_health(
     if status in fine:
         await exchange.send_whole(200, "text/plain", b"")
     else:
-        await _tell(exchange, {"error": f"not ready: {state['status']}"}, status)
+        await exchange.send_json({"error": f"not ready: {state['status']}"}, status)
 
 
 async def model(exchange: Exchange, service: Service) -> None:
@@ -63,7 +62,7 @@ async def model(exchange: Exchange, service: Service) -> None:
             for name, datatype in {"text_output": "BYTES", **OUTPUTS}.items()
         ],
     }
-    await _tell(exchange, metadata)
+    await exchange.send_json(metadata)
 
 
 def _tensor(name: str, entry: Input) -> dict[str, object]:
@@ -71,12 +70,12 @@ def _tensor(name: str, entry: Input) -> dict[str, object]:
 
 
 async def stats(exchange: Exchange, service: Service) -> None:
-    await _tell(exchange, {"model_stats": [counts(named_model(exchange, service), service)]})
+    await exchange.send_json({"model_stats": [counts(named_model(exchange, service), service)]})
 
 
 async def all_stats(exchange: Exchange, models: Models) -> None:
     found = [counts(service.config.model, service) for service in await models.listed_for_engines()]
-    await _tell(exchange, {"model_stats": found})
+    await exchange.send_json({"model_stats": found})
 
 
 def counts(named: ModelConfig, service: Service) -> dict[str, object]:
@@ -101,7 +100,7 @@ def counts(named: ModelConfig, service: Service) -> dict[str, object]:
 
 async def index(exchange: Exchange, models: Models) -> None:
     """List the models. The body, which may ask for only ready models, is ignored."""
-    await _tell(exchange, [_entry(service) for service in await models.listed_for_engines()])
+    await exchange.send_json([_entry(service) for service in await models.listed_for_engines()])
 
 
 def _entry(service: Service) -> dict[str, object]:
@@ -114,10 +113,6 @@ async def not_served(exchange: Exchange, service: Service) -> None:
     named_model(exchange, service)
     what = exchange.path.rpartition("/")[2]
     raise HTTPException(404, f"{what} is not served here, generate and generate_stream are")
-
-
-async def _tell(exchange: Exchange, body: object, status: int = 200) -> None:
-    await exchange.send_whole(status, "application/json", orjson.dumps(body))
 
 
 SERVER_ROUTES = [

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-import orjson
 from starlette.exceptions import HTTPException
 
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
@@ -34,12 +33,12 @@ async def collection(exchange: Exchange, models: Models) -> None:
     if exchange.method != "POST":
         shown, more = page(await _described(models), exchange.query)
         rows = [{key: row[key] for key in LISTED} for row in shown]
-        await _tell(exchange, {"models": rows, **more})
+        await exchange.send_json({"models": rows, **more})
         return
     given = await _given(exchange, models)
     name, url = (_text(given, field) for field in FIELDS)
     await _registry(models).register(name, url)
-    await _tell(exchange, {"status": f'Model "{name}" registered.'})
+    await exchange.send_json({"status": f'Model "{name}" registered.'})
 
 
 async def member(exchange: Exchange, models: Models) -> None:
@@ -47,13 +46,13 @@ async def member(exchange: Exchange, models: Models) -> None:
     name = exchange.scope["path_params"]["model"]
     if exchange.method == "DELETE":
         await _registry(models).unregister(name)
-        await _tell(exchange, {"status": f'Model "{name}" unregistered'})
+        await exchange.send_json({"status": f'Model "{name}" unregistered'})
     elif isinstance(models, SeveralModels):
-        await _tell(exchange, await _describe_one(models, name))
+        await exchange.send_json(await _describe_one(models, name))
     else:
         service = models.the_only()
         service.check_model(name)
-        await _tell(exchange, [as_in_reference(service)])
+        await exchange.send_json([as_in_reference(service)])
 
 
 async def _described(models: Models) -> list[dict[str, str]]:
@@ -147,10 +146,6 @@ def _text(given: Mapping[str, object], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidParameter(name, "a text that is not empty", value)
     return value
-
-
-async def _tell(exchange: Exchange, body: object) -> None:
-    await exchange.send_whole(200, "application/json", orjson.dumps(body))
 
 
 SERVER_ROUTES = [("/models", ["GET", "POST"], collection), ("/models/{model}", ["GET", "DELETE"], member)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from lmi.apis import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.errors import UnknownModel, shorten
 from lmi.http.exchange import Exchange
@@ -26,7 +24,7 @@ async def completions(exchange: Exchange, service: Service) -> None:
 
 async def models(exchange: Exchange, models: Models) -> None:
     cards = [entry for service in await models.listed_for_engines() for entry in cards_of(service)]
-    await exchange.send_whole(200, "application/json", orjson.dumps({"object": "list", "data": cards}))
+    await exchange.send_json({"object": "list", "data": cards})
 
 
 async def model(exchange: Exchange, models: Models) -> None:
@@ -34,7 +32,7 @@ async def model(exchange: Exchange, models: Models) -> None:
     found = next((entry for service in services for entry in cards_of(service) if entry["id"] == name), None)
     if found is None:
         found = card(_checked(name, models.only), name)
-    await exchange.send_whole(200, "application/json", orjson.dumps(found))
+    await exchange.send_json(found)
 
 
 def registered(service: Service) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
-
 from lmi import __version__
 from lmi.apis import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
@@ -53,7 +51,7 @@ async def info(exchange: Exchange, service: Service) -> None:
         "docker_label": None,
         "kernels": engine.kernels,
     }
-    await exchange.send_whole(200, "application/json", orjson.dumps(fields))
+    await exchange.send_json(fields)
 
 
 async def check_health(exchange: Exchange, models: Models) -> None:
@@ -62,7 +60,7 @@ async def check_health(exchange: Exchange, models: Models) -> None:
     if status < 300:
         await exchange.send_whole(200, "text/plain", b"")
     else:
-        await exchange.send_whole(503, "application/json", b'{"error":"unhealthy","error_type":"healthcheck"}')
+        await exchange.send_json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
 
 
 ROUTES = [
