@@ -229,7 +229,9 @@ class EngineRecord(Record):
 
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-STATUS_CODES = tuple("200 207 400 404 405 408 413 415 417 422 424 429 431 499 500 501 503 504 505 507 other".split())
+STATUS_CODES = tuple(
+    "200 207 400 404 405 408 409 413 415 417 422 424 429 431 499 500 501 503 504 505 507 other".split()
+)
 FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
 
 

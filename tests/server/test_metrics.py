@@ -11,9 +11,10 @@ from lmi.runtime import ServerRuntime
 from lmi.server import metrics
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import Models
+from lmi.server.openapi.parts import REASONS
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
-from lmi.shared.state import Block, Phase
+from lmi.shared.state import STATUS_CODES, Block, Phase
 from tests.scripted import host
 
 CONFIG = Config(server=ServerConfig(), model=ModelConfig(path="/m", name="demo"), engine=EngineConfig())
@@ -75,3 +76,7 @@ def test_dropped_lines_of_the_log_are_those_of_all_processes(tmp_path: Path) -> 
         record.num_log_lines_dropped = 10**number
     block.supervisor.num_log_lines_dropped_by_master = 10**4
     assert scrape(block, model)["lmi_log_lines_dropped_total"] == 11111
+
+
+def test_each_status_that_a_route_has_is_counted_under_its_number() -> None:
+    assert {str(status) for status in REASONS} <= set(STATUS_CODES)
