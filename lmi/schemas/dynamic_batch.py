@@ -28,7 +28,6 @@ from lmi.types import AnswerFormat, OutputFormat
 
 MAX_INPUTS = 1000
 WITHOUT_EFFECT = ("details", "output_formatter")
-WIRE_NAMES = lmi.WIRE_NAMES
 
 
 def default_format(model: ModelConfig) -> AnswerFormat:
