@@ -137,10 +137,6 @@ class Overloaded(LmiError):
     label = "overloaded"
     retry_after_s = 1
 
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
 
 class Unavailable(LmiError):
     """No engine can take the request: loading, draining or restarting."""

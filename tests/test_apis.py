@@ -99,7 +99,7 @@ def test_a_tgi_client_learns_the_class_of_the_error(error: LmiError, accepted: b
 
 def test_an_overload_tells_when_to_come_back_and_nothing_else_has_headers() -> None:
     format = LmiFormat()
-    assert LMI.render_error(Overloaded("full", 3), format, accepted=False).headers == {"Retry-After": "3"}
+    assert LMI.render_error(Overloaded("full"), format, accepted=False).headers == {"Retry-After": "1"}
     for error, accepted, _, _ in ROWS:
         if not isinstance(error, Overloaded):
             assert LMI.render_error(error, format, accepted=accepted).headers == {}

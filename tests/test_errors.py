@@ -53,7 +53,7 @@ def test_every_error_comes_out_of_a_socket_as_what_it_was(kind: type[LmiError], 
         (InvalidParameter("top_p", "at most 1", 2), "top_p", "top_p must be at most 1, given 2"),
         (PromptTooLong("shorter", "9 tokens"), "inputs", "inputs must be shorter, given '9 tokens'"),
         (Unsupported("seed", "no seeds"), "seed", "seed is not supported here: no seeds"),
-        (Overloaded("9 requests wait", 3), None, "9 requests wait"),
+        (Overloaded("9 requests wait"), None, "9 requests wait"),
     ],
 )
 def test_an_error_that_is_raised_is_the_same_behind_a_socket(error: LmiError, field: str | None, text: str) -> None:
