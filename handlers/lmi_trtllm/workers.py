@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 from pathlib import Path
+
+from lmi.shared import linux
 
 STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")
 
@@ -27,7 +28,7 @@ class Workers:
 
     @property
     def are_alive(self) -> bool:
-        return not select.select(self._fds, (), (), 0)[0]
+        return not linux.is_any_readable(self._fds)
 
     def kill(self) -> None:
         for fd in self._fds:

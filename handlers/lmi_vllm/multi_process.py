@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -104,7 +103,7 @@ class MultiProcess:
 
     @property
     def is_alive(self) -> bool:
-        has_ended = bool(select.select(self._processes, (), (), 0)[0])
+        has_ended = linux.is_any_readable(self._processes)
         return not (has_ended or self._llm.errored) and (self._heartbeat is None or self._heartbeat.is_whole)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,10 +86,21 @@ class Signals:
 
     def wait(self, timeout_s: float, readers: Sequence[int] = ()) -> list[signal.Signals]:
         """Return the signals that came, at once when one comes or when one of `readers` can be read."""
-        select.select([self._reader, *readers], [], [], timeout_s)
+        is_any_readable([self._reader, *readers], timeout_s)
         with suppress(BlockingIOError):
             return [signal.Signals(number) for number in os.read(self._reader, 4096)]
         return []
+
+
+def is_any_readable(fds: Iterable[int], timeout_s: float = 0.0) -> bool:
+    """Wait until one of these descriptors has data or has come to its end, and return whether one has.
+
+    The descriptor of a process has come to its end with the process. `select` refuses descriptors from 1024 on.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def spawn(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmi.shared import linux
+from tests.descriptors import FIRST_REFUSED, many_descriptors
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,6 +111,33 @@ while len(codes) < 2 and time.monotonic() < deadline:
 print(codes, linux.children())
 """
     assert run_python(code) == "[3, 7] []"
+
+
+def test_the_end_of_a_process_is_seen_whatever_the_number_of_its_descriptor() -> None:
+    with many_descriptors(), subprocess.Popen(["/bin/sleep", "60"]) as child:
+        descriptor = os.pidfd_open(child.pid)
+        assert descriptor >= FIRST_REFUSED
+        assert not linux.is_any_readable([descriptor])
+        child.kill()
+        assert linux.is_any_readable([descriptor], timeout_s=60)
+        os.close(descriptor)
+
+
+def test_signals_and_output_are_waited_for_whatever_the_numbers_of_their_descriptors() -> None:
+    code = """
+import os, signal
+from lmi.shared import linux
+from tests.descriptors import FIRST_REFUSED, many_descriptors
+with many_descriptors():
+    signals = linux.Signals()
+    reader, writer = os.pipe()
+    print(reader >= FIRST_REFUSED, signals.wait(0, [reader]))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print([signum.name for signum in signals.wait(60, [reader])])
+    os.write(writer, b"a line")
+    print(signals.wait(60, [reader]), os.read(reader, 10))
+"""
+    assert run_python(code).splitlines() == ["True []", "['SIGUSR1']", "[] b'a line'"]
 
 
 def test_the_children_of_this_process_are_found() -> None:

@@ -24,6 +24,7 @@ from lmi.executor import (
     Request,
     SamplingConfig,
 )
+from tests.descriptors import many_descriptors
 from tests.handlers.trtllm.asking import TIMEOUT_S, answers, ask, finish, start, tokens
 from tests.handlers.trtllm.double import double, knobs, loaded
 
@@ -262,10 +263,11 @@ def test_statistics_with_missing_parts_are_read_as_far_as_they_go(line: str) -> 
     assert statistics.kv_cache.max_num_blocks == 9
 
 
-def test_the_end_of_a_process_that_computes_is_noticed(line: str) -> None:
+def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_its_descriptor(line: str) -> None:
     workers = import_module("handlers.lmi_trtllm.workers")
     code = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen([*code, "mpi4py.futures.server"]) as worker, subprocess.Popen(code) as other:
+    rank = [*code, "mpi4py.futures.server"]
+    with many_descriptors(), subprocess.Popen(rank) as worker, subprocess.Popen(code) as other:
         try:
             watched = workers.Workers()
             assert watched.num == 1 and watched.are_alive
