@@ -20,7 +20,8 @@ class Workers:
     """The processes that compute when this object is made."""
 
     def __init__(self) -> None:
-        self._fds = [fd for pid in descendants(os.getpid()) if _computes(pid) and (fd := _opened(pid)) is not None]
+        pids = filter(_computes, linux.descendants(os.getpid()))
+        self._fds = [fd for pid in pids if (fd := _opened(pid)) is not None]
 
     @property
     def num(self) -> int:
@@ -39,16 +40,6 @@ class Workers:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
-
-
-def descendants(pid: int) -> list[int]:
-    """The pids of all processes that a process has started, and those have."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # it has ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def _computes(pid: int) -> bool:

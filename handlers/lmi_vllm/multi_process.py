@@ -42,7 +42,7 @@ class MultiProcess:
         self._llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stats.made])
         process_setup.unlink_shared_memory()
         # vLLM ends the other ranks before it reports that one has ended. Compilers are not watched.
-        pids = [pid for pid in process_setup.descendants() if linux.title(pid).startswith("VLLM")]
+        pids = [pid for pid in linux.descendants(os.getpid()) if linux.title(pid).startswith("VLLM")]
         self._processes = [os.pidfd_open(pid) for pid in pids]
         self._num_steps = 0  # of the core, as far as `step` has reported them
         self._loop = EngineLoop("vllm")

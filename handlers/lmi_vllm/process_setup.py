@@ -120,21 +120,10 @@ def unlink_shared_memory() -> None:
 
     No other code removes them when the ranks are killed: Python's tracker does not accept a colon in a name.
     """
-    for pid in (os.getpid(), *descendants()):
+    for pid in (os.getpid(), *linux.descendants(os.getpid())):
         with suppress(OSError):
             for path in re.findall(r" (/dev/shm/vllm_\S+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE):
                 os.unlink(path)
-
-
-def descendants(pid: int | None = None) -> list[int]:
-    """The pids of all processes that vLLM started from this one, and from those."""
-    found = []
-    for tasks in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
-        with suppress(OSError):
-            for child in map(int, (tasks / "children").read_text().split()):
-                if os.getpgid(child) == os.getpgrp():  # not Python's tracker
-                    found += [child, *descendants(child)]
-    return found
 
 
 class _Stderr(io.TextIOBase):

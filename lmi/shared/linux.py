@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 from lmi.shared.sink import STDERR, STDOUT
@@ -224,6 +225,16 @@ def children() -> list[int]:
             if after_name[1] == me:
                 pids.append(pid)
     return pids
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the pids of the processes that a process has started, and that those have started."""
+    found: list[int] = []
+    for path in glob(f"/proc/{pid}/task/*/children"):
+        with suppress(OSError):  # it has ended
+            for child in map(int, Path(path).read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def kill_session(session: int) -> None:

@@ -1,6 +1,6 @@
 """A running `lmi serve` and a load of streams, for the benchmarks: start it, find its processes, count their CPU time.
 
-It uses only the standard library. All traffic stays on loopback.
+Of lmi it uses only the Linux calls, which need no other package. All traffic stays on loopback.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
+from lmi.shared import linux
+
 
 def free_port() -> int:
     with socket.socket() as listener:
@@ -35,7 +37,7 @@ class Server:
 
     def pid(self, role: str) -> int:
         """The descendant whose title starts with `role` (lmi-front-0, lmi-engine-0 ...)."""
-        for pid in descendants(self.process.pid):
+        for pid in linux.descendants(self.process.pid):
             if has_title(pid, role):
                 return pid
         raise LookupError(f"no process {role} below {self.process.pid}")
@@ -47,11 +49,9 @@ def has_title(pid: int, start: str) -> bool:
     return command.startswith(start) or Path(f"/proc/{pid}/comm").read_text().strip().startswith(start[:15])
 
 
-def descendants(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from descendants(int(child))
+def family(pid: int) -> list[int]:
+    """A process, those that it has started, and that those have started."""
+    return [pid, *linux.descendants(pid)]
 
 
 def cpu_s(pid: int) -> float:
@@ -99,13 +99,13 @@ def process(
 
 def stop(child: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
     """Send SIGTERM to the server, then kill the processes that it leaves behind."""
-    tree = []
-    with suppress(OSError):  # it may have ended
-        tree = [os.pidfd_open(pid) for pid in descendants(child.pid)]
+    pidfds = []
+    with suppress(OSError):  # one may have ended
+        pidfds = [os.pidfd_open(pid) for pid in family(child.pid)]
     child.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         child.wait(timeout_s)
-    for pidfd in tree:
+    for pidfd in pidfds:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)

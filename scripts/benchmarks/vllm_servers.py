@@ -91,7 +91,7 @@ class Peer:
 
     def roles(self, root: int) -> dict[int, str]:
         roles = {}
-        for pid in servers.descendants(root):
+        for pid in servers.family(root):
             found = [role for title, role in TITLES.items() if servers.has_title(pid, title)]
             roles[pid] = found[0] if found else self.root_role if pid == root else REST
         return roles

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,19 @@ def test_the_children_of_this_process_are_found() -> None:
     with subprocess.Popen(["/bin/sleep", "60"]) as child:
         assert child.pid in linux.children()
         child.kill()
+
+
+def test_the_descendants_of_a_process_are_found_whichever_thread_started_them() -> None:
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(["/bin/sh", "-c", "/bin/sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+
+    with ThreadPoolExecutor(1) as other_thread, other_thread.submit(start).result() as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        assert linux.descendants(child.pid) == [grandchild]
+        assert {child.pid, grandchild} <= set(linux.descendants(os.getpid()))
+        os.kill(grandchild, signal.SIGKILL)
+    assert linux.descendants(child.pid) == []
 
 
 def test_a_signal_to_a_process_that_is_gone_is_no_fault() -> None:

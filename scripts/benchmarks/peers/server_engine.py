@@ -29,7 +29,7 @@ class ServedEngine:
         return done.num_tokens, done.seconds, list(done.first_s)
 
     def pids(self) -> list[int]:
-        return list(servers.descendants(self._server.process.pid))
+        return servers.family(self._server.process.pid)
 
     def close(self) -> None:
         self._process.__exit__(None, None, None)
