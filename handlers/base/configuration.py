@@ -5,13 +5,18 @@ An Executor takes either. What both have is translated here; the rest of each fo
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import TypeAlias
 
+from lmi.errors import Unsupported
 from lmi.executor import AdditionalModelOutput, ExecutorConfig, KvCacheConfig
 from lmi.settings.config import EngineConfig
 
 AnyConfig: TypeAlias = ExecutorConfig | EngineConfig
 CONTEXT = ":context"  # behind the name of an additional output: the prompt's rows too
+
+log = logging.getLogger(__name__)
 
 
 def both(config: AnyConfig | None) -> tuple[ExecutorConfig, EngineConfig]:
@@ -21,6 +26,22 @@ def both(config: AnyConfig | None) -> tuple[ExecutorConfig, EngineConfig]:
     config = config or ExecutorConfig()
     config.check()
     return config, engine_config(config)
+
+
+def settled(
+    title: str, model: str | os.PathLike[str] | bytes, json_config_str: str | AnyConfig | None, config: AnyConfig | None
+) -> tuple[str, ExecutorConfig, EngineConfig]:
+    """The model's folder, and the configuration in both forms, from the arguments of an `Executor`.
+
+    It is that of a library, by its `title`, which reads the folder and its tokenizer itself. Raises Unsupported for a
+    buffer in place of a folder, ValueError for an ExecutorConfig that breaks a rule.
+    """
+    if isinstance(model, bytes) or isinstance(json_config_str, str):
+        raise Unsupported("engine_buffer", f"{title} reads a model from its folder")
+    settings, options = both(json_config_str or config)
+    if settings.guided_decoding_config is not None:
+        log.info("guided_decoding_config is not needed: %s reads the model's own tokenizer", title)
+    return os.fspath(model), settings, options
 
 
 def executor_config(config: EngineConfig) -> ExecutorConfig:

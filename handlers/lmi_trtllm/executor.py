@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from handlers.base.configuration import AnyConfig
+from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
 from handlers.lmi_trtllm import adapters, beams, captured, guides, processors, profile, retention
 from handlers.lmi_trtllm.arguments import llm_arguments
-from handlers.lmi_trtllm.configuration import settled
 from handlers.lmi_trtllm.description import describe, sampler_of, vocab_size
 from handlers.lmi_trtllm.engine import Engine
 from handlers.lmi_trtllm.guides import Guides
@@ -65,7 +64,8 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         *,
         progress: Progress = lambda stage, share: None,
     ) -> None:
-        folder, settings, options = settled(model, json_config_str, config)
+        folder, settings, options = settled(self.title, model, json_config_str, config)
+        processors.refuse_objects(settings)
         progress("configuration", 0.0)
         try:
             arguments = self._arguments(folder, options)

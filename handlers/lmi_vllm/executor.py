@@ -19,15 +19,14 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from handlers.base.configuration import AnyConfig
+from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
 from handlers.base.driven_beams import Row
 from handlers.base.guide_vocabulary import NO_TEXTS
 from handlers.base.sequence import Sequence
-from handlers.lmi_vllm import guides
+from handlers.lmi_vllm import configuration, guides
 from handlers.lmi_vllm.about import ON_RAY, environment
 from handlers.lmi_vllm.arguments import engine_arguments
-from handlers.lmi_vllm.configuration import settled
 from handlers.lmi_vllm.in_process import InProcess
 from handlers.lmi_vllm.multi_process import MultiProcess
 from handlers.lmi_vllm.outputs import num_blocks
@@ -62,7 +61,8 @@ class VllmExecutor(DrivenExecutor[Work]):
         progress: Progress = lambda stage, share: None,
         is_multi_process: bool | None = None,
     ) -> None:
-        folder, settings, options = settled(model, json_config_str, config)
+        folder, settings, options = settled(self.title, model, json_config_str, config)
+        configuration.check(settings, options)
         progress("configuration", 0.0)
         engine = _start(folder, options, is_multi_process, progress)
         info, lora = describe(engine.config, settings.max_beam_width), engine.config.lora_config

@@ -13,10 +13,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from handlers.lmi_trtllm import profile as lines
-from handlers.lmi_trtllm.configuration import settled
 from handlers.lmi_trtllm.profile import Profile
-from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused, Unsupported
-from lmi.executor import ExecutorConfig, GuidedDecodingConfig, KvCacheConfig
+from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm import facts
 from tests.handlers.trtllm.published import arguments_module
@@ -329,25 +327,3 @@ def test_a_method_of_quantisation_must_be_the_checkpoints_own(
     assert "quantize" not in arguments.llm_arguments(config(quantize=quantize), str(folder), line)
     (fault,) = faults(arguments, folder, config(quantize="nvfp4"), line)
     assert fault.endswith("as the checkpoint has it")
-
-
-# The configuration of an Executor.
-
-
-def test_an_executor_takes_both_forms_of_a_configuration() -> None:
-    model, settings, options = settled(
-        Path("/m"), ExecutorConfig(4, kv_cache_config=KvCacheConfig(enable_block_reuse=False, max_tokens=64)), None
-    )
-    assert (model, settings.max_beam_width, options.max_beam_width) == ("/m", 4, 4)
-    assert (options.enable_prefix_caching, options.max_kv_cache_tokens) == (False, 64)
-    engine = config(max_num_sequences=3)
-    assert settled("/m", None, engine)[2] is engine
-
-
-def test_an_executor_reads_no_buffers_and_needs_no_vocabulary(caplog: pytest.LogCaptureFixture) -> None:
-    for model, text in ((b"engine", None), ("/m", "{}")):
-        with pytest.raises(Unsupported, match="engine_buffer"):
-            settled(model, text, None)
-    with caplog.at_level(logging.INFO):
-        settled("/m", ExecutorConfig(guided_decoding_config=GuidedDecodingConfig(("a",))), None)
-    assert caplog.records[0].getMessage().startswith("guided_decoding_config is not needed")

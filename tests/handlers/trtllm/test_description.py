@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lmi.errors import ModelUnusable, Unsupported
-from lmi.executor import ExecutorConfig
+from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from tests.handlers.trtllm.asking import start, tokens
 from tests.handlers.trtllm.double import double, loaded
 from tests.tiny_models import tiny_model
@@ -85,9 +85,12 @@ def test_the_cpp_sampler_of_the_older_line_reads_every_rule_and_reports_chosen_t
         assert len(tokens(executor)) == 8
 
 
-def test_the_contracts_own_configuration_starts_an_engine_and_a_buffer_is_refused(line: str) -> None:
+def test_the_contracts_own_configuration_starts_an_engine_and_buffers_and_functions_are_refused(line: str) -> None:
     with double(line) as executor_class:
         with executor_class(tiny_model("llama_wide"), ExecutorConfig(max_batch_size=3)) as executor:
             assert executor.info.max_num_sequences == 3 and len(tokens(executor)) == 8
         with pytest.raises(Unsupported, match="engine_buffer"):
             executor_class(b"", "{}")
+        functions = ExecutorConfig(logits_post_processor_config=LogitsPostProcessorConfig())
+        with pytest.raises(Unsupported, match="logits_post_processor_config .*option.logits_post_processors names"):
+            executor_class(tiny_model("llama_wide"), functions)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.vllm
 
 
 def test_every_field_of_an_executor_config_reaches_vllm(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "lmi.vllm")
+    caplog.set_level(logging.INFO, "handlers.base.configuration")
     config = ExecutorConfig(
         2,
         max_batch_size=3,
