@@ -8,14 +8,11 @@ of `lmi.errors`. A model that cannot be used is one line in the log, an unexpect
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import faulthandler
 import gc
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -32,10 +29,10 @@ from lmi.errors import StartError
 from lmi.executor import EngineInfo, Executor, Response
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
-from lmi.shared import linux
+from lmi.shared import linux, slot_process
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
-from lmi.shared.sink import guard_streams, stream
+from lmi.shared.sink import stream
 from lmi.shared.state import EngineRecord, Phase
 
 BEAT_S = 0.2
@@ -233,17 +230,5 @@ def run(slot: int) -> int:
     return 0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="lmi.engine.worker", description=__doc__)
-    parser.add_argument("--slot", type=int, required=True)
-    guard_streams()
-    linux.print_lines_at_once()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
-    code = run(parser.parse_args().slot)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of a library must not delay the end
-
-
 if __name__ == "__main__":
-    main()
+    slot_process.main("lmi.engine.worker", __doc__, run)

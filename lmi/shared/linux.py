@@ -9,11 +9,13 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
+from typing import NoReturn
 
 from lmi.shared.sink import STDERR, STDOUT
 
@@ -158,6 +160,13 @@ def _redirect_output(fd: int) -> int:
     os.dup2(fd, STDOUT)
     os.dup2(fd, STDERR)
     return log_fd
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End this process with an exit code. Threads of a library or of user code do not delay it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def log_fd() -> int:

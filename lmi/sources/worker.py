@@ -13,7 +13,6 @@ import faulthandler
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -157,10 +156,7 @@ def main() -> None:
     progress = Progress()
     jobs = [Job(wanted, progress, tuple(given.delays), given.spare_bytes) for wanted in request.sources]
     reporter = Reporter(progress, given.folder / PROGRESS, has_bar=has_bar, log_s=given.log_s)
-    code = run(jobs, given.folder, reporter, says_failure=not has_bar)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of a library must not delay the end
+    linux.end_at_once(run(jobs, given.folder, reporter, says_failure=not has_bar))
 
 
 def _let_libraries_log() -> None:

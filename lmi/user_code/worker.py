@@ -8,13 +8,9 @@ supervisor logs what the code prints. It reads the record too, and ends a proces
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import faulthandler
 import logging
-import os
 import signal
-import sys
 import time
 from dataclasses import replace
 
@@ -23,10 +19,9 @@ from lmi.errors import ModelUnusable
 from lmi.ipc.listener import listen
 from lmi.runtime import Runtime
 from lmi.settings.config import ModelConfig, UserCodeConfig
-from lmi.shared import linux
+from lmi.shared import linux, slot_process
 from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
-from lmi.shared.sink import guard_streams
 from lmi.shared.state import EngineRecord, Phase
 from lmi.user_code import runner
 from lmi.user_code.code_thread import CodeThread
@@ -128,17 +123,5 @@ def _report(runtime: Runtime, slot: int, seconds: float) -> None:
     write_report(runtime.engine_report(slot), LoadReport(engine="model.py", stages_s={"load": seconds}))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="lmi.user_code.worker", description=__doc__)
-    parser.add_argument("--slot", type=int, required=True)
-    guard_streams()
-    linux.print_lines_at_once()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
-    code = run(parser.parse_args().slot)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of the code must not delay the end
-
-
 if __name__ == "__main__":
-    main()
+    slot_process.main("lmi.user_code.worker", __doc__, run)
