@@ -20,7 +20,6 @@ from lmi.http.exchange import BodyTooLarge
 Handler = Callable[[Request, Gateway], Coroutine[Any, Any, None]]
 Row = tuple[str, Handler]  # path of a POST
 
-access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
 ROUTES: list[Row] = [
@@ -57,7 +56,8 @@ class App:
             await _refuse(exchange, AwsError("InternalFailure", 500, f"internal error, request {exchange.request_id}"))
         finally:
             self._gateway.body_memory.change(exchange.num_body_bytes, 0)
-            _log(exchange)
+            if exchange.path != "/ping":
+                exchange.log_access(time.monotonic() - exchange.started_s)
 
     async def _answer(self, exchange: AwsExchange) -> None:
         if (exchange.method, exchange.path) == ("GET", "/ping"):
@@ -98,20 +98,3 @@ async def _refuse(exchange: AwsExchange, error: LmiError) -> None:
     if isinstance(error, Overloaded):
         error = unavailable(str(error))
     await exchange.send_error(error if isinstance(error, AwsError) else AwsError("ValidationError", 400, str(error)))
-
-
-def _log(exchange: AwsExchange) -> None:
-    if exchange.path == "/ping":
-        return
-    access.info(
-        "%s %s %d",
-        exchange.method,
-        exchange.path,
-        exchange.status,
-        extra={
-            "request_id": exchange.request_id,
-            "status": exchange.status,
-            "duration_ms": round((time.monotonic() - exchange.started_s) * 1000, 1),
-            **({"error_label": exchange.error_label} if exchange.error_label else {}),
-        },
-    )

@@ -32,7 +32,6 @@ ServerHandler = Callable[[Exchange, Models], Awaitable[None]]
 Row = tuple[str, list[str], Handler]  # path, methods
 ServerRow = tuple[str, list[str], ServerHandler]
 
-access = logging.getLogger("lmi.access")
 log = logging.getLogger(__name__)
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"  # the platform's name of a model, for the log only
@@ -154,20 +153,8 @@ class ErrorMiddleware:
         record = self._front_end.record
         record.num_requests.add(str(exchange.status))
         record.request_duration_s.observe(duration_s)
-        access.info(
-            "%s %s %d",
-            exchange.method,
-            exchange.path,
-            exchange.status,
-            extra={
-                "request_id": exchange.request_id,
-                "status": exchange.status,
-                "duration_ms": round(duration_s * 1000, 1),
-                **exchange.noted,
-                **({"error_label": exchange.error_label} if exchange.error_label else {}),
-                **({"target_model": target} if (target := exchange.headers.get(TARGET_MODEL)) else {}),
-            },
-        )
+        target = exchange.headers.get(TARGET_MODEL)
+        exchange.log_access(duration_s, **({"target_model": target} if target else {}))
 
 
 async def refuse(exchange: Exchange, models: Models, status: int, message: str, allow: str | None = None) -> None:
