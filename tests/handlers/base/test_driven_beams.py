@@ -17,14 +17,14 @@ from handlers.base.driven_beams import Row
 from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.errors import InvalidParameter, Unsupported
-from lmi.executor import Capabilities, EngineInfo, ErrorKind, FinishReason, OutputConfig, Request, Response, Result
+from lmi.executor import Capabilities, EngineInfo, ErrorKind, FinishReason, OutputConfig, Request, Result
 from lmi.executor import SamplingConfig as Sampling
+from tests.conformance.asking import TIMEOUT_S, finish
 from tests.system.engines import foreign_engine
 from tests.system.engines.foreign_engine import BREAK, FAULT, MAX_NUM_SEQUENCES
 
 VOCAB_SIZE = 400
 MAX_TOP = 20
-TIMEOUT_S = 30.0
 PROMPT = (1, 2, 3)
 
 
@@ -130,18 +130,8 @@ def ask(width: int = 3, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 8, *
     return Request(prompt, max_tokens, sampling_config=Sampling(**sampling), **fields)
 
 
-def responses(executor: Executor, request_id: int) -> list[Response]:
-    """All Responses of a request."""
-    found: list[Response] = []
-    while not found or not found[-1].is_final:
-        batch = executor.await_responses(request_id, TIMEOUT_S)
-        assert batch, "the request has no end"
-        found += batch  # type: ignore[arg-type]
-    return found
-
-
 def result(executor: Executor, request: Request) -> Result:
-    return responses(executor, executor.enqueue_request(request))[-1].get_result()
+    return finish(executor, executor.enqueue_request(request))[-1].get_result()
 
 
 def beams_of(request: Request, vocab_size: int = VOCAB_SIZE) -> list[Beam]:
@@ -208,7 +198,7 @@ def test_a_result_has_the_log_probs_that_it_was_asked_for(executor: Executor) ->
 
 def test_each_response_of_a_stream_restates_all_beams(executor: Executor) -> None:
     request_id = executor.enqueue_request(ask(streaming=True))
-    results = [response.get_result() for response in responses(executor, request_id)]
+    results = [response.get_result() for response in finish(executor, request_id)]
     assert [len(one.output_token_ids[0]) for one in results] == list(range(1, 9))
     assert [one.is_final for one in results] == [False] * 7 + [True]
     assert results[-1].output_token_ids == [beam.token_ids for beam in beams_of(ask())]
@@ -217,7 +207,7 @@ def test_each_response_of_a_stream_restates_all_beams(executor: Executor) -> Non
 
 def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(executor: Executor) -> None:
     plain, wide = executor.enqueue_requests([Request(PROMPT, 8), ask()])
-    responses(executor, plain), responses(executor, wide)
+    finish(executor, plain), finish(executor, wide)
     steps = executor.get_latest_iteration_stats()
     assert sum(step.num_context_tokens for step in steps) == 2 * len(PROMPT)
     assert sum(step.num_generation_tokens for step in steps) == 7 + 7 * 3, "the first token comes with the prompt"
@@ -230,7 +220,7 @@ def test_statistics_count_a_search_as_one_request_and_its_beams_as_tokens(execut
 
 def test_a_search_runs_beside_more_requests_than_the_engine_runs_at_once(executor: Executor) -> None:
     ids = executor.enqueue_requests([ask(4, (one, 5)) for one in range(6)] + [Request(PROMPT, 8)] * 6)
-    found = [responses(executor, one)[-1].get_result() for one in ids]
+    found = [finish(executor, one)[-1].get_result() for one in ids]
     for number in range(6):
         expected = [beam.token_ids for beam in beams_of(ask(4, (number, 5)))]
         assert found[number].output_token_ids == expected
@@ -242,7 +232,7 @@ def test_a_cancelled_search_leaves_nothing_in_the_engine(executor: Executor) -> 
     first = executor.await_responses(request_id, TIMEOUT_S)
     assert first and not first[-1].is_final  # type: ignore[union-attr]
     executor.cancel_request(request_id)
-    last = responses(executor, request_id)[-1].get_result()
+    last = finish(executor, request_id)[-1].get_result()
     assert last.finish_reasons == [FinishReason.CANCELLED] * 4
     assert len(last.output_token_ids[0]) >= 1
     assert executor.engine.is_empty
@@ -257,18 +247,18 @@ def test_a_search_ends_at_its_deadline(executor: Executor) -> None:
 
 def test_what_the_engine_refuses_or_gives_up_ends_only_that_search(executor: Executor) -> None:
     refused, given_up, good = executor.enqueue_requests([ask(prompt=(FAULT,)), ask(prompt=(1, FAULT)), ask()])
-    error = responses(executor, refused)[-1].error
+    error = finish(executor, refused)[-1].error
     assert error is not None and (error.message, error.kind) == ("the engine takes no such prompt", ErrorKind.INVALID)
-    assert responses(executor, given_up)[-1].error_msg == "Foreign gave the request up: a fault"
-    assert responses(executor, good)[-1].get_result().output_token_ids == [beam.token_ids for beam in beams_of(ask())]
+    assert finish(executor, given_up)[-1].error_msg == "Foreign gave the request up: a fault"
+    assert finish(executor, good)[-1].get_result().output_token_ids == [beam.token_ids for beam in beams_of(ask())]
     assert executor.engine.is_empty
 
 
 def test_a_search_that_waited_when_a_step_raised_starts_again_and_one_that_ran_ends(executor: Executor) -> None:
     running = [ask(2, (one, BREAK)) for one in range(MAX_NUM_SEQUENCES)]
     *ran, waited = executor.enqueue_requests([*running, ask()])
-    assert {responses(executor, one)[-1].error_msg for one in ran} == {"the step failed: the step broke"}
-    assert responses(executor, waited)[-1].get_result().output_token_ids == [beam.token_ids for beam in beams_of(ask())]
+    assert {finish(executor, one)[-1].error_msg for one in ran} == {"the step failed: the step broke"}
+    assert finish(executor, waited)[-1].get_result().output_token_ids == [beam.token_ids for beam in beams_of(ask())]
     assert executor.engine.is_empty
 
 

@@ -17,14 +17,13 @@ from lmi.executor import (
     LogitsPostProcessorConfig,
     OutputConfig,
     Request,
-    Response,
     Result,
     SamplingConfig,
 )
 from lmi.executor import Tensor as Rows
+from tests.conformance.asking import finish, results
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
-TIMEOUT_S = 60.0
 HIDDEN_SIZE = 96
 PROMPT = tuple(range(10, 110))
 
@@ -35,11 +34,7 @@ def path() -> Path:
 
 
 def await_results(executor: Executor, request_id: int) -> list[Result]:
-    responses: list[Response] = []
-    while not responses or not responses[-1].is_final:
-        responses += executor.await_responses(request_id, TIMEOUT_S)  # type: ignore[arg-type]
-    assert not any(response.has_error() for response in responses)
-    return [response.get_result() for response in responses]
+    return results(finish(executor, request_id))
 
 
 def tokens(results: list[Result]) -> list[int]:

@@ -9,7 +9,8 @@ import pytest
 
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import FinishReason, OutputConfig, SamplingConfig
-from tests.handlers.trtllm.asking import answers, ask, finish, result, start
+from tests.conformance.asking import ask, finish, run
+from tests.handlers.trtllm.asking import answers, start
 from tests.handlers.trtllm.double import double, knobs
 
 WIDTH = 3
@@ -24,7 +25,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def beams(executor: Any, **fields: Any) -> Any:
-    return result(executor, **{"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, **fields})
+    return run(executor, **{"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, **fields})
 
 
 def test_an_answer_has_the_best_beams_first_with_parallel_log_probs(executor: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -14,14 +13,8 @@ import pytest
 from lmi.errors import ModelUnusable, Unsupported
 from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from tests.handlers.trtllm.asking import start, tokens
-from tests.handlers.trtllm.double import double, loaded
+from tests.handlers.trtllm.double import double
 from tests.tiny_models import tiny_model
-
-
-@pytest.fixture(scope="module", params=["1.2", "main"])
-def line(request: pytest.FixtureRequest) -> Iterator[str]:
-    with loaded(request.param):
-        yield request.param
 
 
 @dataclass

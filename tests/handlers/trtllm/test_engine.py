@@ -24,19 +24,14 @@ from lmi.executor import (
     Request,
     SamplingConfig,
 )
+from tests.conformance.asking import TIMEOUT_S, ask, finish
 from tests.descriptors import many_descriptors
-from tests.handlers.trtllm.asking import TIMEOUT_S, answers, ask, finish, start, tokens
-from tests.handlers.trtllm.double import double, knobs, loaded
+from tests.handlers.trtllm.asking import answers, start, tokens
+from tests.handlers.trtllm.double import double, knobs
 
 LONG = 400  # tokens
 WAIT_S = 30.0
 WAIT_FOR_OUTPUT_S = 0.1  # of the engine's thread
-
-
-@pytest.fixture(scope="module", params=["1.2", "main"])
-def line(request: pytest.FixtureRequest) -> Iterator[str]:
-    with loaded(request.param):
-        yield request.param
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ from lmi.executor import (
 )
 from lmi.executor import Tensor as OurTensor
 from lmi.settings.config import EngineConfig
-from tests.handlers.trtllm.asking import FAMILY, PROMPT, answers, ask, finish, result, start, tokens
+from tests.conformance.asking import PROMPT, ask, finish, run
+from tests.handlers.trtllm.asking import FAMILY, answers, start, tokens
 from tests.handlers.trtllm.double import double, knobs
 from tests.handlers.vllm.small_adapters import write_adapter
 from tests.tiny_models import tiny_model
@@ -88,7 +89,7 @@ def processing(executor_class: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 def text_of(executor: Any, params: GuidedDecodingParams) -> str:
     """The text of a guided answer, which has ended by itself."""
-    answer = result(executor, guided_decoding_params=params, max_tokens=200)
+    answer = run(executor, guided_decoding_params=params, max_tokens=200)
     assert answer.finish_reasons == [FinishReason.END_ID]
     tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model(FAMILY) / "tokenizer.json"))
     return str(tokenizer.decode(answer.output_token_ids[0]))
@@ -141,7 +142,7 @@ def test_every_kind_of_structure_is_followed_to_its_end(executor: Any) -> None:
 
 def test_json_without_a_schema_begins_an_object(executor: Any) -> None:
     params = GuidedDecodingParams(GuideType.JSON)
-    answer = result(executor, guided_decoding_params=params, max_tokens=1, embedding_bias=())
+    answer = run(executor, guided_decoding_params=params, max_tokens=1, embedding_bias=())
     tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model(FAMILY) / "tokenizer.json"))
     assert tokenizer.decode(answer.output_token_ids[0]).startswith("{")
 
@@ -183,7 +184,7 @@ def test_an_error_of_a_post_processor_ends_only_its_request(processing: Any) -> 
 
 def test_logits_are_the_same_streamed_and_not_and_the_prompts_are_whole_each_time(executor: Any) -> None:
     output = OutputConfig(return_context_logits=True, return_generation_logits=True)
-    whole = result(executor, output_config=output)
+    whole = run(executor, output_config=output)
     assert numbers(whole.generation_logits).argmax(-1)[0].tolist() == whole.output_token_ids[0]
     parts = [one.get_result() for one in answers(executor, output_config=output, streaming=True)]
     streamed = np.concatenate([numbers(one.generation_logits) for one in parts if one.output_token_ids[0]], axis=1)
@@ -196,7 +197,7 @@ def test_declared_outputs_come_with_each_token(executor_class: Any) -> None:
     config = EngineConfig(handler="trtllm", max_beam_width=1, additional_outputs=("hidden_states:context",))
     with executor_class(tiny_model(FAMILY), config) as executor:
         hidden = AdditionalModelOutput("hidden_states", gather_context=True)
-        answer = result(executor, output_config=OutputConfig(additional_model_outputs=(hidden,)))
+        answer = run(executor, output_config=OutputConfig(additional_model_outputs=(hidden,)))
         context, generation = (
             numbers(answer.additional_outputs[f"{one}_hidden_states"]) for one in ("context", "generation")
         )
@@ -222,7 +223,7 @@ def test_a_tokenizer_that_cannot_be_read_stops_the_start_with_one_line(executor_
 
 def test_a_retention_policy_and_times_change_no_token(executor: Any) -> None:
     policy = KvCacheRetentionConfig((TokenRangeRetentionConfig(0, 3, 90, 1000),), 10)
-    answer = result(executor, kv_cache_retention_config=policy, output_config=OutputConfig(return_perf_metrics=True))
+    answer = run(executor, kv_cache_retention_config=policy, output_config=OutputConfig(return_perf_metrics=True))
     assert answer.output_token_ids[0] == tokens(executor)
     times = answer.request_perf_metrics
     assert times is not None and times.first_token_time is not None

@@ -13,17 +13,12 @@ import torch
 from handlers.base.outputs import LogProbs, SequenceOutput, feed
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.executor import FinishReason, OutputConfig, Request, SamplingConfig
-from tests.handlers.trtllm.asking import answers, result, start, tokens
-from tests.handlers.trtllm.double import double, knobs, loaded
+from tests.conformance.asking import run
+from tests.handlers.trtllm.asking import answers, start, tokens
+from tests.handlers.trtllm.double import double, knobs
 
 PROMPT = (1, 2, 3)
 END, STOP = 7, 8
-
-
-@pytest.fixture(scope="module", params=["1.2", "main"])
-def line(request: pytest.FixtureRequest) -> Iterator[str]:
-    with loaded(request.param):
-        yield request.param
 
 
 @dataclass
@@ -259,10 +254,10 @@ FORMS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_answers_do_not_depend_on_the_form_in_which_the_engine_reports(executor: Any, form: dict[str, Any]) -> None:
     output = OutputConfig(True, num_top_log_probs=2, num_prompt_log_probs=1)
-    whole = result(executor, output_config=output)
+    whole = run(executor, output_config=output)
     ids = whole.output_token_ids[0]
     with knobs(**form):
-        assert result(executor, output_config=output) == whole
+        assert run(executor, output_config=output) == whole
         parts = [one.get_result() for one in answers(executor, output_config=output, streaming=True)]
         assert [token_id for part in parts for token_id in part.output_token_ids[0]] == ids
         assert [value for part in parts for value in (part.log_probs or [[]])[0]] == (whole.log_probs or [[]])[0]

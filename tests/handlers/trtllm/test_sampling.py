@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -12,16 +11,9 @@ from handlers.base.sequence import new_sequences
 from lmi.errors import Unsupported
 from lmi.executor import OutputConfig, Request, SamplingConfig
 from tests.handlers.trtllm import facts
-from tests.handlers.trtllm.double import loaded
 
 VOCAB_SIZE = 320
 SAMPLED = {"temperature": 1.0}  # of a request that samples: TensorRT-LLM is greedy without one
-
-
-@pytest.fixture(scope="module", params=["1.2", "main"])
-def line(request: pytest.FixtureRequest) -> Iterator[str]:
-    with loaded(request.param):
-        yield request.param
 
 
 @pytest.fixture

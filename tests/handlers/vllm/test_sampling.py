@@ -27,6 +27,7 @@ from lmi.executor import (
     SamplingConfig,
 )
 from lmi.settings.config import EngineConfig
+from tests.conformance.asking import finish, results
 from tests.handlers.vllm.asking import CONTEXT_LENGTH, GREEDY, TIE, ask, result, tokens, up_to_a_tie
 from tests.tiny_models import END_ID, tiny_model
 
@@ -252,11 +253,8 @@ def test_a_seed_gives_its_tokens_beside_any_neighbours_and_no_seed_gives_new_one
 
 def test_sequences_of_one_request_differ_and_the_greatest_seed_wraps_around(engine: Executor) -> None:
     config = SamplingConfig(seed=2**63 - 1, temperature=1.5, num_return_sequences=2)
-    request_id = engine.enqueue_request(ask(sampling_config=config))
-    responses: list[Any] = []
-    while not responses or not responses[-1].is_final:
-        responses += engine.await_responses(request_id)
-    by_index = {one.result.sequence_index: one.result.output_token_ids[0] for one in responses}
+    answers = results(finish(engine, engine.enqueue_request(ask(sampling_config=config))))
+    by_index = {one.sequence_index: one.output_token_ids[0] for one in answers}
     assert by_index[0] == tokens(engine, sampling_config=SamplingConfig(seed=2**63 - 1, temperature=1.5))
     assert by_index[1] == tokens(engine, sampling_config=SamplingConfig(seed=0, temperature=1.5)) != by_index[0]
 
