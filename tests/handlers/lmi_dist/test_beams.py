@@ -22,7 +22,6 @@ from lmi.errors import InvalidParameter
 from lmi.executor import (
     ErrorKind,
     FinishReason,
-    IterationStats,
     LoraConfig,
     OutputConfig,
     Request,
@@ -34,10 +33,9 @@ from lmi.settings.config import EngineConfig
 from tests.beam_reference import Comparison, Found, transformers_beams
 from tests.fake_runner import FakeRunner, SharingRunner
 from tests.handlers.lmi_dist import peft_adapters
-from tests.handlers.lmi_dist.test_executor import collect
+from tests.handlers.lmi_dist.test_executor import collect, drained
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
-TIMEOUT_S = 60.0
 RUNNERS = [SharingRunner, FakeRunner]
 SIZE = SharingRunner.tokens_per_block
 
@@ -89,16 +87,6 @@ def results(executor: Executor, requests: list[Request]) -> list[Result]:
     ids = executor.enqueue_requests(requests)
     got = collect(executor, len(requests))
     return [got[request_id][-1].get_result() for request_id in ids]
-
-
-def drained(executor: Executor) -> list[IterationStats]:
-    """The statistics up to the step after which no request was left."""
-    stats: list[IterationStats] = []
-    deadline = time.monotonic() + TIMEOUT_S
-    while not stats or stats[-1].num_active_requests + stats[-1].num_queued_requests:
-        assert time.monotonic() < deadline
-        stats += executor.get_latest_iteration_stats()
-    return stats
 
 
 def same(one: Result, other: Result) -> bool:
