@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -12,22 +13,13 @@ import pytest
 
 from lmi.settings.model_folder import demo_folder
 from tests.served import Server, serve
+from tests.system import weather
+from tests.system.weather import CALL_IT, CITY, FORM, PARAMETERS, USER, WEATHER, check_call_of_it
 
-USER = {"role": "user", "content": "What is the weather in Paris?"}
-CITY = {"enum": ["Paris", "Oslo"]}
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/City"}, "metric": {"type": "boolean"}},
-    "required": ["city", "metric"],
-    "additionalProperties": False,
-    "$defs": {"City": CITY},
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
-    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
-]
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+TOOLS = [WEATHER, CLOCK]
+chat = partial(weather.chat, temperature=1.2)
 SAMPLED = {"max_new_tokens": 200, "do_sample": True, "seed": 3}  # white space of JSON may be long
-FORM = {"type": "json_schema", "json_schema": {"name": "weather", "schema": PARAMETERS}}
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +33,6 @@ def server() -> Iterator[Server]:
 def tgi() -> Iterator[Server]:
     with serve(demo_folder(), "option.tgi_compat=true", "frontend_workers=1") as server:
         yield server
-
-
-def chat(server: Server, **fields: Any) -> dict[str, Any]:
-    sampling = {"max_tokens": 200, "seed": 3, "temperature": 1.2}
-    answer = server.post({"messages": [USER], **sampling, **fields}, "/v1/chat/completions")
-    assert answer.status == 200, answer.body
-    choice: dict[str, Any] = json.loads(answer.body)["choices"][0]
-    return choice
 
 
 def lmi(server: Server, **parameters: Any) -> str:
@@ -85,11 +69,7 @@ def test_lmi_and_openai_apply_a_schema(server: Server) -> None:
 
 
 def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server) -> None:
-    choice = chat(server, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
-    [call] = choice["message"]["tool_calls"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-    assert call["function"]["name"] == "weather"
-    jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
+    check_call_of_it(chat(server, tools=TOOLS, tool_choice=CALL_IT))
 
 
 def test_a_required_call_is_one_of_the_functions(server: Server) -> None:

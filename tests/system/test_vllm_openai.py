@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.served import Server, serve
+from tests.system.weather import CALL_IT, FORM, PARAMETERS, USER, WEATHER, chat, check_arguments, check_call_of_it
 from tests.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -22,19 +22,8 @@ SETTINGS = (
     'option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}',
     "frontend_workers=1",
 )
-USER = {"role": "user", "content": "What is the weather?"}
-CITY = {"enum": ["Paris", "Oslo"]}
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"$ref": "#/$defs/City"}, "metric": {"type": "boolean"}},
-    "required": ["city", "metric"],
-    "additionalProperties": False,
-    "$defs": {"City": CITY},
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
-    {"type": "function", "function": {"name": "clock", "parameters": {**PARAMETERS, "$defs": {"City": CITY}}}},
-]
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": PARAMETERS}}
+TOOLS = [WEATHER, CLOCK]
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +32,8 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def chat(server: Server, **fields: Any) -> dict[str, Any]:
-    answer = server.post({"messages": [USER], "max_tokens": 200, "seed": 3, **fields}, "/v1/chat/completions")
-    assert answer.status == 200, answer.body
-    choice: dict[str, Any] = json.loads(answer.body)["choices"][0]
-    return choice
-
-
-def check_arguments(text: str) -> None:
-    arguments = json.loads(text)
-    assert set(arguments) == {"city", "metric"} and arguments["city"] in CITY["enum"]
-    assert isinstance(arguments["metric"], bool)
-
-
 def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server) -> None:
-    choice = chat(server, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
-    [call] = choice["message"]["tool_calls"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-    assert call["function"]["name"] == "weather"
-    check_arguments(call["function"]["arguments"])
+    check_call_of_it(chat(server, tools=TOOLS, tool_choice=CALL_IT))
 
     choice = chat(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     [call] = choice["message"]["tool_calls"]
@@ -69,8 +41,7 @@ def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server)
     assert call["function"]["name"] in ("weather", "clock")
     check_arguments(call["function"]["arguments"])
 
-    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": PARAMETERS}}
-    check_arguments(chat(server, response_format=form)["message"]["content"])
+    check_arguments(chat(server, response_format=FORM)["message"]["content"])
     assert chat(server, guided_choice=["so (a+b)", "no.t"])["message"]["content"] in ("so (a+b)", "no.t")
     assert re.fullmatch("[ab]{3}", chat(server, guided_regex="[ab]{3}")["message"]["content"])
 
