@@ -10,8 +10,21 @@ import statistics
 import sys
 import threading
 import time
-from typing import cast
+from typing import Any, cast
 
+from lmi.engine.messages import Responses, encode
+from lmi.executor import (
+    ExecutorConfig,
+    GuidedDecodingParams,
+    GuideType,
+    OutputConfig,
+    Request,
+    Response,
+    SamplingConfig,
+)
+from lmi.ipc.frames import frame
+from lmi.settings.config import EngineConfig
+from lmi.settings.model_folder import demo_folder
 from scripts.benchmarks import servers
 
 NUM_TOKENS = 128
@@ -30,6 +43,7 @@ PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
 }
 BEAM_WIDTH, NUM_SEARCHES = 4, 12
 PROMPT = "Tell me a story about a fox."
+TOKEN_IDS = tuple(range(5, 25))  # of a prompt
 
 
 class TimedRunner:
@@ -52,6 +66,12 @@ class TimedRunner:
         return logits
 
 
+def greedy(**fields: Any) -> Request:
+    """A streamed greedy request for NUM_TOKENS tokens."""
+    sampling = SamplingConfig(temperature=0.0)
+    return Request(TOKEN_IDS, NUM_TOKENS, streaming=True, ignore_eos=True, sampling_config=sampling, **fields)
+
+
 def overhead(model: str, batch: int) -> tuple[float, float]:
     """Milliseconds of a step outside the model, and in the model: medians over full decode steps.
 
@@ -59,23 +79,12 @@ def overhead(model: str, batch: int) -> tuple[float, float]:
     """
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
-    from lmi.engine.messages import Responses, encode
-    from lmi.executor import OutputConfig, Request, Response, SamplingConfig
-    from lmi.ipc.frames import frame
-    from lmi.settings.config import EngineConfig
 
     ours, theirs = socket.socketpair()
     threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")], daemon=True).start()
     config = EngineConfig(max_num_sequences=64)
     runner = TimedRunner(load_runner(model, config, lambda stage, share: None)[0], batch)
-    request = Request(
-        input_token_ids=tuple(range(5, 25)),
-        max_tokens=NUM_TOKENS,
-        streaming=True,
-        ignore_eos=True,
-        sampling_config=SamplingConfig(temperature=0.0),
-        output_config=OutputConfig(return_log_probs=True),
-    )
+    request = greedy(output_config=OutputConfig(return_log_probs=True))
     with Executor(runner, config) as executor:
         executor.enqueue_requests([request] * batch)
         num_open = batch
@@ -94,18 +103,10 @@ def guided_step(model: str, guide: str | None) -> float:
     from handlers.base.guide_vocabulary import read_config
     from handlers.lmi_dist import Executor
     from handlers.lmi_dist.loading import load_runner
-    from lmi.executor import ExecutorConfig, GuidedDecodingParams, GuideType, Request, Response, SamplingConfig
-    from lmi.settings.config import EngineConfig
 
     runner = TimedRunner(load_runner(model, EngineConfig(), lambda stage, share: None)[0], GUIDED_BATCH)
-    request = Request(
-        input_token_ids=tuple(range(5, 25)),
-        max_tokens=NUM_TOKENS,
-        streaming=True,
-        ignore_eos=True,
-        sampling_config=SamplingConfig(temperature=0.0),
-        guided_decoding_params=None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide),
-    )
+    params = None if guide is None else GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
+    request = greedy(guided_decoding_params=params)
     with Executor(runner, ExecutorConfig(guided_decoding_config=read_config(model))) as executor:
         for _ in range(NUM_GUIDED_RUNS):  # the guide is compiled in the first
             executor.enqueue_requests([request] * GUIDED_BATCH)
@@ -120,12 +121,10 @@ def guided_step(model: str, guide: str | None) -> float:
 def beam_ratio(model: str) -> float:
     """The time of beam searches of width BEAM_WIDTH over that of as many sampled sequences, one request at a time."""
     from handlers.lmi_dist import Executor
-    from lmi.executor import Request, Response, SamplingConfig
-    from lmi.settings.config import EngineConfig
 
     several = BEAM_WIDTH
     configs = [SamplingConfig(several, num_return_sequences=several), SamplingConfig(num_return_sequences=several)]
-    requests = [Request(tuple(range(5, 25)), NUM_TOKENS, ignore_eos=True, sampling_config=one) for one in configs]
+    requests = [Request(TOKEN_IDS, NUM_TOKENS, ignore_eos=True, sampling_config=one) for one in configs]
     times_s: list[list[float]] = [[], []]
     with Executor(model, EngineConfig(max_num_sequences=64)) as executor:
         for _ in range(NUM_SEARCHES):
