@@ -25,6 +25,7 @@ from lmi.executor import (
 from lmi.ipc.frames import frame
 from lmi.settings.config import EngineConfig
 from lmi.settings.model_folder import demo_folder
+from lmi.supervisor.environment import num_engine_threads
 from scripts.benchmarks import servers
 
 NUM_TOKENS = 128
@@ -178,10 +179,6 @@ async def ping_under_load(port: int) -> list[float]:
 def measure(model: str | None = None) -> dict[str, float]:
     """Measure all figures on one model folder, the demo by default, with the threads that a server gives its engine."""
     import torch
-
-    from lmi.settings.config import EngineConfig
-    from lmi.settings.model_folder import demo_folder
-    from lmi.supervisor.environment import num_engine_threads
 
     model = model or str(demo_folder())
     torch.set_num_threads(num_engine_threads(EngineConfig(), model))
