@@ -60,7 +60,7 @@ class _Process:
     def ask(self, message: bytes) -> bytes:
         """Send a message over a new connection. Returns the answer, b"" if there is none.
 
-        Raises GenerationFailed if the answer takes too long.
+        Raises GenerationFailed if the answer takes too long, and ends the process: it hangs.
         """
         ours, its = socket.socketpair()
         with ours, its:
@@ -72,6 +72,7 @@ class _Process:
                 ours.shutdown(socket.SHUT_WR)
                 return read_all(ours)
             except TimeoutError as error:
+                self.end()
                 raise GenerationFailed(f"to compile the guide took more than {self.max_wait_s:g} s") from error
             except OSError:  # the process has ended
                 return b""
@@ -83,10 +84,13 @@ class _Process:
         """Whether the process is still there: one that is being ended may have no exit status yet."""
         return self.ask(PROBE) == COMPILED
 
-    def close(self) -> None:
-        self.control.close()
+    def end(self) -> None:
         self.popen.kill()
         self.popen.wait()
+
+    def close(self) -> None:
+        self.control.close()
+        self.end()
 
 
 class GuideCompiler:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import closing
 
 import pytest
@@ -20,3 +22,16 @@ def test_a_process_that_starts_too_slowly_is_started_again() -> None:
             compiler.compile(guide)
         compiler.max_wait_s = 60.0
         assert compiler.compile(guide).num_bytes > 0
+
+
+def test_a_process_that_hangs_is_ended_and_the_next_guide_starts_another() -> None:
+    with closing(GuideCompiler(lambda: VOCABULARY, vocab_size=3)) as compiler:
+        compiler.compile(GuidedDecodingParams(GuideType.REGEX, "a{3}"))
+        hanging = compiler._process
+        assert hanging is not None
+        hanging.max_wait_s = 0.1
+        os.kill(hanging.popen.pid, signal.SIGSTOP)
+        with pytest.raises(GenerationFailed, match=r"took more than 0\.1 s"):
+            compiler.compile(GuidedDecodingParams(GuideType.REGEX, "b"))
+        assert compiler.compile(GuidedDecodingParams(GuideType.REGEX, "b")).num_bytes > 0
+        assert not hanging.is_alive()
