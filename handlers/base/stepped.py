@@ -224,9 +224,9 @@ class SteppedExecutor(Executor):
             self._fail_all(f"the engine stopped: {error}")
         finally:
             self._mailbox.close()
-            self._close()
             for _, outcome in self._calls:
                 outcome.set_exception(RuntimeError("the executor is shut down"))
+            self._close()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is work. Returns False when the executor shuts down."""
