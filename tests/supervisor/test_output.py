@@ -90,7 +90,7 @@ def test_a_full_pipe_makes_nobody_wait_and_is_read_in_one_turn(output: ChildOutp
     started_s = time.monotonic()
     output.read()
     assert time.monotonic() - started_s < 5.0
-    assert sum(dropped) >= PIPE_BYTES / 2 / 100 - BURST_LINES or PIPE_BYTES > 1 << 20
+    assert sum(dropped) >= PIPE_BYTES / 2 / 100 - BURST_LINES
 
 
 def test_a_reader_wakes_for_the_first_line_and_not_for_each(output: ChildOutput) -> None:
