@@ -30,6 +30,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -283,6 +284,18 @@ def beams(response: Response, request: Request) -> Response:
     return Response(response.request_id, result)
 
 
+class RecordingTokenizer(lmi_tokenizer.Tokenizer):
+    """A tokenizer that keeps which words it has spelled."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.spelled: list[str] = []
+
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        self.spelled.append(word)
+        return super().spellings(word)
+
+
 @dataclass
 class Host:
     """The running server, for a test."""
@@ -292,6 +305,7 @@ class Host:
     block: Block
     config: Config
     loop: asyncio.AbstractEventLoop
+    tokenizer: RecordingTokenizer
     user_code: UserCodeWorkers | None = None
 
     def post(
@@ -369,7 +383,7 @@ async def _serve(
     block.engines[0].phase = Phase.READY
     pump = asyncio.create_task(_pump(executor, dispatcher, block, connections))
     engines = Engines([str(folder / "engine-0.sock")], block.engines)
-    tokenizer = lmi_tokenizer.Tokenizer.load(config.model.path)
+    tokenizer = RecordingTokenizer.load(config.model.path)
     template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
     pipeline = Pipeline(tokenizer, engines, template)
     user_code, user_code_server = None, None
@@ -392,7 +406,7 @@ async def _serve(
     while not server.started:
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    started.append(Host(port, executor, block, config, loop, user_code))
+    started.append(Host(port, executor, block, config, loop, tokenizer, user_code))
     while not stop.is_set():
         await asyncio.sleep(0.01)
     server.should_exit = True

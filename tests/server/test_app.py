@@ -13,7 +13,6 @@ import pytest
 
 from lmi.errors import LmiError
 from lmi.shared.state import Phase
-from lmi.text.tokenizer import Tokenizer
 from lmi.types import GenerationRequest
 from tests.machine import measurements
 from tests.scripted import CONTEXT, Host, host, wait_until
@@ -502,16 +501,10 @@ def test_many_bad_sequences_do_not_hold_up_the_neighbours(lmi: Host) -> None:
             assert request.result()[0].status == 200
 
 
-def test_bad_words_of_several_prompts_are_spelled_once(lmi: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    spell, spelled = Tokenizer.spellings, list[str]()
-
-    def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
-        spelled.append(word)
-        return spell(tokenizer, word)
-
-    monkeypatch.setattr(Tokenizer, "spellings", spellings)
+def test_bad_words_of_several_prompts_are_spelled_once(lmi: Host) -> None:
+    lmi.tokenizer.spelled.clear()
     response, _ = lmi.post({"prompt": ["say a", "say b", "say c"], "bad_words": ["no", "never"]}, "/v1/completions")
-    assert (response.status, spelled) == (200, ["no", "never"])
+    assert (response.status, lmi.tokenizer.spelled) == (200, ["no", "never"])
     words = {request.bad_words for request in lmi.executor.requests[-3:]}
     assert len(words) == 1 and tuple(b"never") in words.pop()
 
