@@ -54,9 +54,10 @@ def talkative(config: EngineConfig, model_path: str, progress: Progress) -> Exec
     ctypes.CDLL(None).puts(b"a line from C")
     print("a line from Python")
     os.write(1, b"x" * 100_000 + b"\n")
-    for _ in range(int(config.options.get("num_lines", "0"))):
-        with suppress(BlockingIOError):
-            os.write(2, b"y" * 99 + b"\n")
+    num_bytes_left = int(config.options.get("num_bytes", "0"))
+    while num_bytes_left > 0:
+        with suppress(BlockingIOError):  # the pipe is full; some hosts make it small
+            num_bytes_left -= os.write(2, b"y\n" * 1000)
     if "abort" in config.options:
         os.write(2, b"F1122 12:00:00.000000 7 check.cc:1] Check failed: last words")
         os.abort()
