@@ -117,8 +117,8 @@ def load() -> Library:
     return Library(Path(chosen) if chosen else Path(__file__).with_name(f"lmi_kernels-{kind}.so"), kind)
 
 
-def allocate(num_bytes: int) -> Tensor:
-    """Zeroed bytes, (num_bytes,); raises MemoryError."""
+def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Tensor:
+    """Zeroed bytes, (num_bytes,), in pages of the size that is advised; raises MemoryError."""
     if _LIBRARY_OF_TESTS in os.environ:
         return torch.zeros(max(num_bytes, 1), dtype=torch.uint8)  # from malloc: sanitizers know where it ends
     try:
@@ -126,7 +126,7 @@ def allocate(num_bytes: int) -> Tensor:
     except OSError as error:
         raise MemoryError(f"the system has no {num_bytes} bytes: {error}") from error
     try:
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(pages)
     except OSError:
         pass  # a kernel without huge pages
     return torch.frombuffer(memory, dtype=torch.uint8)
@@ -214,7 +214,9 @@ class NativeModel:
     def __init__(self, library: Library, program: Program[Panels], num_blocks: int, num_threads: int) -> None:
         self._library, self._program, self._num_threads = library, program, num_threads
         self._block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
-        self.pool = allocate(num_blocks * self._block_bytes)
+        # Prompts write to memory that was never used. On a virtual machine that gives free huge pages back to its host,
+        # the first write to a huge page takes up to six times as long as that to small ones.
+        self.pool = allocate(num_blocks * self._block_bytes, mmap.MADV_NOHUGEPAGE)
         ops = [_op(operation) for operation in program.operations]
         self._ops = (_Op * len(ops))(*ops)  # keeps the panels alive, as the program does the tensors
         self._buffers = (_Buffer * len(program.widths))()

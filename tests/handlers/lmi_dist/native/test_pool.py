@@ -1,0 +1,34 @@
+"""The memory of the blocks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from handlers.lmi_dist.native.library import F32, NativeModel, load
+from tests.handlers.lmi_dist.native.models import llama, packed, run_whole
+
+
+def resident_bytes(tensor: Tensor) -> int:
+    """The memory that the mapping around a tensor has taken."""
+    address, is_around = tensor.data_ptr(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            begin, end = (int(bound, 16) for bound in name.split("-"))
+            is_around = begin <= address < end
+        elif is_around and name == "Rss:":
+            return int(rest.split()[0]) * 1024
+    raise AssertionError("the tensor lies in no mapping")
+
+
+@pytest.mark.skipif("LMI_NATIVE_LIBRARY" in os.environ, reason="the sanitizers' memory is malloc's")
+def test_one_short_prompt_takes_memory_for_its_block_and_for_no_other() -> None:
+    library, program = load(), llama()
+    model = NativeModel(library, packed(library, program, F32), num_blocks=4096, num_threads=1)
+    block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
+    run_whole(model, [1, 2, 3], [2048])
+    assert 0 < resident_bytes(model.pool) < 2 * block_bytes
