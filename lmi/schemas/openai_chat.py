@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -70,6 +70,15 @@ WIRE_NAMES = SHARED_NAMES | {
 }
 
 
+class _ToolChoice(NamedTuple):
+    mode: str  # auto, none, required or function
+    function: str | None = None  # that must be called
+
+    @property
+    def is_forced(self) -> bool:
+        return self.mode in ("required", "function")
+
+
 class _Part(msgspec.Struct):
     text: msgspec.Raw = msgspec.Raw()
 
@@ -123,16 +132,16 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     tools = _tools(given.get("tools") or [])
     choice = _tool_choice(given.get("tool_choice"), tools)
     check_least_tokens(given, ["min_tokens"], "max_tokens", max_tokens)
-    format = _chat_format(given, message.format, choice, tools)
+    format = _chat_format(given, message.format, choice)
     guide, field_names = asked_guide(given)
-    if _is_forced(choice, tools):
+    if choice.is_forced:
         guide = _call_guide(choice, tools, given.get("parallel_tool_calls", True))
         field_names = {CONTRACT_NAME: "tool_choice"}
     elif format.tool_calls or format.reasoning:
         given.setdefault("skip_special_tokens", False)  # some models have the marks as special tokens
     request = replace(
         openai_request(given, format, max_tokens),
-        chat=_chat(given, list(tools.values()) if choice != "none" else []),
+        chat=_chat(given, list(tools.values()) if choice.mode != "none" else []),
         needs_log_probs=format.has_log_probs,
         guided_decoding=guide,
     )
@@ -146,20 +155,16 @@ def _check_together(given: Given) -> None:
         raise InvalidParameter("top_logprobs", "given together with logprobs true", given["top_logprobs"])
 
 
-def _is_forced(choice: str, tools: Mapping[str, Any]) -> bool:
-    return choice in tools or choice == "required"
-
-
-def _chat_format(given: Given, format: OpenAIFormat, choice: str, tools: Mapping[str, Any]) -> OpenAIFormat:
+def _chat_format(given: Given, format: OpenAIFormat, choice: _ToolChoice) -> OpenAIFormat:
     return replace(
         format,
         has_usage=wants_usage(given),
         has_log_probs=given.get("logprobs", False),
         num_top_log_probs=given.get("top_logprobs", 0),
         num_choices=given.get("n", 1),
-        function=choice if choice in tools else None,
-        tool_calls=_tool_call_form(choice, tools, format.tool_calls),
-        reasoning=None if _is_forced(choice, tools) else format.reasoning,
+        function=choice.function,
+        tool_calls=_tool_call_form(choice, format.tool_calls),
+        reasoning=None if choice.is_forced else format.reasoning,
     )
 
 
@@ -262,38 +267,37 @@ def _tools(value: object) -> dict[str, dict[str, Any]]:
     return tools
 
 
-def _tool_choice(value: object, tools: Mapping[str, Any]) -> str:
-    """Return auto, none, required, or the name of the function that must be called."""
+def _tool_choice(value: object, tools: Mapping[str, Any]) -> _ToolChoice:
     if value is None:
-        return "auto" if tools else "none"
+        return _ToolChoice("auto" if tools else "none")
     if isinstance(value, str):
         if value not in ("auto", "none", "required"):
             raise InvalidParameter("tool_choice", "auto, none, required or a named function", value)
         if value == "required" and not tools:
             raise InvalidParameter("tool_choice", "given together with tools", value)
-        return value if tools else "none"
+        return _ToolChoice(value if tools else "none")
     function = an_object("tool_choice.function", an_object("tool_choice", value).get("function"))
     name = text("tool_choice.function.name", function.get("name"))
     if name not in tools:
         raise InvalidParameter("tool_choice.function.name", "the name of one of tools", name)
-    return str(name)
+    return _ToolChoice("function", name)
 
 
-def _tool_call_form(choice: str, tools: Mapping[str, Any], parser: str | None) -> str | None:
+def _tool_call_form(choice: _ToolChoice, parser: str | None) -> str | None:
     """Return the form of calls in the text, None if it has none. `parser` is the server's setting."""
-    if choice == "none" or choice in tools:
+    if choice.mode in ("none", "function"):
         return None
-    if choice == "required":
+    if choice.mode == "required":
         return "json"
     if parser is None:
         raise Unsupported("tools", "tool_choice auto needs option.tool_call_parser (hermes or json) of the server")
     return None if parser == "text" else parser
 
 
-def _call_guide(choice: str, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
+def _call_guide(choice: _ToolChoice, tools: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> GuidedDecodingParams:
     """Return a guide for the arguments of a named function, or for a list of calls (one call unless parallel)."""
-    if choice in tools:
-        return json_schema("tools", _parameters(tools[choice]) or {"type": "object"})
+    if choice.function is not None:
+        return json_schema("tools", _parameters(tools[choice.function]) or {"type": "object"})
     definitions: dict[str, Any] = {}
     calls = [_call_schema(name, tool, definitions) for name, tool in tools.items()]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}

@@ -167,6 +167,13 @@ def test_a_named_function_guides_the_answer_by_its_parameters() -> None:
     assert (parsed.format.function, parsed.format.tool_calls, parsed.format.reasoning) == ("f", None, None)
 
 
+def test_a_function_may_have_the_name_of_a_mode() -> None:
+    tools = [{"type": "function", "function": {"name": "auto"}}]
+    assert (free := chat(tools=tools)).format.function is None and free.request.guided_decoding is None
+    choice = {"type": "function", "function": {"name": "auto"}}
+    assert chat(tools=tools, tool_choice=choice).format.function == "auto"
+
+
 def test_a_required_call_guides_the_answer_by_a_list_of_calls() -> None:
     wanted = {"x": {"$ref": "#/$defs/X"}}
     referring = {"type": "object", "properties": wanted, "$defs": {"X": {"type": "null"}}}
