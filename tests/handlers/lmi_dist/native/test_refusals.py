@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +174,25 @@ def test_a_wrong_buffer_is_refused(field: str, value: int | None) -> None:
 def test_only_matrices_of_floats_are_packed(weight: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="a weight must be a matrix of floats"):
         KERNELS.pack(weight, F32)
+
+
+@contextmanager
+def address_space(more_bytes: int) -> Iterator[None]:
+    """Let this process take so much more, and no more."""
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize() + more_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+@pytest.mark.skipif("LMI_NATIVE_LIBRARY" in os.environ, reason="a sanitizer ends a process without memory")
+def test_a_step_that_finds_no_memory_is_refused_and_the_next_one_runs() -> None:
+    model, num_chunks = new_model(), 3 << 20
+    step = [[5] * num_chunks, [0] * num_chunks, [1] * num_chunks, [0] * num_chunks, []]
+    model._reserve(num_chunks, 2)
+    with address_space(55 << 20), pytest.raises(ValueError, match="bad_alloc"):  # the arrays of the step take 50 MB
+        model._step(*step)
+    model._step(*VALID)
