@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lmi.settings.config import Config, EngineConfig
@@ -11,7 +11,7 @@ from lmi.settings.handler import USER_CODE, Handler, announced
 from lmi.settings.machine import num_ranks_here
 from lmi.settings.requirements import with_installed
 from lmi.shared import linux
-from lmi.shared.cores import Cores, usable
+from lmi.shared.cores import Cores
 
 SMALL_MODEL_BYTES = 64 << 20  # weights that nearly fit a cache gain nothing from the last core
 SECRET = re.compile(
@@ -85,12 +85,12 @@ def of_threads(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """
     threads = {"GOMP_SPINCOUNT": environ.get("GOMP_SPINCOUNT", "1000")}
     if config.engine.num_threads is not None or "OMP_NUM_THREADS" not in environ:
-        threads["OMP_NUM_THREADS"] = str(num_engine_threads(config.engine, config.model.path))
+        threads["OMP_NUM_THREADS"] = str(num_engine_threads(config.engine, config.model.path, linux.num_usable_cores()))
     return threads
 
 
-def divided_cores(config: Config, environ: Mapping[str, str]) -> Cores | None:
-    """Return the cores of each process, or None if all processes share all cores.
+def divided_cores(config: Config, environ: Mapping[str, str], cores: Sequence[int]) -> Cores | None:
+    """Return which of the cores each process gets, or None if all processes share all cores.
 
     An engine with several ranks is not bound, because its library binds the ranks. No engine is bound if the operator
     arranges the threads with OMP_NUM_THREADS, in the environment or in option.env.
@@ -99,21 +99,20 @@ def divided_cores(config: Config, environ: Mapping[str, str]) -> Cores | None:
     is_arranged = "OMP_NUM_THREADS" in {**environ, **engine.environ} and engine.num_threads is None
     if not engine.bind_cores or engine.device_ids or config.is_user_code or _num_local_ranks(engine) > 1 or is_arranged:
         return None
-    num_threads = num_engine_threads(engine, config.model.path)
-    return Cores.divide(usable(), engine.num_engines, num_threads, config.server.frontend_workers)
+    num_threads = num_engine_threads(engine, config.model.path, len(cores))
+    return Cores.divide(cores, engine.num_engines, num_threads, config.server.frontend_workers)
 
 
-def num_engine_threads(engine: EngineConfig, model_path: str) -> int:
+def num_engine_threads(engine: EngineConfig, model_path: str, num_cores: int) -> int:
     """Return option.num_threads, or each rank's share of the cores, less one core in all for a small model.
 
     A small model loses more time waiting for one more thread than the thread saves.
     """
     if engine.num_threads is not None:
         return engine.num_threads
-    cores = linux.num_usable_cores()
     if _weight_bytes(model_path) <= SMALL_MODEL_BYTES:
-        cores -= 1  # the front end needs it more
-    return max(1, cores // (engine.num_engines * _num_local_ranks(engine)))
+        num_cores -= 1  # the front end needs it more
+    return max(1, num_cores // (engine.num_engines * _num_local_ranks(engine)))
 
 
 def _num_local_ranks(engine: EngineConfig) -> int:

@@ -26,7 +26,7 @@ from lmi.runtime import ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.report import Resolved
 from lmi.shared import linux
-from lmi.shared.cores import claimed
+from lmi.shared.cores import claimed, usable
 from lmi.shared.log import count_dropped_in
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
@@ -136,7 +136,7 @@ class Supervisor:
 
     def _add_model(self, config: Config) -> None:
         self._block.supervisor.stage = ""
-        cores = self._claims.enter_context(claimed(divided_cores(config, os.environ)))
+        cores = self._claims.enter_context(claimed(divided_cores(config, os.environ, usable())))
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)

@@ -25,6 +25,7 @@ from lmi.executor import (
 from lmi.ipc.frames import frame
 from lmi.settings.config import EngineConfig
 from lmi.settings.model_folder import demo_folder
+from lmi.shared import linux
 from lmi.supervisor.environment import num_engine_threads
 from scripts.benchmarks import servers
 
@@ -181,7 +182,7 @@ def measure(model: str | None = None) -> dict[str, float]:
     import torch
 
     model = model or str(demo_folder())
-    torch.set_num_threads(num_engine_threads(EngineConfig(), model))
+    torch.set_num_threads(num_engine_threads(EngineConfig(), model, linux.num_usable_cores()))
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:
         asyncio.run(servers.run_load(server.port, [body()] * 4))  # warm-up

@@ -65,20 +65,16 @@ def test_what_a_requirements_txt_names_comes_first_on_the_path_of_the_models_own
     assert of_engine(config(None, trust_remote_code=True), {}, slot=0)["PYTHONPATH"] == "/installed"
 
 
-def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 8)
+def test_a_small_model_leaves_a_core_to_the_front_end_and_a_big_one_takes_all(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"small")
-    assert num_engine_threads(EngineConfig(), str(tmp_path)) == 7
+    assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 7
     with open(weights, "ab") as file:
         file.truncate(65 << 20)
-    assert num_engine_threads(EngineConfig(), str(tmp_path)) == 8
-    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path)) == 2
-    assert num_engine_threads(EngineConfig(num_threads=5), str(tmp_path)) == 5
-    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 1)
-    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path)) == 1
+    assert num_engine_threads(EngineConfig(), str(tmp_path), num_cores=8) == 8
+    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=8) == 2
+    assert num_engine_threads(EngineConfig(num_threads=5), str(tmp_path), num_cores=8) == 5
+    assert num_engine_threads(EngineConfig(num_engines=3), str(tmp_path), num_cores=1) == 1
 
 
 def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tmp_path: Path) -> None:
@@ -91,13 +87,12 @@ def test_threads_of_kernels_spin_shortly_and_an_operator_may_set_their_number(tm
     assert int(of_threads(config(None), {})["OMP_NUM_THREADS"]) >= 1
 
 
-def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 8)
+def test_the_ranks_of_all_engines_share_the_cores(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     os.truncate(tmp_path / "model.safetensors", 65 << 20)
-    assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path)) == 8
-    assert num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path)) == 4
-    assert num_engine_threads(EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path)) == 2
+    assert num_engine_threads(EngineConfig(handler="vllm"), str(tmp_path), num_cores=8) == 8
+    assert num_engine_threads(EngineConfig(handler="vllm", num_engines=2), str(tmp_path), num_cores=8) == 4
+    assert num_engine_threads(EngineConfig(handler="vllm", tensor_parallel_degree=4), str(tmp_path), num_cores=8) == 2
 
 
 def test_other_engines_get_none_of_vllm_s_variables() -> None:
@@ -128,18 +123,13 @@ def test_what_would_change_how_gunicorn_starts_is_left_out(name: str) -> None:
     assert set(of_child({name: "x", "PATH": "/bin"})) == {"PATH", "SPT_NOENV"}
 
 
-def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 2)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 7})
-
+def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_end(tmp_path: Path) -> None:
     def config(engine: EngineConfig) -> Config:
         return Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=engine)
 
     small = config(EngineConfig(num_threads=1))
-    assert divided_cores(small, {}) == Cores(((7,),), (4,))
-    assert divided_cores(small, {"OMP_NUM_THREADS": "2"}) == Cores(((7,),), (4,))
+    assert divided_cores(small, {}, [4, 7]) == Cores(((7,),), (4,))
+    assert divided_cores(small, {"OMP_NUM_THREADS": "2"}, [4, 7]) == Cores(((7,),), (4,))
     for engine in (
         EngineConfig(num_threads=2),
         EngineConfig(num_threads=1, bind_cores=False),
@@ -147,7 +137,6 @@ def test_a_small_model_on_two_cores_keeps_its_engine_off_the_core_of_the_front_e
         EngineConfig(num_threads=1, tensor_parallel_degree=2),
         EngineConfig(environ={"OMP_NUM_THREADS": "2"}),
     ):
-        assert divided_cores(config(engine), {}) is None
-    assert divided_cores(config(EngineConfig()), {"OMP_NUM_THREADS": "1"}) is None
-    monkeypatch.setattr("lmi.shared.linux.num_usable_cores", lambda: 1)  # of a quota
-    assert divided_cores(small, {}) is None
+        assert divided_cores(config(engine), {}, [4, 7]) is None
+    assert divided_cores(config(EngineConfig()), {"OMP_NUM_THREADS": "1"}, [4, 7]) is None
+    assert divided_cores(small, {}, []) is None
