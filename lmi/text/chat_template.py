@@ -31,8 +31,16 @@ MAX_RENDER_S = 2.0
 class ChatTemplate:
     """One or more templates of a model. With tools `tool_use` is rendered, else `default`."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], *, source: str = "") -> None:
-        self._environment = _Environment()
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        source: str = "",
+        max_render_s: float = MAX_RENDER_S,
+        max_prompt_chars: int = MAX_PROMPT_CHARS,
+    ) -> None:
+        self._environment = _Environment(max_render_s, max_prompt_chars)
         self._special_tokens = dict(special_tokens)
         try:
             self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
@@ -78,11 +86,12 @@ class ChatTemplate:
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja as transformers sets it up, with a clock in every loop and macro."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_render_s: float, max_prompt_chars: int) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._max_render_s, self._max_prompt_chars = max_render_s, max_prompt_chars
         self._deadline = threading.local()
 
     def compile_bounded(self, text: str) -> jinja2.Template:
@@ -94,19 +103,19 @@ class _Environment(ImmutableSandboxedEnvironment):
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def render_bounded(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-        self._deadline.at_s = time.monotonic() + MAX_RENDER_S
+        self._deadline.at_s = time.monotonic() + self._max_render_s
         chunks: list[str] = []
         num_chars = 0
         for chunk in template.generate(**variables):
             num_chars += len(chunk)
-            if num_chars > MAX_PROMPT_CHARS:
-                raise GenerationFailed(f"the chat template wrote over {MAX_PROMPT_CHARS} characters")
+            if num_chars > self._max_prompt_chars:
+                raise GenerationFailed(f"the chat template wrote over {self._max_prompt_chars} characters")
             chunks.append(chunk)
         return "".join(chunks)
 
     def check_time(self) -> None:
         if time.monotonic() > self._deadline.at_s:
-            raise GenerationFailed(f"the chat template ran for over {MAX_RENDER_S:g} s")
+            raise GenerationFailed(f"the chat template ran for over {self._max_render_s:g} s")
 
 
 class _GenerationTag(jinja2.ext.Extension):

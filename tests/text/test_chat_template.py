@@ -9,7 +9,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable
-from lmi.text import chat_template
 from lmi.text.chat_template import ChatTemplate
 from tests.text.small_tokenizers import byte_level_backend
 
@@ -92,16 +91,15 @@ def test_a_template_stays_in_its_sandbox(attack: str) -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_a_template_cannot_run_for_ever(monkeypatch: pytest.MonkeyPatch, attack: str) -> None:
-    monkeypatch.setattr(chat_template, "MAX_RENDER_S", 0.1)
+def test_a_template_cannot_run_for_ever(attack: str) -> None:
     with pytest.raises(GenerationFailed, match="chat template"):
-        compiled(attack).render(MESSAGES)
+        ChatTemplate({"default": attack}, SPECIAL, max_render_s=0.1).render(MESSAGES)
 
 
-def test_a_template_cannot_write_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_PROMPT_CHARS", 1 << 20)
+def test_a_template_cannot_write_for_ever() -> None:
+    attack = "{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}"
     with pytest.raises(GenerationFailed, match="1048576 characters"):
-        compiled("{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}").render(MESSAGES)
+        ChatTemplate({"default": attack}, SPECIAL, max_prompt_chars=1 << 20).render(MESSAGES)
 
 
 def test_one_template_renders_in_many_threads() -> None:
