@@ -1,7 +1,7 @@
 """The native kernels of this CPU: finds their library, packs weights for it, and runs steps of a program.
 
-`lmi_kernels.h` describes the library; all of ctypes is in this file. Memory for weights, blocks and buffers comes from
-the system directly, in huge pages where it has them, and is taken when it is first written.
+`lmi_kernels.h` describes the library; all of ctypes is in this file. Memory comes from the system directly, and is
+taken when it is first written: weights and buffers in huge pages where the system has them, blocks in small ones.
 """
 
 from __future__ import annotations
