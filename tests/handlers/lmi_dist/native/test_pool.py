@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from handlers.lmi_dist.native.library import F32, NativeModel, load
+from handlers.lmi_dist.native.library import F32, NativeModel
+from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_whole
 
 
@@ -27,8 +28,8 @@ def resident_bytes(tensor: Tensor) -> int:
 
 @pytest.mark.skipif("LMI_NATIVE_LIBRARY" in os.environ, reason="the sanitizers' memory is malloc's")
 def test_one_short_prompt_takes_memory_for_its_block_and_for_no_other() -> None:
-    library, program = load(), llama()
-    model = NativeModel(library, packed(library, program, F32), num_blocks=4096, num_threads=1)
-    block_bytes = library.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
+    kernels, program = library(variants()[0]), llama()
+    model = NativeModel(kernels, packed(kernels, program, F32), num_blocks=4096, num_threads=1)
+    block_bytes = kernels.block_bytes(program.num_layers, program.num_kv_heads, program.head_dim)
     run_whole(model, [1, 2, 3], [2048])
     assert 0 < resident_bytes(model.pool) < 2 * block_bytes
