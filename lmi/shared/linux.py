@@ -121,11 +121,14 @@ def spawn(
 
     `output_fd` becomes its standard output and error. `log_fd` then returns, in the program, the standard error of this
     process. It does not use `subprocess`, which would race with a supervisor that reaps every child. Call it from a
-    process without threads.
+    process without threads. A signal that comes before the program has begun ends it: the handlers of this process,
+    which would swallow it, are away before the signal is let in.
     """
     parent_pid = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.HANDLED)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with suppress(OSError):  # the child does it too, and may be first; the leader of a group gets no session
             if not has_session:
                 os.setpgid(pid, pid)
@@ -136,8 +139,9 @@ def spawn(
             os.setsid()
         else:
             os.setpgid(0, 0)
-        for signum in (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP):
+        for signum in (signal.SIGPIPE, *Signals.HANDLED):
             signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         die_with_parent(parent_pid, death_signal)
         set_oom_score(oom_score)
         if folder is not None:

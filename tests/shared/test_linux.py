@@ -26,6 +26,21 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
+def test_no_signal_is_lost_between_the_start_of_a_child_and_that_of_its_program() -> None:
+    code = """
+import os, signal
+from lmi.shared import linux
+signals = linux.Signals()
+codes = []
+for _ in range(20):
+    pid = linux.spawn(["/bin/sleep", "60"], {}, death_signal=signal.SIGKILL)
+    os.kill(pid, signal.SIGTERM)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(set(codes))
+"""
+    assert run_python(code) == "{-15}"
+
+
 def test_a_child_gets_its_own_group_environment_folder_and_score() -> None:
     script = "import os; print(os.getpgid(0) == os.getpid(), os.environ['A'], os.getcwd())"
     script += "; print(open('/proc/self/oom_score_adj').read())"
