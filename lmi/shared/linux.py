@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from glob import glob
 from pathlib import Path
 from typing import NoReturn
 
@@ -231,23 +230,25 @@ def is_group_alive(group: int) -> bool:
 
 def children() -> list[int]:
     """Return the pids of this process's children, also of adopted ones."""
-    me, pids = str(os.getpid()), []
-    for pid in _pids():
-        with suppress(OSError):
-            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if after_name[1] == me:
-                pids.append(pid)
-    return pids
+    return _children().get(os.getpid(), [])
 
 
 def descendants(pid: int) -> list[int]:
     """Return the pids of the processes that a process has started, and that those have started."""
-    found: list[int] = []
-    for path in glob(f"/proc/{pid}/task/*/children"):
+    children, found = _children(), [pid]
+    for parent in found:  # which grows meanwhile
+        found += children.get(parent, [])
+    return found[1:]
+
+
+def _children() -> dict[int, list[int]]:
+    """Return the pids of every process's children. The kernel's own list of them misses some while others end."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
         with suppress(OSError):  # it has ended
-            for child in map(int, Path(path).read_text().split()):
-                found += [child, *descendants(child)]
-    return found
+            parent = int(_after_name(pid)[1])
+            children.setdefault(parent, []).append(pid)
+    return children
 
 
 def kill_session(session: int) -> None:
@@ -263,9 +264,14 @@ def kill_session(session: int) -> None:
 def _session_of(pid: int) -> int:
     """Return the session of a process that has not ended, else 0."""
     with suppress(OSError):
-        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        state, _, _, session = _after_name(pid)[:4]
         return 0 if state in "ZX" else int(session)
     return 0
+
+
+def _after_name(pid: int) -> list[str]:
+    """Return the fields of a process's stat file from its state on; a name may hold spaces and parentheses."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _pids() -> list[int]:
