@@ -22,7 +22,7 @@ from tests.handlers.trtllm.double.responses import Channel, Death, News, Refusal
 IDLE_S = 0.02  # after which an idle engine looks at the knobs
 MAX_STATS = 1000
 
-WORKER = "import sys; sys.stdin.read()"  # ends with the process that started it
+WORKER = "import sys; print(flush=True); sys.stdin.read()"  # ends with the process that started it
 
 log = logging.getLogger("tensorrt_llm")
 
@@ -226,4 +226,7 @@ class Engine:
 
 def _new_worker() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", WORKER, "mpi4py.futures.server"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    worker.stdout.readline()  # just after its start a process has no command line yet
+    return worker
