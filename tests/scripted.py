@@ -436,9 +436,10 @@ async def _pump(
     """Do on the loop what the engine worker's thread does."""
     while True:
         block.engines[0].beat_s = time.monotonic()
+        is_lost = executor.lost.is_set()  # before its last responses are taken
         responses = await asyncio.to_thread(executor.await_responses, None, 0.05)
         dispatcher.deliver(responses)  # type: ignore[arg-type]
-        if executor.lost.is_set():
+        if is_lost:
             block.engines[0].phase = Phase.LOST
             for connection in connections:
                 if connection._transport is not None:

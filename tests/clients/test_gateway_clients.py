@@ -23,7 +23,7 @@ from tests.system.container import wait_until
 pytestmark = pytest.mark.timeout(400)  # including the installation of a venv
 PROMPT = "The quick brown"
 NUM_TOKENS = 8
-MODES = ("as-is", "coalesce:1000", "split:7")  # the second joins a whole answer
+MODES = ("as-is", "coalesce:10000", "split:7")  # the second joins a whole answer
 
 
 class Front:

@@ -38,11 +38,21 @@ def echo(tmp_path: Path) -> Iterator[Container]:
         server.kill()
 
 
-@pytest.mark.timeout(300)  # including the installation
+@pytest.mark.timeout(500)  # including the installation
 def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_not_described(
     echo: Container, tmp_path: Path
 ) -> None:
     program = python_of("schemathesis").with_name("schemathesis")
+    url = f"http://127.0.0.1:{echo.port}/openapi.json"
+    num_all, num_tested = _run(program, url, 35, tmp_path)
+    if num_tested < num_all:  # on a machine that others keep busy it does not reach every operation in that time
+        num_all, num_tested = _run(program, url, 105, tmp_path)
+    assert num_tested == num_all >= 37
+    assert echo.ping() == 200
+
+
+def _run(program: Path, url: str, max_s: int, folder: Path) -> tuple[int, int]:
+    """Return how many operations the description has, and how many of them were tested without a fault."""
     options = {
         "checks": ",".join(CHECKS),
         "phases": "examples,coverage,fuzzing",
@@ -50,13 +60,15 @@ def test_no_generated_request_finds_a_fault_of_the_server_or_an_answer_that_is_n
         "seed": 1,
         "mode": "all",
         "request-timeout": 10,
-        "max-time": 35,
+        "max-time": max_s,
         "generation-database": "none",
     }
-    command = [str(program), "run", f"http://127.0.0.1:{echo.port}/openapi.json", "--no-color"]
+    command = [str(program), "run", url, "--no-color"]
     command += [f"--{name}={value}" for name, value in options.items()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=max_s + 85)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     counts = re.search(r"Selected: (\d+)/(\d+)\s+Tested: (\d+)", done.stdout)
-    assert counts is not None and len(set(counts.groups())) == 1 and int(counts[1]) >= 37, done.stdout[-2000:]
-    assert echo.ping() == 200
+    assert counts is not None, done.stdout[-2000:]
+    selected, num_all, num_tested = map(int, counts.groups())
+    assert selected == num_all
+    return num_all, num_tested

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmi.gateway.eventstream import part
+from tests import machine
 from tests.gateway.gateways import (
     READY,
     TIMEOUT_S,
@@ -274,7 +275,7 @@ def test_a_long_error_is_cut_to_2048_characters(plain: Both) -> None:
 
 @pytest.mark.parametrize("script", [lambda talk: None, chunked(b"some", end=b"")], ids=["nothing", "half an answer"])
 def test_a_plain_call_that_takes_too_long_is_a_model_error_of_status_0(script: Script) -> None:
-    with before(then_silent(script), "--timeout", "0.5") as (aws, container):
+    with before(then_silent(script), "--timeout", "2") as (aws, container):
         with fails("ModelError", 424) as error:
             aws.invoke()
         assert container.left.wait(60)
@@ -285,7 +286,7 @@ def test_a_plain_call_that_takes_too_long_is_a_model_error_of_status_0(script: S
 
 
 def test_a_stream_without_a_first_byte_in_time_is_a_model_error_of_status_0() -> None:
-    with before(then_silent(chunked(end=b"")), "--stream-timeout", "0.5") as (aws, container):
+    with before(then_silent(chunked(end=b"")), "--stream-timeout", "2") as (aws, container):
         with fails("ModelError", 424) as error:
             aws.stream()
         assert container.left.wait(60)
@@ -295,7 +296,7 @@ def test_a_stream_without_a_first_byte_in_time_is_a_model_error_of_status_0() ->
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stream_over_its_time_ends_with_an_exception_after_what_came(mode: str) -> None:
     silent = then_silent(chunked(b"some", b"thing", end=b""))
-    with before(silent, "--stream-timeout", "0.5", "--parts", mode) as (aws, container):
+    with before(silent, "--stream-timeout", "2", "--parts", mode) as (aws, container):
         *parts, last = frames(aws)
         assert container.left.wait(60)
         with pytest.raises(EventStreamError, match="did not complete sending the inference response"):
@@ -596,11 +597,13 @@ def ends_within_two_steps(server: Server) -> Iterator[None]:
     tokens_before = server.metrics()["lmi_generated_tokens_total"]
     steps_before = server.metrics()["lmi_engine_steps_total"]
     yield
+    lost_s = machine.seconds_lost()
     steps_at_end = server.metrics()["lmi_engine_steps_total"]
     wait_until(server.is_idle, "the request is over")
     num_tokens = server.metrics()["lmi_generated_tokens_total"] - tokens_before
-    assert 0 < num_tokens <= steps_at_end - steps_before + 2
-    assert server.metrics()["lmi_engine_steps_total"] <= steps_at_end + 2
+    num_more = 2 + (machine.seconds_lost() - lost_s) / STEP_S  # the engine steps while the others wait for a core
+    assert 0 < num_tokens <= steps_at_end - steps_before + num_more
+    assert server.metrics()["lmi_engine_steps_total"] <= steps_at_end + num_more
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -127,7 +127,7 @@ def test_models_that_take_each_others_room_are_served_or_find_no_room(tmp_path: 
 
 
 def test_a_model_that_loads_for_longer_than_the_timeout_is_not_ready_and_later_is(tmp_path: Path) -> None:
-    with store(tmp_path, 2, "--timeout", "0.5") as mme:
+    with store(tmp_path, 2, "--timeout", "2") as mme:
         mme.server.may_load.clear()
         refused = mme.refusal("deep/a")
         assert refused["Error"]["Code"] == "ModelNotReadyException"

@@ -100,8 +100,9 @@ def test_where_every_slot_is_taken_the_one_that_was_silent_longest_is_freed_by_f
     settings: ModuleType, block: Block
 ) -> None:
     draining = [subprocess.Popen(["/bin/sleep", "60"]) for _ in block.frontends]
+    now_s = time.monotonic()
     for age, (record, process) in enumerate(zip(block.frontends, draining, strict=True)):
-        record.pid, record.beat_s = process.pid, time.monotonic() - age
+        record.pid, record.beat_s = process.pid, now_s - age
     assert take(settings, {}) == 3
     assert draining[3].wait(60) == -9
     for process in draining:

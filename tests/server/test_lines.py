@@ -165,7 +165,7 @@ def test_a_line_of_several_sequences_takes_the_place_of_each(lmi: Host) -> None:
 
 
 def test_a_line_beyond_its_time_is_504_and_the_next_one_has_its_own_time(tmp_path: Path) -> None:
-    with host(tmp_path, server={"predict_timeout_s": 0.5}) as lmi:
+    with host(tmp_path, server={"predict_timeout_s": 2}) as lmi:
         late, fine = answers(lmi, {"inputs": "hang"}, {"inputs": "say a"})
         assert (late["code"], fine) == (504, {"generated_text": "a"})
         requests = [*[{"inputs": "hang"}] * NUM_RUNNING, {"inputs": "say b"}]

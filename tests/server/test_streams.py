@@ -12,7 +12,7 @@ import pytest
 
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, MAX_HEADER_BYTES
 from lmi.server.streams import as_ascii
-from tests.scripted import Host, host
+from tests.scripted import Host, host, wait_until
 
 INFERENCE_ID = "X-Amzn-SageMaker-Inference-Id"
 
@@ -171,7 +171,7 @@ def test_a_buffered_stream_has_the_same_bytes_its_length_and_its_real_status(
     assert response.headers["content-type"] == streamed.headers["content-type"]
     assert len(answer) == len(other) and texts(answer) == texts(other)
     assert (response.status >= 400) == (b'"error"' in answer)
-    assert dict(counts.items())[str(response.status)] == num_before[str(response.status)] + 1
+    wait_until(lambda: dict(counts.items())[str(response.status)] == num_before[str(response.status)] + 1)
 
 
 def test_an_openai_model_of_nothing_is_the_served_one(lmi: Host) -> None:

@@ -147,7 +147,7 @@ def test_info_tells_the_limits_that_hold(tgi: Host) -> None:
 def test_a_client_that_leaves_ends_its_generation(tgi: Host) -> None:
     num_cancelled = len(tgi.executor.cancelled)
     connection = http.client.HTTPConnection("127.0.0.1", tgi.port, timeout=60)
-    connection.request("POST", "/generate_stream", json.dumps({"inputs": "run ab", "parameters": {}}))
+    connection.request("POST", "/generate_stream", json.dumps({"inputs": "hang ab"}))
     response = connection.getresponse()
     assert response.read(5) == b"data:"
     response.close()

@@ -17,6 +17,7 @@ import boto3
 
 from tests.clients.venvs import python_of
 from tests.sources.faulty_server import Answer, FaultyServer
+from tests.system.container import free_port
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "someone",
@@ -30,8 +31,7 @@ OF_ONE_CONNECTION = {"connection", "transfer-encoding", "content-length", "date"
 @contextmanager
 def moto(folder: Path) -> Iterator[int]:
     """Run moto's server on a port of loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = int(taken.getsockname()[1])
+    port = free_port()
     command = [str(python_of("moto")), "-I", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")}
     with open(folder / "moto.log", "wb") as log:
