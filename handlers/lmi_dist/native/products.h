@@ -16,6 +16,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "lmi_kernels.h"
 
 namespace lmi {
@@ -162,11 +166,14 @@ struct FloatTile {
 
 // ---- Tiles in 8-bit integers ----------------------------------------------------------------------------------------
 
-// dot(sums, inputs, weights) adds to each channel's sum the products of 4 unsigned inputs and 4 signed weights. Every
-// kind gives the same integers.
+// dot(sums, inputs, weights) adds to each channel's sum the products of 4 inputs, each EXCESS too large, and 4 weights.
+// `inputs` makes them of a row's bytes. Every kind gives the same integers, without the excess.
 
 #if defined(__x86_64__)
 struct VnniDot {  // in assembly, for a function that is compiled for VNNI can only be inlined into such functions
+    static constexpr int EXCESS = 128;
+    static inline Ints inputs(Ints bytes) { return bytes; }
+
     static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
 #if defined(__AVX512F__)
         asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(inputs), "v"(weights));
@@ -180,7 +187,26 @@ struct VnniDot {  // in assembly, for a function that is compiled for VNNI can o
 };
 #endif
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+struct PlainDot {  // the sizes of weights, unsigned, by the inputs with the weights' signs: two products fit in 16 bits
+    static constexpr int EXCESS = 0;
+
+    static inline Ints inputs(Ints bytes) {
+        asm("" : "+x"(bytes));  // else each word is changed before it is broadcast, which takes longer
+        return bytes ^ splat(int32_t(0x80808080));
+    }
+
+    static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
+        const __m256i x = bits_as<__m256i>(inputs), w = bits_as<__m256i>(weights);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+        return sums + bits_as<Ints>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+};
+#else
 struct PlainDot {
+    static constexpr int EXCESS = 128;
+    static inline Ints inputs(Ints bytes) { return bytes; }
+
     static inline Ints dot(Ints sums, Ints inputs, Ints weights) {
         const Shorts weight = bits_as<Shorts>(weights);
         return sums + pairs(even(inputs), weight << 8 >> 8) + pairs(even(inputs >> 8), weight >> 8);
@@ -191,7 +217,7 @@ struct PlainDot {
 
     // The sums of neighbouring products, each of which fits in 16 bits.
     static inline Ints pairs(Shorts a, Shorts b) {
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
         Ints sums;
         asm("vpmaddwd %2, %1, %0" : "=v"(sums) : "v"(a), "v"(b));
         return sums;
@@ -201,6 +227,7 @@ struct PlainDot {
 #endif
     }
 };
+#endif
 
 template <class Dot>
 struct Int8Tile {
@@ -227,8 +254,7 @@ struct Int8Tile {
             Ints sums[M][2 * P];
 #pragma GCC unroll 16
             for (int j = 0; j < 2 * P; j++) {
-                // Inputs are 128 too large, so sums are 128 times the sum of the weights too large.
-                const Ints start = -(ints(word_of(at, bytes, j)) << 16 >> 9);
+                const Ints start = (ints(word_of(at, bytes, j)) << 16 >> 16) * -Dot::EXCESS;
 #pragma GCC unroll 16
                 for (int m = 0; m < M; m++) sums[m][j] = start;
             }
@@ -245,8 +271,9 @@ struct Int8Tile {
                 for (int m = 0; m < M; m++) {
                     int32_t four;
                     std::memcpy(&four, x + (m * groups + g) * GROUP + k, 4);
+                    const Ints inputs = Dot::inputs(splat(four));
 #pragma GCC unroll 16
-                    for (int j = 0; j < 2 * P; j++) sums[m][j] = Dot::dot(sums[m][j], splat(four), weights[j]);
+                    for (int j = 0; j < 2 * P; j++) sums[m][j] = Dot::dot(sums[m][j], inputs, weights[j]);
                 }
             }
 #pragma GCC unroll 16
