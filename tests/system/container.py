@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi.runtime import Runtime, ServerRuntime
-from lmi.shared.state import Block, EngineRecord
+from lmi.shared.state import Block, EngineRecord, Phase
 from tests import machine
 from tests.scripted import write_byte_tokenizer
 
@@ -203,6 +203,20 @@ class Container:
 
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
+
+    def drain(self) -> None:
+        """Send SIGTERM to a server with open requests, and wait until it takes no new ones."""
+        supervisor = self.block().supervisor
+        self.signal(signal.SIGTERM)
+        wait_until(lambda: supervisor.phase == Phase.DRAINING, "the server drains")
+
+    def lose_engine(self, slot: int = 0) -> EngineRecord:
+        """Kill an engine and wait until the server knows that it is lost. Returns its record."""
+        record = self.engines()[slot]
+        num_starts = record.num_starts
+        os.kill(record.pid, signal.SIGKILL)
+        wait_until(lambda: record.num_starts > num_starts or not record.is_alive, "the engine is lost")
+        return record
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Wait for its end. Returns its exit code."""

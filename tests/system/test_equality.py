@@ -21,6 +21,7 @@ from tests.served import Server
 from tests.system.container import wait_until
 
 NUM_CLIENTS = 64
+MAX_ROUNDS = 5  # on a busy machine the requests may arrive so slowly that few run together
 WORDS = "the quick brown fox jumps over a lazy dog she sells sea shells by the shore 0123 Ünïcode 狐 \n".split(" ")
 FORMATS = ("json", "jsonlines", "sse")
 ROUNDING = 1e-4  # of a log-prob after a recomputation
@@ -133,13 +134,13 @@ def crowd(server: Server, requests: list[Body], leavers: frozenset[int] = frozen
         return list(pool.map(client, range(len(requests))))
 
 
-def largest(server: Server, name: str, work: Callable[[], Any]) -> tuple[float, Any]:
-    """The largest value of a gauge while `work` ran, and the result of `work`."""
-    seen, done = [0.0], threading.Event()
+def most_running(server: Server, work: Callable[[], Any]) -> tuple[int, Any]:
+    """The most requests that ran at once during `work`, and the result of `work`."""
+    seen, done, engine = [0], threading.Event(), server.engines()[0]
 
     def look() -> None:
-        while not done.is_set():
-            seen.append(server.metrics()[name])
+        while not done.wait(0.002):
+            seen.append(engine.num_running)
 
     watcher = threading.Thread(target=look)
     watcher.start()
@@ -169,12 +170,15 @@ def test_the_requests_are_mixed(alone: list[Said]) -> None:
 
 
 def test_each_of_64_requests_at_once_is_answered_as_if_it_were_alone(tiny: Server, alone: list[Said]) -> None:
-    num_running, answers = largest(tiny, "lmi_requests_running", lambda: crowd(tiny, REQUESTS, LEAVERS))
+    for _ in range(MAX_ROUNDS):
+        num_running, answers = most_running(tiny, lambda: crowd(tiny, REQUESTS, LEAVERS))
+        for number, answer in enumerate(answers):
+            assert answer in (alone[number], None), f"request {number} was answered otherwise in company"
+        assert [number for number, answer in enumerate(answers) if answer is None] == sorted(LEAVERS)
+        wait_until(tiny.is_idle, "what the leavers held is free")
+        if num_running >= 16:
+            break
     assert num_running >= 16, "this was no crowd"
-    for number, answer in enumerate(answers):
-        assert answer in (alone[number], None), f"request {number} was answered otherwise in company"
-    assert [number for number, answer in enumerate(answers) if answer is None] == sorted(LEAVERS)
-    wait_until(tiny.is_idle, "what the leavers held is free")
 
 
 def test_the_form_of_tgi_says_the_same_to_the_bit(tight: Server, alone: list[Said]) -> None:
@@ -190,7 +194,7 @@ def test_a_preempted_request_says_the_same_words(tiny: Server, tight: Server, al
     growing = [make_growing(word) for word in WORDS[:6]]
     expected = alone + [ask(tiny, body) for body in growing]
     num_before = tight.metrics()["lmi_preemptions_total"]
-    for _ in range(5):  # on a busy machine they may arrive so slowly that all fit
+    for _ in range(MAX_ROUNDS):
         for number, answer in enumerate(crowd(tight, REQUESTS + growing, LEAVERS)):
             if answer is not None:
                 assert_same_words(answer, expected[number])

@@ -145,12 +145,13 @@ def test_a_body_over_the_limit_is_413_and_not_kept(tiny: Server, has_length: boo
 
 def test_neighbours_of_poisonous_requests_are_answered_as_ever(tiny: Server) -> None:
     """Sixteen streams are open while the whole corpus of odd requests comes, and none of them changes by a token."""
-    bodies = [request(f"neighbour {n}", max_new_tokens=300, ignore_eos_token=True) for n in range(16)]
+    bodies = [request(f"neighbour {n}", max_new_tokens=600, ignore_eos_token=True) for n in range(16)]
     expected = [tiny.post({**fields, "stream": True}).body for fields in bodies]
     small = [data for data, _, _ in CORPUS.values() if len(data) < MB]
     with ThreadPoolExecutor(32) as pool:
         streams = [pool.submit(tiny.post, {**fields, "stream": True}) for fields in bodies]
-        wait_until(lambda: tiny.metrics()["lmi_requests_running"] >= 8, "the neighbours are there")
+        engine = tiny.engines()[0]
+        wait_until(lambda: engine.num_running >= 8, "the neighbours are there")
         statuses = [pool.submit(tiny.post, data) for data in small]
         assert {future.result().status for future in statuses} == {200, 424}
         assert [future.result().body for future in streams] == expected
@@ -163,11 +164,11 @@ LONG = request("a " * 75, max_new_tokens=800, ignore_eos_token=True)
 
 
 def running(server: Server, num_running: int, num_waiting: int = 0) -> None:
-    def is_so() -> bool:
-        metrics = server.metrics()
-        return (metrics["lmi_requests_running"], metrics["lmi_requests_waiting"]) == (num_running, num_waiting)
-
-    wait_until(is_so, f"{num_running} requests run and {num_waiting} wait")
+    engine = server.engines()[0]
+    wait_until(
+        lambda: (engine.num_running, engine.num_waiting) == (num_running, num_waiting),
+        f"{num_running} requests run and {num_waiting} wait",
+    )
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def test_a_stop_string_ends_a_guided_answer(server: Server) -> None:
 
 
 def test_a_guide_streams(server: Server) -> None:
-    body = {"messages": [USER], "max_tokens": 60, "stream": True, "response_format": FORM}
+    body = {"messages": [USER], "max_tokens": 200, "seed": 3, "stream": True, "response_format": FORM}
     answer = server.post(body, "/v1/chat/completions")
     lines = [line[6:] for line in answer.body.decode().splitlines() if line.startswith("data: {")]
     texts = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]

@@ -29,7 +29,10 @@ def freezing(config: EngineConfig, model_path: str, progress: Progress) -> Execu
 
 
 def crashing(config: EngineConfig, model_path: str, progress: Progress) -> Executor:
+    """Crash at once, or when the file of option.crash_after is there."""
     progress("weights", 0.5)
+    while not os.path.exists(config.options.get("crash_after", "/")):
+        time.sleep(0.02)
     raise RuntimeError("the weights are cursed")
 
 

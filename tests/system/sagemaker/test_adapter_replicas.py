@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,9 +184,7 @@ def test_a_stream_that_runs_with_an_adapter_goes_on_when_it_is_unregistered(serv
 def test_an_engine_that_is_killed_has_every_adapter_when_it_is_back(server: Server, src: Path) -> None:
     assert register(server, "kept", write_adapter(src / "kept", 2))[0] == 200
     for slot in range(NUM_ENGINES):
-        pid = server.pid(f"lmi-engine-{slot}")
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: num_ready(server) == NUM_ENGINES - 1, "it is lost")
+        server.lose_engine(slot)
         assert first_letter(server, "kept") == "c", "the other one serves"
         wait_until(lambda: num_ready(server) == NUM_ENGINES, "it is back", 60.0)
         assert letters(server, "kept") == {"c"}
@@ -215,8 +211,7 @@ def test_an_adapter_whose_files_are_gone_when_its_engine_is_back_is_503_with_the
             register(server, "lost", folder)[0] == register(server, "kept", write_adapter(tmp_path / "k", 2))[0] == 200
         )
         shutil.rmtree(folder)
-        os.kill(server.pid("lmi-engine-0"), signal.SIGKILL)
-        wait_until(lambda: num_ready(server) == 0, "it is lost")
+        server.lose_engine()
         wait_until(lambda: num_ready(server) == 1, "it is back", 60.0)
         answer = server.post({"inputs": PROMPT}, headers={HEADER: "lost"})
         said = json.loads(answer.body)["error"]
@@ -247,8 +242,7 @@ def test_adapters_beside_the_model_and_serving_properties_are_there_from_the_sta
         assert register(server, "formal", model / "adapters" / "formal")[0] == 409
         assert register(server, "new", write_adapter(tmp_path / "new", 3))[0] == 200
         unregister(server, "formal")
-        os.kill(server.pid("lmi-engine-0"), signal.SIGKILL)
-        wait_until(lambda: num_ready(server) == NUM_ENGINES - 1, "it is lost")
+        server.lose_engine()
         wait_until(lambda: num_ready(server) == NUM_ENGINES, "it is back", 60.0)
         assert names(server) == ["new", "rude"] and letters(server, "formal", 8) == {"424"}
     with serving(tmp_path / "model", **options) as server:
