@@ -122,15 +122,19 @@ class Connections(Generic[C]):
 
     async def _keep_connected(self, slot: int) -> None:
         """Connect when the process of this slot is ready, and again after the connection was lost."""
-        loop = asyncio.get_running_loop()
         while True:
             if self.records[slot].phase == Phase.READY:
                 with suppress(OSError):
-                    _, connection = await loop.create_unix_connection(self._make, self._sockets[slot])
-                    self.open[slot] = connection
-                    try:
-                        await connection.closed
-                    finally:
-                        del self.open[slot]
-                        connection.close()
+                    await self._connect(slot)
             await asyncio.sleep(RECONNECT_S)
+
+    async def _connect(self, slot: int) -> None:
+        """Connect, and return when the connection is lost."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_unix_connection(self._make, self._sockets[slot])
+        self.open[slot] = connection
+        try:
+            await connection.closed
+        finally:
+            del self.open[slot]
+            connection.close()

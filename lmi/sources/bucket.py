@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -141,8 +141,7 @@ class Bucket:
                 except Exception as error:
                     if first is None:
                         first = error
-                        for other in futures:
-                            other.cancel()
+                        _cancel(futures)
                     continue
                 progress.file_done()
                 yield each.found
@@ -233,6 +232,11 @@ def _changed(key: str, code: str) -> Damaged:
 
 def _code(error: Any) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _cancel(futures: Iterable[Any]) -> None:
+    for future in futures:
+        future.cancel()
 
 
 def _config(num_tries: int) -> Any:
