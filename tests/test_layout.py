@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from handlers.lmi_dist.about import MAX_NUM_SEQUENCES, MAX_PREFILL_TOKENS
 from lmi.settings.options import OPTIONS
 from lmi.settings.properties import read
 from lmi.types import GenerationRequest
@@ -208,6 +209,11 @@ def test_the_defaults_that_the_example_names_are_the_defaults(tmp_path: Path) ->
     assert as_it_is.config == spelled_out.config
     assert spelled_out.warnings == ()
     assert len([row for row in spelled_out.settings if row.source.startswith("serving.properties")]) > 20
+
+
+def test_the_sizes_that_the_example_names_for_the_embedded_engine_are_its_sizes() -> None:
+    named = f"lmi-dist: {MAX_NUM_SEQUENCES}, {MAX_PREFILL_TOKENS}, what fits"
+    assert named in (ROOT / "serving.properties").read_text()
 
 
 @pytest.mark.parametrize("script", ["install", "serve", "test", "check", "sanitize"])

@@ -124,7 +124,6 @@ class EngineConfig:
     logits_post_processors: str | None = None  # a Python file in the model's folder
     max_step_ms: float | None = None  # with decodes in it, a step takes prompt tokens only up to about this time
     speculative: str | None = None  # ngram
-    batch_invariant: bool = True
     allow_pickle: bool = False
     trust_remote_code: bool = False
     tensor_parallel_degree: int = 1

@@ -442,12 +442,6 @@ OPTIONS = (
         "the embedded engine guesses tokens ahead, which changes no answer: ngram, from what the sequence holds",
     ),
     Option(
-        "option.batch_invariant",
-        "engine.batch_invariant",
-        BOOLEAN,
-        "neighbours change no bit of an answer, as with native kernels; elsewhere a line in the log",
-    ),
-    Option(
         "option.tensor_parallel_degree",
         "engine.tensor_parallel_degree",
         DEGREE,

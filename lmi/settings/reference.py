@@ -37,7 +37,7 @@ WITHOUT_EFFECT = frozenset(
     "option.batch_size option.device_map option.low_cpu_mem_usage "
     "option.mpi_mode option.use_passive_workers option.parallel_loading option.waiting_steps "
     "option.pythonExecutable option.enable_venv option.max_output_size "
-    "option.log_request_metric option.bedrock_compat".split()
+    "option.log_request_metric option.bedrock_compat option.batch_invariant".split()
 )
 
 # Reasons that are not obvious.
@@ -47,6 +47,7 @@ REASONS = {
     "option.enable_auto_tool_choice": "option.tool_call_parser switches it on",
     "option.enable_reasoning": "option.reasoning_parser switches it on",
     "option.device_map": "option.device and option.tensor_parallel_degree choose the devices",
+    "option.batch_invariant": "the native kernels always are, and torch is not",
     "fail_fast": "a start that fails always ends the server",
     "option.fail_fast": "a start that fails always ends the server",
 }

@@ -141,7 +141,6 @@ def test_the_cache_costs_what_kv_bytes_per_token_says() -> None:
         ({}, torch.bfloat16, torch.float32),
         ({"dtype": "bf16"}, torch.float32, torch.bfloat16),
         ({"dtype": "fp16"}, torch.float16, torch.float32),
-        ({"batch_invariant": False}, torch.bfloat16, torch.float32),
     ],
 )
 def test_the_dtype_on_a_cpu(settings: dict[str, object], checkpoint: torch.dtype, expected: torch.dtype) -> None:
