@@ -207,7 +207,10 @@ class PortUnavailable(StartError):
 
 
 class ModelUnusable(StartError):
-    """The model folder is missing, empty, of a wrong format or broken. The message names the file."""
+    """A model's folder is missing, empty, of a wrong format or broken. The message names the file.
+
+    For an adapter's folder the same error only refuses the adapter while the server runs.
+    """
 
     exit_code = 4
     label = "model_unusable"

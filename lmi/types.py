@@ -22,7 +22,6 @@ class AnswerEnd(enum.StrEnum):
     LENGTH = "length"
     EOS_TOKEN = "eos_token"
     STOP_SEQUENCE = "stop_sequence"
-    ERROR = "error"
 
 
 class OutputFormat(enum.StrEnum):

@@ -22,6 +22,7 @@ from lmi.errors import (
     Unsupported,
 )
 from lmi.schemas.lmi import LmiFormat
+from lmi.server.outline import Outline
 from lmi.settings.config import ModelConfig
 from lmi.types import OutputFormat
 
@@ -153,3 +154,9 @@ def test_a_body_that_cannot_be_read_is_answered_as_json_whatever_the_model_s_for
 
 def test_an_api_is_found_under_its_name() -> None:
     assert APIS["lmi"] is LMI
+
+
+def test_each_field_that_chooses_an_api_at_invocations_belongs_to_one_api_and_is_read() -> None:
+    fields = [api.body_field for api in APIS.values() if api.body_field]
+    assert len(fields) == len(set(fields))
+    assert set(fields) <= set(Outline.__struct_fields__)

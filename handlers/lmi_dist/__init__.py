@@ -1,4 +1,4 @@
-"""The embedded executor: continuous batching of decoder-only checkpoints, with torch only.
+"""The embedded executor: continuous batching of decoder-only checkpoints, in C++ on CPUs and in torch elsewhere.
 
     from handlers.lmi_dist import Executor
 

@@ -105,7 +105,7 @@ class EmbeddedExecutor(SteppedExecutor):
 
     @torch.inference_mode()
     def _compute(self) -> Step:
-        """Schedule, run, sample, finish."""
+        """Make one step of all running sequences. If memory runs out, the largest of them fails."""
         started_s = time.monotonic()
         batch = self._scheduler.schedule()
         refused = [] if self._lora is None else self._lora.take_refused()

@@ -1,4 +1,4 @@
-"""How an error says that memory ran out."""
+"""Tells errors of exhausted memory from others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the supervisor starts in place of an engine process that another program starts, such as mpirun.
+"""Runs a launcher, such as mpirun, and stands in for the engine process that the launcher starts.
 
-    agent                     the supervisor's child, which answers for the engine
+    agent                     the supervisor's child, in place of the engine
     └ the launcher            leads a session
       ├ far_end
       │ └ the engine process

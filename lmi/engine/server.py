@@ -183,7 +183,7 @@ class Dispatcher:
 
 
 class FrontEndConnection(Accepted):
-    """One socket to one front end."""
+    """The socket of one front end, whose requests end when it closes."""
 
     other_end = "a front end"
 

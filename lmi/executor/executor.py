@@ -1,4 +1,4 @@
-"""The engine itself: enqueue, await, cancel."""
+"""The contract of an engine: enqueue, await, cancel."""
 
 from __future__ import annotations
 

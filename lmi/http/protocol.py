@@ -93,7 +93,7 @@ class Cycle(RequestResponseCycle):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection, with limits on how long its head, its body and its client's reading may take."""
 
     header_timeout_s: ClassVar[float] = 10.0
     body_timeout_s: ClassVar[float] = 60.0

@@ -118,7 +118,7 @@ class Batch:
         self._places = Places(self._num_running)
 
     async def run(self) -> None:
-        """Answer every line."""
+        """Answer every line, as many at a time as the engines run sequences."""
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(len(self.answers), self._num_running)):
                 workers.create_task(self._work())

@@ -1,10 +1,11 @@
-"""The shared-memory block: each process writes its record, and every process reads the records without asking.
+"""The shared-memory block: it has a record of each process, and every process reads the records without asking.
 
-The supervisor makes one file of fixed layout and every process maps it. A record has one writer: the supervisor writes
-its record, and a worker that of its slot. The supervisor writes too in the record of an engine that died or hangs.
+The supervisor makes one file of fixed layout and every process maps it. A field has one writer at a time, as a rule the
+process itself. The supervisor writes in the record of an engine that died or hangs, and an agent in that of the
+engine it stands for. Whoever reaps a front end, gunicorn's master or the supervisor, releases its record.
 Values are 8 bytes, aligned, so a reader sees an old value or a new one, never half of both. Totals survive the death of
 their writer, because the next process of the slot continues to count. Gauges are zeroed when a process claims the slot.
-`/ping`, `/metrics` and admission read only this block.
+The figures of `/ping`, `/metrics` and admission are those of this block.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class HistogramView:
 
 
 class Record:
-    """A row of fields with one writer. Subclasses declare the fields, whose order is the layout."""
+    """A row of fields about one process. Subclasses declare the fields, whose order is the layout."""
 
     pid: Int | int
     fields: dict[str, Field[object]] = {}

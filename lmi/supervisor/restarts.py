@@ -1,6 +1,6 @@
 """Decides when a process may start again and when a live one counts as hung, from times and records only.
 
-Source of the numbers: the restart table of the design. Every time is `time.monotonic()`.
+Every time is `time.monotonic()`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The supervisor starts engines, user code and front ends, restarts those that die, and stops all in order.
 
-It is the container's main process and stays small so that it never fails. It has no threads and no event loop, only one
-loop over signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
+It is the container's main process and stays small so that it never fails. It has no threads and no asyncio: one loop
+polls for signals, deaths and the clock. It binds the port first and passes it on, so the port answers before there is a
 model and stays open when a front end dies. Engines are never children of the front end. The supervisor reads the state
 of an engine from the shared blocks. `stages.py` has what comes before a model's processes, `fetches.py` what front ends
 ask for later, `child.py` the children, `kinds.py` their kinds, `model.py` those of a model, `restarts.py` the rules of

@@ -1,4 +1,4 @@
-"""`/ping` and `/metrics`. They read only shared memory, so a busy or dead engine cannot delay them."""
+"""`/ping` and `/metrics`. They read shared memory and ask no process, so a busy or dead engine cannot delay them."""
 
 from __future__ import annotations
 
