@@ -238,8 +238,8 @@ class SteppedExecutor(Executor):
 
     def _run_step(self) -> None:
         """Cross the boundary, make one step, keep its statistics and publish its answers."""
-        started = time.monotonic()
         ended = self._cross_boundary()
+        started = time.monotonic()  # after the arrival of every sequence in the step
         step = (self._step_or_fail() if self._live else None) or Step(is_empty=not ended)
         touched = step.touched = _with_siblings_of_failed(step.touched)
         if self._unscheduled:
