@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -77,8 +78,10 @@ class Meter:
         self._before = self._now()
 
     def _now(self) -> tuple[int, int]:
-        files = [task / "schedstat" for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()]
-        fields = [file.read_text().split() for file in files]
+        fields = []
+        for file in [task / "schedstat" for pid in self._pids for task in Path(f"/proc/{pid}/task").iterdir()]:
+            with suppress(OSError):  # a thread that has just ended
+                fields.append(file.read_text().split())
         return sum(int(each[0]) for each in fields), sum(int(each[1]) for each in fields)
 
     def waited(self) -> float:
