@@ -26,7 +26,7 @@ RANKS = tuple(f"tests/system/test_vllm_{name}.py" for name in ("ranks", "ray", "
 FREE = (
     "formatters",
     "handlers/lmi_dist",
-    *(f"handlers/vllm/test_{name}.py" for name in ("adapters", "executor", "outputs", "sampling")),
+    *(f"handlers/vllm/test_{name}.py" for name in ("outputs", "sampling")),
     "schemas",
     "settings",
     "text",

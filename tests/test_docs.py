@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:lmi|docker|kubectl|curl) [^`]+)`")
-START_TIMEOUT_S, RUN_TIMEOUT_S = 120.0, 60.0
+START_TIMEOUT_S, RUN_TIMEOUT_S = 180.0, 60.0
 
 # What a laptop cannot run although it only talks to the laptop: these need an engine with LoRA.
 NEEDS_LORA = r"/adapters"
@@ -300,7 +300,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield {"8080": str(port), "8081": str(gateway_port)}
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(60)
 
 
 @dataclass

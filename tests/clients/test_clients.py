@@ -9,7 +9,7 @@ import pytest
 from tests.clients.venvs import run
 from tests.served import Server
 
-pytestmark = pytest.mark.timeout(400)  # including the installation of a venv
+pytestmark = pytest.mark.timeout(500)  # including the installation of a venv
 PROMPT = "The quick brown"
 NUM_TOKENS = 8
 

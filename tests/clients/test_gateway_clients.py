@@ -20,7 +20,7 @@ from tests.gateway.model_server import ModelServer, write_model
 from tests.served import Server
 from tests.system.container import wait_until
 
-pytestmark = pytest.mark.timeout(400)  # including the installation of a venv
+pytestmark = pytest.mark.timeout(500)  # including the installation of a venv
 PROMPT = "The quick brown"
 NUM_TOKENS = 8
 MODES = ("as-is", "coalesce:10000", "split:7")  # the second joins a whole answer

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "scripts" / "locks" / "clients"
 VENVS = ROOT / ".venv-clients"
 INSTALL_TIMEOUT_S = 300
-RUN_TIMEOUT_S = 90
+RUN_TIMEOUT_S = 180
 
 
 def python_of(name: str) -> Path:

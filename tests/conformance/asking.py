@@ -16,6 +16,13 @@ def ask(**fields: Any) -> Request:
     return Request(**{"input_token_ids": PROMPT, "max_tokens": 8, "sampling_config": GREEDY, **fields})
 
 
+def endless(executor: Executor, **fields: Any) -> Request:
+    """A request that runs for seconds, so that a test can meet it while it runs."""
+    if "slow" in executor.capabilities.logits_post_processors:
+        fields = {"logits_post_processor_name": "slow", **fields}
+    return ask(**{"max_tokens": 400, **fields})
+
+
 def finish(executor: Executor, request_id: int) -> list[Response]:
     """All Responses of one request, up to the last one."""
     responses: list[Response] = []

@@ -30,7 +30,11 @@ from tests.tiny_models import tiny_model
 MAX_NUM_SEQUENCES = 4
 ASKED: dict[str, Any] = {"max_beam_width": 4, "request_stats_max_iterations": 10_000}  # of every engine
 PROCESSORS = """
+import time
 from lmi.executor import LogitsPostProcessorConfig
+
+def slow(request_id, logits, tokens, stream, client_id):
+    time.sleep(0.02)
 
 def only_seven(request_id, logits, tokens, stream, client_id):
     kept = logits[..., 7].clone()
@@ -45,7 +49,7 @@ def batched(request_ids, logits, tokens, stream, client_ids):
         only_seven(request_id, rows, [], stream, None)
 
 logits_post_processors = LogitsPostProcessorConfig(
-    processor_map={"only_seven": only_seven, "broken": broken}, processor_batched=batched
+    processor_map={"only_seven": only_seven, "broken": broken, "slow": slow}, processor_batched=batched
 )
 """
 
@@ -53,7 +57,7 @@ logits_post_processors = LogitsPostProcessorConfig(
 def echo() -> Executor:
     from handlers.echo import EchoExecutor
 
-    options = {"echo_step_ms": "2", "echo_max_num_sequences": str(MAX_NUM_SEQUENCES)}
+    options = {"echo_step_ms": "5", "echo_max_num_sequences": str(MAX_NUM_SEQUENCES)}
     return EchoExecutor(EngineConfig(handler="echo", max_sequence_length=512, options=options, **ASKED))
 
 

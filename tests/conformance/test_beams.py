@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmi.executor import Executor, FinishReason, OutputConfig, SamplingConfig
-from tests.conformance.asking import TIMEOUT_S, ask, finish, results, run
+from tests.conformance.asking import TIMEOUT_S, ask, endless, finish, results, run
 from tests.conformance.table import needs
 
 pytestmark = needs("max_beam_width")
@@ -84,7 +84,7 @@ def test_requests_of_several_widths_are_all_answered_as_alone(executor: Executor
 
 
 def test_a_search_is_cancelled_as_one(executor: Executor) -> None:
-    request = ask(streaming=True, max_tokens=400, sampling_config=SEARCH)
+    request = endless(executor, streaming=True, sampling_config=SEARCH)
     request_id = executor.enqueue_request(request)
     executor.await_responses(request_id, TIMEOUT_S)
     executor.cancel_request(request_id)

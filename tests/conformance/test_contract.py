@@ -15,6 +15,7 @@ from tests.conformance.asking import (
     PROMPT,
     TIMEOUT_S,
     ask,
+    endless,
     finish,
     long_prompt,
     results,
@@ -106,7 +107,7 @@ def test_prompts_of_different_salts_share_no_cached_token(executor: Executor) ->
 
 def test_cached_tokens_stand_on_the_first_result_alone(executor: Executor) -> None:
     for _ in range(2):
-        request = ask(input_token_ids=long_prompt(executor, 37), streaming=True)
+        request = ask(input_token_ids=long_prompt(executor, 37), max_tokens=100, streaming=True)
         first, *rest = results(finish(executor, executor.enqueue_request(request)))
     assert 0 <= first.num_cached_tokens < len(request.input_token_ids)
     assert rest and all(result.num_cached_tokens == 0 for result in rest)
@@ -191,7 +192,7 @@ def test_the_clients_own_id_comes_back(executor: Executor) -> None:
 
 
 def test_a_running_request_is_cancelled_with_a_final_result(executor: Executor) -> None:
-    request_id = executor.enqueue_request(ask(streaming=True, max_tokens=400))
+    request_id = executor.enqueue_request(endless(executor, streaming=True))
     executor.await_responses(request_id, TIMEOUT_S)
     executor.cancel_request(request_id)
     executor.cancel_request(request_id)
@@ -202,7 +203,7 @@ def test_a_running_request_is_cancelled_with_a_final_result(executor: Executor) 
 
 
 def test_a_queued_request_is_cancelled_before_it_was_scheduled(executor: Executor) -> None:
-    busy = executor.enqueue_requests([ask(max_tokens=400)] * executor.info.max_num_sequences)
+    busy = executor.enqueue_requests([endless(executor)] * executor.info.max_num_sequences)
     queued = executor.enqueue_request(ask(output_config=OutputConfig(return_log_probs=True)))
     executor.cancel_request(queued)
     [result] = results(finish(executor, queued))
@@ -222,7 +223,7 @@ def test_cancelling_what_is_unknown_or_done_does_nothing(executor: Executor) -> 
 
 
 def test_a_request_out_of_time_ends_with_that_reason(executor: Executor) -> None:
-    blocked = executor.enqueue_requests([ask(max_tokens=400)] * executor.info.max_num_sequences)
+    blocked = executor.enqueue_requests([endless(executor)] * executor.info.max_num_sequences)
     [result] = results(finish(executor, executor.enqueue_request(ask(max_tokens=400, allotted_time_ms=20))))
     assert result.finish_reasons == [FinishReason.TIMED_OUT]
     for request_id in blocked:
@@ -246,7 +247,7 @@ def test_waiting_for_one_id_leaves_the_others_alone(executor: Executor) -> None:
 
 
 def test_waiting_ends_empty_after_its_time(executor: Executor) -> None:
-    request_ids = executor.enqueue_requests([ask(max_tokens=900) for _ in range(8)])
+    request_ids = executor.enqueue_requests([endless(executor, max_tokens=900) for _ in range(8)])
     request_id = request_ids[-1]
     started = time.monotonic()
     assert executor.await_responses(request_id, 0.02) == []
@@ -352,7 +353,7 @@ def test_greedy_sequences_are_equal_copies(executor: Executor) -> None:
 @needs("num_return_sequences")
 def test_a_request_of_several_sequences_is_cancelled_as_one(executor: Executor) -> None:
     config = SamplingConfig(num_return_sequences=2)
-    request_id = executor.enqueue_request(ask(streaming=True, max_tokens=400, sampling_config=config))
+    request_id = executor.enqueue_request(endless(executor, streaming=True, sampling_config=config))
     executor.await_responses(request_id, TIMEOUT_S)
     executor.cancel_request(request_id)
     ends = [result for result in results(finish(executor, request_id)) if result.is_sequence_final]
@@ -407,15 +408,15 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
     assert num_tokens == [8] * 3 and all(answer[-1].is_final for answer in answers)
     assert max(map(len, steps)) == 3, "those of one step come together"
     assert fresh.await_responses(timeout_s=0) == [] and fresh.get_num_responses_ready() == 0
-    running = fresh.enqueue_request(ask(max_tokens=400))
+    running = fresh.enqueue_request(endless(fresh))
     fresh.shutdown()
     [last] = [one for step in steps for one in step if one.request_id == running]
     assert last.is_final and last.result is not None and last.result.finish_reasons == [FinishReason.CANCELLED]
 
 
 def test_shutdown_wakes_who_waits_and_ends_what_is_left(fresh: Executor) -> None:
-    request_id = fresh.enqueue_request(ask(max_tokens=400))
-    queued = fresh.enqueue_requests([ask(max_tokens=400)] * fresh.info.max_num_sequences)
+    request_id = fresh.enqueue_request(endless(fresh))
+    queued = fresh.enqueue_requests([endless(fresh)] * fresh.info.max_num_sequences)
     woken: list[Any] = []
     waiter = threading.Thread(target=lambda: woken.append(fresh.await_responses(request_id)))
     waiter.start()

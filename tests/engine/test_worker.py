@@ -23,7 +23,7 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.report import read_report
 from lmi.shared.state import EngineRecord, Phase
 from tests.scripted import wait_until
-from tests.system.container import wait_within
+from tests.system.container import START_TIMEOUT_S, wait_within
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
@@ -43,7 +43,7 @@ class Worker:
             self.process = subprocess.Popen(command, env=environ, stderr=file)
 
     def wait_ready(self) -> Worker:
-        wait_until(lambda: self.record.phase == Phase.READY or self.process.poll() is not None)
+        wait_until(lambda: self.record.phase == Phase.READY or self.process.poll() is not None, START_TIMEOUT_S)
         assert self.process.poll() is None, self.errors.read_text()
         return self
 
@@ -151,14 +151,14 @@ def final(outputs: list[Responses]) -> Response:
 
 
 def test_a_loaded_engine_says_so_in_its_record_and_reports_its_stages(start: Start) -> None:
-    worker = start("slow", load_s="0.3")
+    worker = start("slow", load_s="2")
     wait_until(lambda: worker.record.phase == Phase.LOADING and worker.record.stage == "weights")
     wait_until(lambda: 0 < worker.record.progress < 1)
     worker.wait_ready()
     report = read_report(worker.runtime.engine_report(0))
-    assert report.engine == "echo" and 0.2 < report.stages_s["weights"] < 5
+    assert report.engine == "echo" and 1.9 < report.stages_s["weights"] < TIMEOUT_S
     lines = [line for line in worker.errors.read_text().splitlines() if "weights" in line]
-    assert len(lines) == 1  # and at most one a second
+    assert 1 <= len(lines) <= 1 + int(report.stages_s["weights"])  # at most one a second
     assert worker.record.pid == worker.process.pid and worker.record.stage == ""
 
 
@@ -250,11 +250,11 @@ def test_a_closed_connection_cancels_what_it_asked_for_and_nothing_else(worker: 
     gone, stays = worker.connect(), worker.connect()
     gone.next(), stays.next()
     gone.send(*(Submit(i, request(4000)) for i in range(5)))
-    stays.send(Submit(0, request(60)))
+    stays.send(Submit(0, request(400)))
     wait_until(lambda: worker.record.num_running == 6)
     gone.close()
     wait_until(lambda: worker.record.num_running <= 1)
-    assert len(tokens(stays.outputs(until_final=1), 0)) == 60
+    assert len(tokens(stays.outputs(until_final=1), 0)) == 400
 
 
 def test_a_request_that_the_engine_cannot_do_is_refused_with_label_and_words(worker: Worker) -> None:
@@ -342,7 +342,7 @@ def test_the_socket_is_for_this_user_alone(worker: Worker) -> None:
 def test_sigterm_finishes_what_runs_and_refuses_what_comes(worker: Worker) -> None:
     front_end = worker.connect()
     front_end.next()
-    front_end.send(Submit(0, request(60)))
+    front_end.send(Submit(0, request(150)))
     assert isinstance(front_end.next(), Responses)
     worker.process.terminate()
     wait_until(lambda: worker.record.phase == Phase.DRAINING)

@@ -96,8 +96,8 @@ def test_facts_come_from_the_model_folder_where_it_has_them(tmp_path: Path) -> N
 
 
 def test_the_fault_token_fails_the_running_requests_and_the_engine_lives_on() -> None:
-    with echo(echo_fault_token="666") as executor:
-        executor.enqueue_request(ask(1, max_tokens=2000, streaming=True))
+    with echo(echo_fault_token="666", echo_step_ms="5") as executor:
+        executor.enqueue_request(ask(1, max_tokens=4000, streaming=True))
         executor.await_responses(timeout_s=TIMEOUT_S)
         executor.enqueue_request(ask(2, 666))
         failed: set[int] = set()

@@ -9,7 +9,7 @@ from lmi.http.worker import GuardedWorker
 
 
 class HastyProtocol(GuardedProtocol):
-    header_timeout_s = 0.3
+    header_timeout_s = 1.5
 
 
 class HastyWorker(GuardedWorker):

@@ -68,11 +68,11 @@ def test_an_entry_is_settled_or_withdrawn_only_by_its_own_load(tmp_path: Path) -
 def test_failures_of_old_loads_are_forgotten(tmp_path: Path) -> None:
     folder = models(tmp_path)
     for number in range(MAX_FAILED + 5):
-        entry = folder.register(lambda others: pending(f"m{number}"))  # noqa: B023
+        entry = folder.register(lambda others: pending(f"m{number:02}"))  # noqa: B023
         folder.settle(entry, State.FAILED, "it broke")
     folder.register(lambda others: pending("last"))
     names = {entry.name for entry in folder.entries()}
-    assert len(names) == MAX_FAILED + 1 and {"last", "m5"} <= names and "m4" not in names
+    assert len(names) == MAX_FAILED + 1 and {"last", "m05"} <= names and "m04" not in names
 
 
 def test_an_entry_is_taken_once(tmp_path: Path) -> None:

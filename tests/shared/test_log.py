@@ -178,6 +178,7 @@ def test_a_full_disk_stops_nothing() -> None:
 def test_lines_of_several_processes_do_not_mix() -> None:
     code = (
         "import logging, sys; from lmi.shared import log; log.setup(sys.argv[1], format='json')\n"
+        "logging.getLogger().handlers[0].sink = log.Sink(2, max_wait_s=30.0)  # no line is dropped\n"
         "for i in range(200): logging.getLogger().info(sys.argv[1] * 1500)"
     )
     reader, writer = os.pipe()

@@ -21,6 +21,7 @@ import pytest
 
 from lmi.shared import log
 from lmi.shared.sink import MAX_WAIT_S, PAGE_BYTES, Patience, Sink, pipe_unread_bytes, stream
+from tests import machine
 from tests.machine import measurements
 
 ROOT = Path(__file__).parents[2]
@@ -148,9 +149,9 @@ def test_a_terminal_that_is_held_stops_nobody(blocks: bool) -> None:
     os.set_blocking(terminal, blocks)
     termios.tcflow(terminal, termios.TCOOFF)
     sink = Sink(terminal)
-    started_s = time.monotonic()
+    started_s = machine.own_s()
     write_until_full(sink, b"x" * 200 + b"\n")
-    assert time.monotonic() - started_s < 5.0
+    assert machine.own_s() - started_s < 5.0
     termios.tcflow(terminal, termios.TCOON)
     termios.tcflush(terminal, termios.TCIOFLUSH)
     os.close(terminal)
@@ -171,7 +172,7 @@ def test_patience_comes_back_slowly() -> None:
     while patience.wait():
         pass
     started_s, num_waits = time.monotonic(), 0
-    while (seconds := time.monotonic() - started_s) < 0.5:
+    while (seconds := time.monotonic() - started_s) < 0.5 or not num_waits:
         num_waits += patience.wait()
     assert 0 < num_waits * 0.001 <= 0.1 * seconds + 0.02
 

@@ -50,12 +50,12 @@ def counts(step: IterationStats) -> tuple[int, int]:
 
 
 def test_statistics_and_the_queue_s_limit_count_requests_and_not_their_sequences() -> None:
-    options = {"echo_step_ms": "1", "echo_max_num_sequences": "4"}
+    options = {"echo_step_ms": "5", "echo_max_num_sequences": "4"}
     config = EngineConfig(handler="echo", options=options, max_queue_size=2)
     with EchoExecutor(config) as executor:
         four = SamplingConfig(num_return_sequences=4, seed=1)
         ran = executor.enqueue_request(
-            Request(input_token_ids=(5, 6), max_tokens=2000, sampling_config=four, streaming=True)
+            Request(input_token_ids=(5, 6), max_tokens=4000, sampling_config=four, streaming=True)
         )
         assert executor.await_responses(ran, TIMEOUT_S), "it runs"
         waiting = [executor.enqueue_request(Request(input_token_ids=(5,), max_tokens=1)) for _ in range(2)]

@@ -73,13 +73,12 @@ def answer(responses: list[Response]) -> Answer:
 
 
 def take_all(executor: Executor, ids: list[int]) -> list[Answer]:
-    got: dict[int, list[Response]] = {}
     deadline = time.monotonic() + TIMEOUT_S
-    while sum(one[-1].is_final for one in got.values()) < len(ids):
-        assert time.monotonic() < deadline, "requests without an end"
-        for response in executor.await_responses(timeout_s=TIMEOUT_S):
-            assert isinstance(response, Response)
-            got.setdefault(response.request_id, []).append(response)
+    got: dict[int, list[Response]] = {one: [] for one in ids}
+    for request_id, responses in got.items():
+        while not responses or not responses[-1].is_final:
+            assert time.monotonic() < deadline, "requests without an end"
+            responses += executor.await_responses(request_id, TIMEOUT_S)  # type: ignore[arg-type]
     return [answer(got[one]) for one in ids]
 
 

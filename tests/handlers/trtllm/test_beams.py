@@ -38,8 +38,9 @@ def test_an_answer_has_the_best_beams_first_with_parallel_log_probs(executor: An
 
 
 def test_each_response_of_a_stream_restates_all_beams(executor: Any) -> None:
-    *parts, last = answers(executor, sampling_config=BEAMS, output_config=WITH_LOG_PROBS, streaming=True)
-    assert last.get_result().output_token_ids == beams(executor).output_token_ids
+    asked = {"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, "max_tokens": 60}
+    *parts, last = answers(executor, streaming=True, **asked)
+    assert last.get_result().output_token_ids == beams(executor, **asked).output_token_ids
     lengths = [[len(ids) for ids in part.get_result().output_token_ids] for part in parts]
     assert lengths and lengths == sorted(lengths) and all(len(one) == WIDTH for one in lengths)
 
@@ -63,7 +64,7 @@ def test_a_beam_that_ends_has_its_end_token(executor: Any, end_token: str) -> No
 
 
 def test_a_cancelled_search_ends_at_once_and_the_next_one_runs(executor: Any) -> None:
-    with knobs(finish_after_abort="never"):
+    with knobs(finish_after_abort="never", step_s=0.02):
         request_id = executor.enqueue_request(ask(sampling_config=BEAMS, max_tokens=400, streaming=True))
         executor.await_responses(request_id, 60.0)
         executor.cancel_request(request_id)

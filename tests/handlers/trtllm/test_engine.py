@@ -31,6 +31,7 @@ from tests.handlers.trtllm.double import double, knobs
 
 LONG = 400  # tokens
 WAIT_S = 30.0
+SLOW_S = 0.02  # of a step, so that LONG takes seconds
 WAIT_FOR_OUTPUT_S = 0.1  # of the engine's thread
 
 
@@ -69,7 +70,7 @@ def until(condition: Any) -> None:
 
 @pytest.mark.parametrize("finish_after_abort", ["next step", "late", "never"])
 def test_a_cancelled_request_ends_at_once_whatever_the_engine_does(executor: Any, finish_after_abort: str) -> None:
-    with knobs(finish_after_abort=finish_after_abort):
+    with knobs(finish_after_abort=finish_after_abort, step_s=SLOW_S):
         request_id = begin(executor)
         executor.cancel_request(request_id)
         last = finish(executor, request_id)[-1].get_result()
@@ -125,9 +126,9 @@ def test_a_prompt_that_a_step_cannot_take_whole_is_refused_with_the_options_that
 
 @pytest.mark.parametrize("knob", [{"dies": "no more memory"}, {"dies_after_steps": 3}])
 def test_the_death_of_the_engine_ends_every_request_and_the_executor(executor_class: Any, knob: Any) -> None:
-    with fresh(executor_class) as executor:
+    with knobs(step_s=SLOW_S), fresh(executor_class) as executor:
         ids = [begin(executor) for _ in range(3)]
-        with knobs(**knob):
+        with knobs(step_s=SLOW_S, **knob):
             for request_id in ids:
                 error = finish(executor, request_id)[-1].error
                 assert error is not None and error.kind is ErrorKind.ENGINE_LOST
@@ -137,9 +138,9 @@ def test_the_death_of_the_engine_ends_every_request_and_the_executor(executor_cl
 
 
 def test_a_burst_of_failures_that_ends_the_engine_ends_the_executor(executor_class: Any) -> None:
-    with fresh(executor_class) as executor:
+    with knobs(step_s=SLOW_S), fresh(executor_class) as executor:
         request_id = begin(executor)
-        with knobs(error_budget=0):
+        with knobs(step_s=SLOW_S, error_budget=0):
             executor._trtllm.add(work(executor, "wrong", input_token_ids=(9999,)))
             error = finish(executor, request_id)[-1].error
         assert error is not None and error.kind is ErrorKind.ENGINE_LOST
@@ -149,7 +150,7 @@ def test_a_burst_of_failures_that_ends_the_engine_ends_the_executor(executor_cla
 def test_the_death_of_a_process_that_computes_ends_the_executor_though_the_engine_falls_silent(
     executor_class: Any,
 ) -> None:
-    with knobs(has_worker=True), fresh(executor_class) as executor:
+    with knobs(has_worker=True, step_s=SLOW_S), fresh(executor_class) as executor:
         assert executor._trtllm._workers.num == 1
         request_id = begin(executor)
         executor._trtllm._workers.kill()
@@ -207,7 +208,7 @@ def test_an_engine_that_hangs_makes_no_steps(executor_class: Any) -> None:
 
 def test_a_shutdown_amid_requests_does_not_wait_for_them(executor_class: Any) -> None:
     executor = start(executor_class)
-    with knobs(finish_after_abort="never"):
+    with knobs(finish_after_abort="never", step_s=SLOW_S):
         request_id = begin(executor)
         executor.shutdown()
     responses = executor.await_responses(request_id, 0.0)
@@ -258,11 +259,18 @@ def test_statistics_with_missing_parts_are_read_as_far_as_they_go(line: str) -> 
     assert statistics.kv_cache.max_num_blocks == 9
 
 
+def begun(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a program and wait for its first line: before it runs, /proc does not have its words."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
 def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_its_descriptor(line: str) -> None:
     workers = import_module("handlers.lmi_trtllm.workers")
-    code = [sys.executable, "-c", "import time; time.sleep(600)"]
+    code = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     rank = [*code, "mpi4py.futures.server"]
-    with many_descriptors(), subprocess.Popen(rank) as worker, subprocess.Popen(code) as other:
+    with many_descriptors(), begun(rank) as worker, begun(code) as other:
         try:
             watched = workers.Workers()
             assert watched.num == 1 and watched.are_alive

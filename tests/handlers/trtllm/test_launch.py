@@ -22,6 +22,7 @@ from lmi.errors import BadConfiguration, StartError, Unavailable
 from lmi.executor import Request
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm.mpi import write_launcher, write_mpirun, write_ssh
+from tests.system.container import free_port
 
 ENGINE = [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", "1"]
 
@@ -178,9 +179,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
 def test_a_further_node_serves_ssh_and_refuses_requests(programs: Path, key: str, tmp_path: Path) -> None:
     write_ssh(programs, tmp_path / "seen")
     (tmp_path / "config.json").write_text('{"vocab_size": 9, "max_position_embeddings": 64}')
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    one = nodes(rank=1, ssh_key=key, master_port=str(port))
+    one = nodes(rank=1, ssh_key=key, master_port=str(free_port()))
     with Follower(str(tmp_path), one, lambda stage, share: None) as follower:
         assert follower.can_enqueue_requests() and follower.await_responses(timeout_s=0) == []
         with pytest.raises(Unavailable, match="node 1 of 2 and takes no requests; node 0, lmi-0.lmi.ns, does"):

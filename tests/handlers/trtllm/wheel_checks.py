@@ -165,8 +165,8 @@ def greedy_tokens_are_those_of_transformers(executor: Executor, model: Path) -> 
 
 
 def a_streamed_answer_is_the_whole_one(executor: Executor, model: Path) -> None:
-    whole = tokens(executor, max_tokens=40)
-    parts = results(executor, ask(max_tokens=40, streaming=True))
+    whole = tokens(executor, max_tokens=200)
+    parts = results(executor, ask(max_tokens=200, streaming=True))
     assert len(parts) > 1, "all tokens came at once"
     assert [token for part in parts for token in part.output_token_ids[0]] == whole
     assert [part.is_final for part in parts] == [False] * (len(parts) - 1) + [True]

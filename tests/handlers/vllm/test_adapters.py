@@ -272,7 +272,7 @@ def test_neither_base_nor_adapter_waits_for_ever_behind_a_stream_of_the_other(ad
 
 
 def test_a_request_that_waits_its_turn_can_be_cancelled_and_lets_those_behind_it_pass(adapted: Executor) -> None:
-    running = adapted.enqueue_request(ask(max_tokens=100))
+    running = adapted.enqueue_request(ask(max_tokens=300))
     held = adapted.enqueue_request(ask(lora_config=use("rude")))
     behind = adapted.enqueue_request(ask(max_tokens=3))
     adapted.cancel_request(held)
@@ -296,7 +296,7 @@ def test_a_step_that_raises_ends_what_ran_and_keeps_what_waited(adapted: Executo
     alone, base = (tokens(adapted, max_tokens=4, lora_config=one) for one in (kept.lora_config, None))
 
     num_running = MAX_NUM_SEQUENCES - 1
-    running = [ask(max_tokens=100, streaming=True, lora_config=use(others[-1]))] * num_running
+    running = [ask(max_tokens=120, streaming=True, lora_config=use(others[-1]))] * num_running
     ran = adapted.enqueue_requests(running)
     assert all(adapted.await_responses(ran, TIMEOUT_S)), "they run"
     fatal, waited, of_base = adapted.enqueue_requests([ask(lora_config=use("lost")), kept, ask(max_tokens=4)])

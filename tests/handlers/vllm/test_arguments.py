@@ -294,10 +294,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.timeout(300)
 def test_the_real_engine_has_the_cache_and_the_batch_that_were_asked_for() -> None:
     environ = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", PROGRAM, str(tiny_model("llama"))]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr
     by_default, bounded = json.loads(done.stdout.splitlines()[-1])
     assert by_default == [5 * CONTEXT_LENGTH // 128 + 1, CONTEXT_LENGTH, 5]

@@ -45,12 +45,11 @@ def statistics(engine: Executor, requests: list[Request]) -> list[IterationStats
 
 
 def test_an_urgent_request_overtakes_those_that_wait_for_the_one_free_place(engine: Executor) -> None:
-    busy = engine.enqueue_requests([ask(max_tokens=100)] * (MAX_NUM_SEQUENCES - 1))
-    before = engine.enqueue_request(ask(max_tokens=30, streaming=True))
+    long = [ask(max_tokens=115)] * (MAX_NUM_SEQUENCES - 1)
+    *busy, before = engine.enqueue_requests([*long, ask(max_tokens=100, streaming=True)])
     assert engine.await_responses(before, TIMEOUT_S), "all places are taken"
-    waiting = engine.enqueue_requests([ask(max_tokens=2)] * 2)
-    least = engine.enqueue_request(ask(max_tokens=2, priority=0.0))
-    urgent = engine.enqueue_request(ask(max_tokens=2, priority=0.51))
+    short = [ask(max_tokens=2, priority=priority) for priority in (0.5, 0.5, 0.0, 0.51)]
+    *waiting, least, urgent = engine.enqueue_requests(short)
     ended = list(finals(engine, [*busy, before, *waiting, least, urgent]))
     assert [one for one in ended if one not in busy] == [before, urgent, *waiting, least]
 

@@ -47,6 +47,7 @@ def cut(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.timeout(300)
 def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: Path) -> None:
     whole = tiny_model("llama_wide")
     cases: list[tuple[Path, dict[str, object], int, str, str]] = [
@@ -68,7 +69,7 @@ def test_a_start_that_fails_is_one_line_with_the_cause_and_the_option(tmp_path: 
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=230,
     )
     assert done.returncode == 0, done.stderr
     for (*_, code, cause, advice), said in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):

@@ -94,17 +94,19 @@ class Channel:
 
 
 def deliver(batch: Iterable[tuple[Channel, News]]) -> None:
-    """Hand out the news of one step. The readers of one event loop wake together."""
-    events: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    """Hand out the news of one step. The readers of one event loop get theirs in one turn of the loop."""
+    told: dict[asyncio.AbstractEventLoop, list[tuple[Channel, News]]] = {}
     for channel, news in batch:
+        if channel.loop is None or channel.loop.is_closed():
+            channel.news.put(news)
+        else:
+            told.setdefault(channel.loop, []).append((channel, news))
+    for loop, some in told.items():
+        loop.call_soon_threadsafe(_hand_out, some)
+
+
+def _hand_out(told: list[tuple[Channel, News]]) -> None:
+    for channel, news in told:
         channel.news.put(news)
-        if channel.loop is not None and channel.has_news is not None:
-            events.setdefault(channel.loop, []).append(channel.has_news)
-    for loop, waiting in events.items():
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(_set_all, waiting)
-
-
-def _set_all(events: list[asyncio.Event]) -> None:
-    for event in events:
-        event.set()
+        assert channel.has_news is not None
+        channel.has_news.set()
