@@ -230,3 +230,14 @@ def test_no_lock_names_a_place_and_every_line_has_a_hash() -> None:
             pin, *hashes = line.split(" ")
             assert "==" in pin and hashes, line
             assert all(part.startswith("--hash=sha256:") and len(part) == 78 for part in hashes), line
+
+
+@pytest.mark.parametrize("page", ["lmi/README.md", "handlers/README.md"])
+def test_every_file_and_name_in_it_that_a_page_for_developers_names_is_there(page: str) -> None:
+    paths = [path for folder in ("lmi", "handlers", "tests") for path in sources(folder)]
+    text = (ROOT / page).read_text().replace("lmi_NAME", "lmi_dist")
+    named = re.findall(r"`([\w/]+\.py)(?:: (\w+)[\w.]*)?`", text)
+    for file, name in named:
+        found = [path.read_text() for path in paths if str(path).endswith(f"/{file}")]
+        assert any(re.search(rf"\b{name}\b", source) for source in found), f"{file}: {name}"
+    assert len(named) > 20
