@@ -20,10 +20,8 @@ COMPLETE = "GENERATION_COMPLETE"
 
 @needs("priority")
 def test_an_urgent_request_overtakes_those_that_wait(executor: Executor) -> None:
-    busy = executor.enqueue_requests([endless(executor)] * executor.info.max_num_sequences)
+    busy = executor.enqueue_requests([endless(executor, max_tokens=60)] * executor.info.max_num_sequences)
     later, urgent = executor.enqueue_requests([ask(max_tokens=1, priority=0.1), ask(max_tokens=1, priority=0.9)])
-    for request_id in busy:
-        executor.cancel_request(request_id)
     ended: list[int] = []
     while not {later, urgent} <= set(ended):
         responses: list[Response] = executor.await_responses(timeout_s=TIMEOUT_S)  # type: ignore[assignment]
