@@ -55,12 +55,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Hand out the tests file by file, but those that need the whole machine to one worker: none waits for another."""
+    """Hand out the tests file by file, but those that need the whole machine to one worker: none waits for another.
+
+    Those of the contract go to one worker too, which starts each executor once.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ranks" if nodeid.startswith(RANKS) else super()._split_scope(nodeid)
+            if nodeid.startswith(RANKS):
+                return "ranks"
+            return "contract" if nodeid.startswith("tests/conformance/") else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
