@@ -2,8 +2,8 @@
 
     scripts/bench vllm [--quick] [--write]
 
-A figure is the median over the rounds that count. A ratio is that of two medians. `--write` puts tables and plot into
-README.md between their marks.
+A figure is the median over the rounds that count. A ratio is that of two medians. `--write` puts ratios and plot into
+README.md between their marks, and all tables on the page beside the plot.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import json
 import os
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 from scripts.benchmarks import vllm_model, vllm_servers
 from scripts.benchmarks.drawing import Panel, draw
 from scripts.benchmarks.load import Round, realtime
 from scripts.benchmarks.servers import percentile
-from scripts.benchmarks.table import README, Goal, machine, table, write
+from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, publish, table
 from scripts.benchmarks.vllm_servers import (
     ASKS,
     BARE,
@@ -38,8 +37,7 @@ from scripts.benchmarks.vllm_servers import (
     Record,
 )
 
-MARKS = ("<!-- vllm figures -->", "<!-- end of vllm figures -->")
-PLOT = Path(__file__).parent / "figures" / "vllm.png"
+PLOT = ROOT / FIGURES / "vllm.png"
 
 GOALS: list[Goal] = [
     ("tokens_ratio_1", "output tokens/s, 1 stream / `vllm serve`", ">=", 1.0),
@@ -234,7 +232,7 @@ def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench vllm", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one turn, under three minutes")
-    parser.add_argument("--write", action="store_true", help="put tables and plot into README.md")
+    parser.add_argument("--write", action="store_true", help="put ratios and plot into README.md, all tables on a page")
     parser.add_argument("--engine", default="vllm", help="another engine of lmi, to look at the front end alone")
     arguments = parser.parse_args()
     turns, repeats, limit_s = (1, 1, 60.0) if arguments.quick else (4, 2, 660.0)
@@ -242,13 +240,12 @@ def main() -> None:
     own_ratios = ratios(records)
     with realtime() as has_realtime:
         told = conditions(records, has_realtime)
-    tables = [table(own_ratios, GOALS, "not measured"), streams_table(records), servers_table(records), told]
-    text = "\n\n".join(tables)
-    print(text)
+    summary = table(own_ratios, GOALS, "not measured")
+    details = [streams_table(records), servers_table(records), told]
+    print("\n\n".join([summary, *details]))
     plot(records)
     if arguments.write:
-        picture = f"![tokens per second and time to first token]({PLOT.relative_to(README.parent)})"
-        write(f"{picture}\n\n{text}", MARKS)
+        publish("vllm", summary, details, plotted="tokens per second and time to first token")
     print(json.dumps(figures(records, own_ratios) | {"cores": len(os.sched_getaffinity(0))}))
 
 

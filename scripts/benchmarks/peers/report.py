@@ -5,7 +5,7 @@
 Contestants take turns in short bursts. A burst counts only if its engine waited for a core less than a twenty-fifth of
 its time; where none was so quiet the figure has a `~`. A contestant that fails leaves its group of the contest. Each
 finished shape goes to build/peers/results.json; tables are of all shapes that are there, and `--stored` only makes
-tables. `--write` puts them and the plot into README.md between marks.
+tables. `--write` puts ratios and plot into README.md between marks, and all tables on the page beside the plot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from scripts.benchmarks.drawing import Panel, draw
 from scripts.benchmarks.peers import contestants
@@ -35,10 +34,9 @@ from scripts.benchmarks.peers.contestants import (
 from scripts.benchmarks.peers.results import Results, add, load
 from scripts.benchmarks.peers.shapes import SHAPES, Shape
 from scripts.benchmarks.peers.worker import Burst
-from scripts.benchmarks.table import README, Goal, machine, table, write
+from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, publish, table
 
-MARKS = ("<!-- peers figures -->", "<!-- end of peers figures -->")
-PLOT = Path(__file__).parents[1] / "figures" / "peers.png"
+PLOT = ROOT / FIGURES / "peers.png"
 STORED = contestants.MODELS / "results.json"
 STREAMS = (1, 8, 32, 64)
 SHORT, LONG, LONGEST = 32, 512, 900  # tokens of a prompt
@@ -265,7 +263,7 @@ def stored_results() -> dict[str, Results]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes")
-    parser.add_argument("--write", action="store_true", help="put tables and plot into README.md")
+    parser.add_argument("--write", action="store_true", help="put ratios and plot into README.md, all tables on a page")
     parser.add_argument("--shapes", help=f"of {','.join(SHAPES)}")
     parser.add_argument("--stored", action="store_true", help=f"measure nothing, report what is in {STORED}")
     given = parser.parse_args()
@@ -280,11 +278,11 @@ def main() -> None:
     own_ratios = ratios(found)
     times, goals = time_ratios(found)
     shapes = [shape_table(name, SHAPES[name], results) for name, results in found.items()]
-    text = "\n\n".join([ratios_table(found), table(times, goals), *shapes, conditions(found)])
-    print(text)
+    summary, details = f"{ratios_table(found)}\n\n{table(times, goals)}", [*shapes, conditions(found)]
+    print("\n\n".join([summary, *details]))
     if given.write:
         plot(found)
-        write(f"![tokens per second]({PLOT.relative_to(README.parent)})\n\n{text}", MARKS)
+        publish("peers", summary, details, plotted="tokens per second")
     print(as_json(found, own_ratios | times))
 
 
