@@ -13,13 +13,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from lmi.engine.client import EngineConnection, Engines, ResponseStream
-from lmi.engine.messages import AdapterSettings
+from lmi.engine.client import Engines, ResponseStream
+from lmi.engine.messages import AdapterSettings, Ready
 from lmi.engine.registry import AdapterRegistry, AdapterUnusable, NameTaken, NotRegistered
 from lmi.engine.server import Dispatcher
 from lmi.errors import (
@@ -39,6 +38,7 @@ from lmi.shared.desired_state import Adapter, Folder, State, key
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import Block, Phase
 from lmi.supervisor.restarts import LATE_TURN_S, hang
+from tests.engine.test_worker import FrontEnd
 from tests.system.engines.foreign_engine import MAX_ADAPTERS, Executor, write_adapter
 
 ROOT = Path(__file__).parents[2]
@@ -412,17 +412,14 @@ def test_an_adapter_serves_while_it_is_pinned_on_a_replica_that_is_slow(server: 
     run(test)
 
 
-def adapters_seen(engines: Engines) -> set[str]:
-    """A set that gets the name of each adapter as an engine reports it, though only for a moment."""
-    seen: set[str] = set()
-    for connection in engines.open.values():
-
-        def take(payload: bytes, connection: EngineConnection = connection, take: Any = connection.take) -> None:
-            take(payload)
-            seen.update(connection.info.adapters if connection.info else ())
-
-        connection.take = take  # type: ignore[method-assign]
-    return seen
+def follow(watcher: FrontEnd, *reports: set[str]) -> None:
+    """Read what an engine reports until it has named these sets of adapters, in this order."""
+    for wanted in reports:
+        while True:
+            message = watcher.next()
+            assert isinstance(message, Ready)
+            if set(message.info.adapters) == wanted:
+                break
 
 
 def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_path: Path) -> None:
@@ -431,11 +428,14 @@ def test_a_load_that_takes_too_long_is_given_up_and_undone(server: Server, tmp_p
         async with server.front_end() as engines:
             registry = AdapterRegistry(engines, server.runtime.adapters(), timeout_s=0.3)
             slow = entry("slow", write_adapter(tmp_path / "slow", shift=5, load_s=1.5))
-            seen = adapters_seen(engines)
+            watchers = [FrontEnd(server.runtime.engine_socket(slot)) for slot in range(NUM_ENGINES)]
             with pytest.raises(DeadlineExceeded, match=r"not loaded within model_loading_timeout \(0.3 s\)"):
                 await registry.register(slow)
             assert names(server.runtime.adapters()) == ["static"]
-            await until(lambda: "slow" in seen and engines.adapters == ("static",))
+            for watcher in watchers:
+                await asyncio.to_thread(follow, watcher, {"static"}, {"slow", "static"}, {"static"})
+                watcher.close()
+            await until(lambda: engines.adapters == ("static",))
 
     run(test)
 
