@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -110,6 +111,19 @@ def test_the_times_of_a_request_are_those_of_its_way() -> None:
             assert [before, *way, after] == sorted([before, *way, after])
             assert times.last_token_time - times.first_token_time >= 3 * 0.004
         assert second.first_scheduled_time >= first.last_token_time, "it waited for the only place"
+
+
+def test_no_request_is_scheduled_before_it_arrives_however_many_clients_ask() -> None:
+    asked = Request(input_token_ids=(5,), max_tokens=2, output_config=TIMED)
+    with EchoExecutor(EngineConfig(handler="echo", options={"echo_step_ms": "0"})) as executor:
+
+        def ask(_: int) -> bool:
+            [response] = executor.await_responses(executor.enqueue_request(asked), TIMEOUT_S)
+            times = response.result.request_perf_metrics  # type: ignore[union-attr]
+            return times.arrival_time <= times.first_scheduled_time
+
+        with ThreadPoolExecutor(8) as clients:
+            assert all(clients.map(ask, range(1000)))
 
 
 def test_the_times_stand_on_the_last_result_and_only_where_they_are_wanted() -> None:
