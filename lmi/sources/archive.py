@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from lmi.errors import ModelUnusable, SecurityRefused, cause_line
 
@@ -17,15 +17,24 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer as Buffer
 
 MAX_MEMBERS = 100_000
+COUNTED_BYTES = 256 << 20  # of the unpacked archive, whose members are counted before the first is written
+MAX_HEADER_BYTES = 1 << 20  # of a member's long name or its further fields, which tarfile holds in memory
 BUFFER_BYTES = 1 << 20
 BLOCK_BYTES = 512
 GZIP = b"\x1f\x8b"
+HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 class CountedFile(io.FileIO):
     """A file that reports how many bytes are read."""
 
-    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, count: Callable[[int], None] = lambda num_bytes: None) -> None:
         super().__init__(path)
         self._count = count
 
@@ -33,6 +42,17 @@ class CountedFile(io.FileIO):
         num_bytes = super().readinto(buffer)
         self._count(num_bytes or 0)
         return num_bytes
+
+
+class Member(tarfile.TarInfo):
+    """A member whose header fits in memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in HEADERS and member.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"it has a header of {member.size} bytes")
+        return member
 
 
 class TarStream(io.BufferedIOBase):
@@ -76,11 +96,13 @@ def unpack(
     ModelUnusable for a broken archive. Messages begin with `name`, which is the archive's path unless it is given.
     """
     subject = name or str(archive)
+    with _broken_explained(subject), CountedFile(archive) as file, TarStream(file) as stream, _opened(stream) as tar:
+        for member in _counted(tar, subject, max_members):
+            if member.offset_data + member.size > COUNTED_BYTES:
+                break
     with _broken_explained(subject), CountedFile(archive, count) as file, TarStream(file) as stream:
         with _opened(stream) as tar:
-            for number, member in enumerate(tar, start=1):
-                if number > max_members:
-                    raise SecurityRefused(f"{subject}: the archive has more than {max_members} members")
+            for member in _counted(tar, subject, max_members):
                 _check(member, subject)
                 check_room(member.size)
                 _extract(tar, member, folder, subject)
@@ -91,14 +113,22 @@ def unpack(
 def _broken_explained(subject: str) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, RecursionError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
         raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error
 
 
 def _opened(stream: TarStream) -> tarfile.TarFile:
-    return tarfile.open(None, "r|", stream, BUFFER_BYTES)
+    return tarfile.open(None, "r|", stream, BUFFER_BYTES, tarinfo=Member)
+
+
+def _counted(tar: tarfile.TarFile, subject: str, max_members: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the members. Raises SecurityRefused if there are too many."""
+    for number, member in enumerate(tar, start=1):
+        if number > max_members:
+            raise SecurityRefused(f"{subject}: the archive has more than {max_members} members")
+        yield member
 
 
 def _check(member: tarfile.TarInfo, subject: str) -> None:

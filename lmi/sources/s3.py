@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, Found, Wanted
-from lmi.sources.complete import check_listing, descended, warn_of_properties
+from lmi.sources.complete import check, check_listing, descended, warn_of_properties
 from lmi.sources.files import check_inside, chosen
 from lmi.sources.job import Job
 from lmi.sources.place import Place
@@ -108,9 +107,9 @@ class S3Fetch:
             self._store.record(by_key[found.key])
 
     def _unpack(self) -> None:
-        """Unpack the archive beside itself and remove it. A folder that is unpacked in part is removed."""
+        """Unpack the archive beside itself, check the model in it and remove the archive. What fails leaves nothing."""
         archive, folder = self._store.part / ARCHIVE, self._store.part / MODEL
-        progress = self._job.progress
+        progress, wanted = self._job.progress, self._job.wanted
         progress.begin(self._source, archive.stat().st_size, 1, stage="unpack")
         place = Place(self._place.folder, self._place.variable, spare_bytes=0)
         shutil.rmtree(folder)
@@ -123,9 +122,14 @@ class S3Fetch:
                 count=progress.add,
                 check_room=lambda num_bytes: place.check_room(num_bytes, self._source),
             )
+            check(
+                descended(folder),
+                name=str(self._source),
+                allow_pickle=wanted.allow_pickle,
+                is_adapter=wanted.is_adapter,
+            )
         except BaseException:
-            with suppress(OSError):
-                shutil.rmtree(folder)
+            shutil.rmtree(self._store.part, ignore_errors=True)
             raise
         archive.unlink()
         warn_of_properties(str(self._source), (path.name for path in descended(folder).iterdir()))

@@ -39,6 +39,25 @@ def test_a_member_brings_no_owner_and_no_special_bits(tmp_path: Path) -> None:
 def test_too_many_members_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SecurityRefused, match="a.tar.gz: the archive has more than 3 members"):
         unpack(packed(tmp_path / "a.tar.gz", list("abcd")), tmp_path / "out", max_members=3)
+    assert not (tmp_path / "out").exists(), "they are counted before one is written"
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["fields", "name"])
+def test_a_header_that_would_fill_the_memory_is_refused(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        member = tarfile.TarInfo("a")
+        member.type, member.size = kind, 2 << 20
+        tar.addfile(member, io.BytesIO(bytes(2 << 20)))
+    with pytest.raises(ModelUnusable, match="the archive is broken: it has a header of 2097152 bytes"):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+
+
+def test_headers_that_follow_one_another_for_ever_are_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for _ in range(2000):
+            tar.addfile(link("a", "", tarfile.GNUTYPE_LONGNAME))
+    with pytest.raises(ModelUnusable, match="the archive is broken"):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
 
 
 def test_a_link_inside_the_archive_is_unpacked(tmp_path: Path) -> None:

@@ -322,6 +322,21 @@ def test_a_broken_archive_is_named(bucket: Bucket) -> None:
     assert "is empty; a model has config.json" in bucket.fetch(empty).failure().message
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        archive({"zeros.json": bytes(1 << 20)}),
+        archive({"config.json": b"{}", "pytorch_model.bin": b"x"}),
+        archive(model_files() | {"../lmi-was-here": b"x"}),
+        archive(model_files(100_000))[:-200],
+    ],
+    ids=["no model", "pickled", "hostile", "broken"],
+)
+def test_a_refused_archive_leaves_no_files(bucket: Bucket, data: bytes) -> None:
+    assert bucket.fetch(bucket.put_archive("fox.tar.gz", data)).failure().exit_code in (4, 5)
+    assert [path.suffix for path in bucket.downloads.rglob("*")] == [".lock"]
+
+
 def test_an_archive_with_only_pickled_weights_is_refused(bucket: Bucket) -> None:
     url = bucket.put_archive("fox.tar.gz", archive({"config.json": b"{}", "pytorch_model.bin": b"x"}))
     failure = bucket.fetch(url).failure()
