@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import orjson
@@ -30,14 +30,15 @@ MAX_VALUES_BYTES = 1 << 20
 seconds to create and free, and the front end answers no other request meanwhile."""
 
 Reader = Callable[[str, object], Any]
+Typed = TypeVar("Typed", bound=Reader)
 JSON_SCHEMAS: dict[Reader, dict[str, Any]] = {}
 """The JSON Schema of the values that a reader takes, for /openapi.json. A reader without an entry takes any value."""
 
 
-def takes(schema: dict[str, Any]) -> Callable[[Reader], Reader]:
+def takes(schema: dict[str, Any]) -> Callable[[Typed], Typed]:
     """Record the JSON Schema of the values that a reader takes."""
 
-    def note(reader: Reader) -> Reader:
+    def note(reader: Typed) -> Typed:
         JSON_SCHEMAS[reader] = schema
         return reader
 

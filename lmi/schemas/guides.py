@@ -1,26 +1,27 @@
 """Readers of the structure that an answer must have, for each name under which a client may ask for it.
 
-`response_format` is OpenAI's. `structured_outputs`, `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`
-are vLLM's. The LMI schema takes all but `structured_outputs` among its parameters. A reader returns the guide that its
-field asks for, or None. A JSON schema that refers to another document is refused, because nothing is fetched and the
-reference would leave that part of the answer without structure.
+`response_format` is OpenAI's, where TGI and its clients have a grammar. `structured_outputs`, `guided_json`,
+`guided_regex`, `guided_choice` and `guided_grammar` are vLLM's. The LMI schema takes all but `structured_outputs` among
+its parameters. A reader returns the guide that its field asks for, or None. A JSON schema that refers to another
+document is refused, because nothing is fetched and the reference would leave that part of the answer without structure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from lmi.errors import InvalidParameter
 from lmi.executor import GuidedDecodingParams, GuideType
-from lmi.schemas.common import MAX_WORDS, Reader, boolean, strings, takes, text
+from lmi.schemas.common import MAX_WORDS, Reader, boolean, choice, strings, takes, text
 
 SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+GRAMMARS = ("json", "json_object", "json_schema", "regex")  # TGI's types
 CONTRACT_NAME = "guided_decoding_params"
 DATA = ("const", "enum", "default", "examples")
 
@@ -104,19 +105,42 @@ def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
     return guides[0] if guides else None
 
 
+@takes({"type": "object", "required": ["type", "value"], "properties": {"type": {"enum": list(GRAMMARS)}}})
+def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
+    """Read TGI's grammar, such as `{"type": "regex", "value": "..."}`."""
+    if not isinstance(value, dict) or "value" not in value:
+        raise InvalidParameter(name, "an object with type and value", value)
+    kind, guide = choice(GRAMMARS)(f"{name}.type", value.get("type")), value["value"]
+    if kind == "regex":
+        return regex(f"{name}.value", guide)
+    if kind == "json_schema" and isinstance(guide, dict):
+        guide = guide.get("schema")
+    return json_schema(f"{name}.value", guide)
+
+
 @takes({"type": "object"})
 def response_format(name: str, value: object) -> GuidedDecodingParams | None:
-    """Read OpenAI's field. The type `text` asks for no guide."""
+    """Read OpenAI's field, or TGI's grammar, which has a `value`. The type `text` asks for no guide."""
     wanted = an_object(name, value)
+    if wanted.get("value") is not None:
+        check_members(name, wanted, ("type", "value"))
+        return tgi_grammar(name, wanted)
     kind = wanted.get("type", "text")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return GuidedDecodingParams(GuideType.JSON)
-    if kind != "json_schema":
+    if kind not in ("text", "json_object", "json_schema"):
         raise InvalidParameter(f"{name}.type", "one of text, json_object, json_schema", kind)
+    check_members(name, wanted, ("type", "json_schema") if kind == "json_schema" else ("type",))
+    if kind != "json_schema":
+        return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None
     named = an_object(f"{name}.json_schema", wanted.get("json_schema"))
+    check_members(f"{name}.json_schema", named, ("name", "description", "schema", "strict"))
     return json_schema(f"{name}.json_schema.schema", named.get("schema", {}))
+
+
+def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise InvalidParameter for a member that is not known: without it the answer might lack its structure."""
+    for member in value:
+        if member not in known and value[member] is not None:
+            raise InvalidParameter(name, f"an object of {' and '.join(known)} alone", member)
 
 
 WORDS = strings(MAX_WORDS)

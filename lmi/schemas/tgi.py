@@ -17,8 +17,6 @@ from lmi.executor import (
     MAX_SEED,
     MAX_TEMPERATURE,
     REPETITION_PENALTIES,
-    GuidedDecodingParams,
-    GuideType,
 )
 from lmi.schemas.common import (
     MAX_STOP_SEQUENCES,
@@ -26,15 +24,13 @@ from lmi.schemas.common import (
     Parsed,
     boolean,
     check_values,
-    choice,
     integer,
     number,
     read_object,
     strings,
-    takes,
     text,
 )
-from lmi.schemas.guides import json_schema
+from lmi.schemas.guides import tgi_grammar
 from lmi.schemas.parameters import (
     MAX_IGNORED,
     MAX_SEQUENCES,
@@ -55,7 +51,6 @@ from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 DEFAULT_MAX_NEW_TOKENS = 1024  # as in TGI's API description; the context may have room for fewer
 KNOWN_FIELDS = ("inputs", "parameters", "stream")
 SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # each of them asks for sampling
-GRAMMARS = ("json", "json_object", "json_schema", "regex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +58,6 @@ class TgiFormat(AnswerFormat):
     """The format of an answer. With `is_list` a whole answer is a list of one, as at `/`."""
 
     is_list: bool = False
-
-
-@takes({"type": "object", "required": ["type", "value"], "properties": {"type": {"enum": list(GRAMMARS)}}})
-def _grammar(name: str, value: object) -> GuidedDecodingParams:
-    """Read a grammar such as `{"type": "regex", "value": "..."}`."""
-    if not isinstance(value, dict) or "value" not in value:
-        raise InvalidParameter(name, "an object with type and value", value)
-    kind, guide = choice(GRAMMARS)(f"{name}.type", value.get("type")), value["value"]
-    if kind == "regex":
-        return GuidedDecodingParams(GuideType.REGEX, text(f"{name}.value", guide))
-    if kind == "json_schema" and isinstance(guide, dict):
-        guide = guide.get("schema")
-    return json_schema(f"{name}.value", guide)
 
 
 PARAMETERS: dict[str, Parameter] = {
@@ -95,7 +77,7 @@ PARAMETERS: dict[str, Parameter] = {
     "decoder_input_details": Parameter(boolean, (False,)),
     "top_n_tokens": Parameter(integer(0, MAX_TOP_N_TOKENS), (0,)),
     "best_of": Parameter(integer(1, MAX_SEQUENCES), (1,)),
-    "grammar": Parameter(_grammar),
+    "grammar": Parameter(tgi_grammar),
     "watermark": Parameter(boolean, (False,)),
     "adapter_id": Parameter(text, ("",)),
 }

@@ -44,6 +44,8 @@ def test_huggingface_hub(demo: Server, said: str) -> None:
     chat = found["chat"]
     assert chat["whole"] and chat["whole"] == chat["streamed"]
     assert chat["num_tokens"] <= NUM_TOKENS and chat["finish_reason"] in ("stop", "length")
+    answer = json.loads(chat["in_its_form"])
+    assert list(answer) == ["ok"] and isinstance(answer["ok"], bool)
 
 
 def test_text_generation(demo: Server, said: str) -> None:

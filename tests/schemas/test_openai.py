@@ -137,6 +137,12 @@ GUIDES: list[tuple[dict[str, Any], GuidedDecodingParams | None]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
         GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"type":"null"}'),
     ),
+    *(
+        ({"response_format": {"type": kind, "value": value}}, GuidedDecodingParams(GuideType.JSON_SCHEMA, '{"a":1}'))
+        for kind, value in (("json_object", {"a": 1}), ("json", '{"a": 1}'), ("json_schema", {"schema": {"a": 1}}))
+    ),
+    ({"response_format": {"type": "regex", "value": "a+"}}, GuidedDecodingParams(GuideType.REGEX, "a+")),
+    ({"response_format": {"type": "json_object", "value": None}}, GuidedDecodingParams(GuideType.JSON)),
 ]
 
 
@@ -296,6 +302,11 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"response_format": {"type": "xml"}}, r"response_format\.type"),
     ({"response_format": {"type": "json_schema"}}, r"response_format\.json_schema"),
+    ({"response_format": {"type": "regex", "value": 5}}, r"response_format\.value"),
+    ({"response_format": {"type": "text", "value": {}}}, r"response_format\.type"),
+    ({"response_format": {"type": "json_object", "value": {}, "strict": True}}, "of type and value alone, .*strict"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format must be an object of type alone"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"type": "object"}}}, "schema and strict alone"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_json": {"$ref": "http://127.0.0.1/x"}}, "guided_json"),

@@ -14,6 +14,7 @@ from lmi.errors import InvalidRequest, LmiError, MalformedRequest
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.schemas import tgi
 from lmi.schemas.common import Parsed
+from lmi.schemas.guides import GRAMMARS
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
 
@@ -192,7 +193,7 @@ VALUES: Any = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
 )
-GRAMMAR = st.fixed_dictionaries({"type": st.sampled_from(tgi.GRAMMARS) | VALUES, "value": VALUES})
+GRAMMAR = st.fixed_dictionaries({"type": st.sampled_from(GRAMMARS) | VALUES, "value": VALUES})
 NAMES = st.sampled_from(sorted(tgi.PARAMETERS)) | TEXTS
 PARAMETERS = st.dictionaries(NAMES, VALUES | GRAMMAR | st.integers(0, 20) | st.floats(0, 1), max_size=8)
 BODIES = st.fixed_dictionaries(

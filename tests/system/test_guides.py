@@ -61,7 +61,8 @@ def test_lmi_and_openai_apply_a_form(server: Server, name: str, value: object, f
 
 
 def test_lmi_and_openai_apply_a_schema(server: Server) -> None:
-    for fields in ({"guided_json": PARAMETERS}, {"response_format": FORM}):
+    of_tgi = {"type": "json_object", "value": PARAMETERS}  # as huggingface_hub's client sends it
+    for fields in ({"guided_json": PARAMETERS}, {"response_format": FORM}, {"response_format": of_tgi}):
         jsonschema.validate(json.loads(lmi(server, **fields)), PARAMETERS)
         jsonschema.validate(json.loads(chat(server, **fields)["message"]["content"]), PARAMETERS)
     assert isinstance(json.loads(lmi(server, response_format={"type": "json_object"})), dict)

@@ -8,6 +8,13 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
 PROMPT = "The quick brown"
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "ok", "schema": SCHEMA}}
 client = InferenceClient(sys.argv[1])
 
 
@@ -23,10 +30,12 @@ def chat() -> dict:
     messages = [{"role": "user", "content": "Hello"}]
     whole = client.chat_completion(messages, max_tokens=8, temperature=0)
     streamed = list(client.chat_completion(messages, max_tokens=8, temperature=0, stream=True))
+    formed = client.chat_completion(messages, max_tokens=200, response_format=FORM)
     return {
         "whole": whole.choices[0].message.content,
         "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices),
         "finish_reason": whole.choices[0].finish_reason,
+        "in_its_form": formed.choices[0].message.content,
         "num_tokens": whole.usage.completion_tokens,
     }
 
