@@ -34,7 +34,7 @@ from huggingface_hub.errors import (
 from tqdm.std import tqdm  # type: ignore[import-untyped]
 
 from lmi import __version__
-from lmi.errors import ModelUnusable, StartError, cause_line, shorten
+from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
 from lmi.sources.complete import check_listing, fault
 from lmi.sources.files import check_inside, chosen
 from lmi.sources.job import Job
@@ -47,6 +47,7 @@ MAX_WORKERS = 8
 CHUNK_BYTES = 1 << 20  # what a broken connection loses at most, and the step of the progress; the client has 10 MiB
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WRONG_SIZE = "Consistency check failed"  # how the client's OSError begins
+NO_CONNECTION = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class HubFetch:
         variable = "HF_HUB_CACHE" if "HF_HUB_CACHE" in os.environ else "HF_HOME"
         self._place = Place(self._cache, variable, job.spare_bytes)
         self._api = HfApi(library_name="lmi", library_version=__version__)
+        self._tries_to_connect = job.wanted.is_adapter  # a model's id may be a mistyped path until the hub answers
 
     def fetch(self) -> tuple[Path, str]:
         """Return the snapshot's folder and its commit."""
@@ -117,7 +119,7 @@ class HubFetch:
                 listing = self._list()
             self._complete(listing)
             return listing.commit
-        except MayPass as error:
+        except (MayPass, SourceUnreachable) as error:
             if (cached := self._cached()) is None:
                 raise
             log.warning("%s: the hub cannot be reached (%s), the cached commit %s is used", self._model, error, cached)
@@ -125,6 +127,7 @@ class HubFetch:
 
     def _list(self) -> Listing:
         info = self._api.model_info(self._model.id, revision=self._revision, timeout=NO_BYTE_S)
+        self._tries_to_connect = True
         commit = str(info.sha)
         if not COMMIT.fullmatch(commit):
             raise ValueError(f"it names the commit {shorten(commit)}")
@@ -218,6 +221,9 @@ class HubFetch:
             return self._of_answer(error)
         if isinstance(error, OSError) and str(error).startswith(WRONG_SIZE):
             return Damaged("a file", wanted="the size that the hub promised", found=cause_line(error))
+        if isinstance(error, NO_CONNECTION) and not self._tries_to_connect:
+            said = f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}"
+            return SourceUnreachable(f"{self._subject} it cannot be reached: {said}")
         if isinstance(error, httpx2.HTTPError | ConnectionError | TimeoutError | RuntimeError):  # the last: hf_xet
             return MayPass(f"{constants.ENDPOINT}: {type(error).__name__}: {cause_line(error)}")
         if isinstance(error, OSError) and error.errno is not None:
@@ -225,30 +231,41 @@ class HubFetch:
         return ModelUnusable(f"{self._model}: {constants.ENDPOINT} does not answer as a hub: {cause_line(error)}")
 
     def _of_answer(self, error: HfHubHTTPError) -> Exception:
-        status = error.response.status_code
+        status, self._tries_to_connect = error.response.status_code, True
         if isinstance(error, GatedRepoError):
             page = f"{constants.ENDPOINT}/{self._model}"
-            return self._final(f"is gated: accept its licence at {page} with the account of the token", has_token=True)
+            return self._final(f"is gated: accept its licence at {page} with the account of the token; {_token()}")
         if isinstance(error, RevisionNotFoundError):
             return self._final(f"has no revision {self._revision} at {constants.ENDPOINT}")
         if status in (401, 403, 404):
-            return self._final(f"there is no such model, or it is private: {self._said(error)}", has_token=True)
+            said = f"{self._subject} there is no such model, or it is private: {self._said(error)}"
+            return ModelUnusable(f"{said}; {_token()}")
         said = self._said(error)
         return MayPass(said) if status in PASSING_STATUSES else self._final(said)
 
     def _said(self, error: HfHubHTTPError) -> str:
         return f"{constants.ENDPOINT} answers {error.response.status_code}: {cause_line(error)}"
 
-    def _final(self, said: str, *, has_token: bool = False) -> StartError:
-        token = f"; HF_TOKEN is {'set' if get_token() else 'not set'}" if has_token else ""
-        return ModelUnusable(f"{self._model}: {said}{token}")
+    def _final(self, said: str) -> StartError:
+        return ModelUnusable(f"{self._model}: {said}")
+
+    @property
+    def _subject(self) -> str:
+        """The beginning of a message about an id that is perhaps a path."""
+        return f"{self._model}:" if self._job.wanted.is_adapter else f"no folder {self._model} here; as an id of a hub"
 
     def _offline(self) -> StartError:
         [variable, *_] = [*filter(os.environ.get, OFFLINE_VARIABLES), OFFLINE_VARIABLES[0]]
         commit = self._cached_commit()
-        lack = f"{self._snapshot(commit)} {self._lack(commit)}" if commit else f"it is not in the cache {self._cache}"
+        lack = f"it is not in the cache {self._cache}"
+        if commit is not None:
+            lack = f"its snapshot {self._snapshot(commit)} {self._lack(commit)}"
         asked = f"{variable}={os.environ.get(variable, '')} forbids to ask the hub for revision {self._revision}"
-        return self._final(f"{lack}, and {asked}")
+        return ModelUnusable(f"{self._subject} {lack}, and {asked}")
+
+
+def _token() -> str:
+    return f"HF_TOKEN is {'set' if get_token() else 'not set'}"
 
 
 def _client() -> httpx2.Client:

@@ -235,10 +235,13 @@ def test_a_hub_that_cannot_be_reached_five_times_is_exit_6(hub: HubServer, reade
     assert hub.num_requests("GET .*/revision/") == 5
 
 
-def test_a_hub_that_no_connection_reaches_is_exit_6(reader: Reader) -> None:
-    failure = reader.fetch(HF_ENDPOINT="http://127.0.0.1:9").failure()
+def test_a_hub_that_no_connection_reaches_is_exit_6_after_one_try_and_the_folder_is_named_first(reader: Reader) -> None:
+    fetch = reader.fetch("models/qwen3", HF_ENDPOINT="http://127.0.0.1:9")
+    failure = fetch.failure()
     assert failure.exit_code == 6
-    assert "ConnectError" in failure.message and "http://127.0.0.1:9" in failure.message
+    start = "no folder models/qwen3 here; as an id of a hub it cannot be reached: http://127.0.0.1:9: ConnectError"
+    assert failure.message.startswith(start)
+    assert not any("the next try is in" in line for line in fetch.lines())
 
 
 def test_the_cached_snapshot_is_used_with_a_warning_if_the_hub_is_unreachable(hub: HubServer, reader: Reader) -> None:
@@ -266,6 +269,7 @@ def test_a_cached_snapshot_is_served_offline_and_nobody_is_asked(hub: HubServer,
 def test_offline_without_a_snapshot_names_the_variable_and_the_cache(reader: Reader) -> None:
     failure = reader.fetch(HF_HUB_OFFLINE=1).failure()
     assert failure.exit_code == 4
+    assert failure.message.startswith(f"no folder {ID} here; ")
     assert "HF_HUB_OFFLINE=1" in failure.message and f"is not in the cache {reader.cache}" in failure.message
     assert "TRANSFORMERS_OFFLINE=1" in reader.fetch(TRANSFORMERS_OFFLINE=1).failure().message
 
