@@ -5,12 +5,14 @@ This module reads the names of files and never opens weights.
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import announced
 from lmi.settings.model_urls import local_path
+from lmi.sources.complete import GGUF, NO_GGUF, listed
 
 PLATFORM_FOLDER = Path("/opt/ml/model")
 DEMO = "demo"
@@ -27,8 +29,7 @@ def find_folder(asked: str | None, cwd: Path, platform_folder: Path = PLATFORM_F
         if asked == DEMO and not folder.exists():
             return demo_folder()
         if not folder.is_dir():
-            problem = "is not a folder" if folder.exists() else "does not exist"
-            raise ModelUnusable(f"{asked}: {problem}")
+            raise ModelUnusable(f"{asked}: {_problem(folder)}{_meant(asked, cwd)}")
     elif platform_folder.is_dir() and any(platform_folder.iterdir()):
         folder = platform_folder
     elif any((cwd / name).is_file() for name in ("serving.properties", "config.json")):
@@ -79,6 +80,19 @@ def demo_folder() -> Path:
     return demos[0]
 
 
+def _problem(path: Path) -> str:
+    """Return why a path is no folder to serve."""
+    if path.name.endswith(GGUF):
+        return NO_GGUF
+    return "is not a folder" if path.exists() else "does not exist"
+
+
+def _meant(asked: str, cwd: Path) -> str:
+    """Return a question about a folder whose name is nearly the one that was asked for, or ""."""
+    near = difflib.get_close_matches(asked, [DEMO, *(entry.name for entry in cwd.iterdir() if entry.is_dir())], 1, 0.8)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:
     if model_id is None:
         return folder or demo_folder()
@@ -88,11 +102,10 @@ def _model_path(model_id: str | None, folder: Path | None, cwd: Path) -> Path:
             return base / model_id
     if model_id == DEMO:
         return demo_folder()
+    if model_id.endswith(GGUF):
+        raise ModelUnusable(f"{shorten(model_id)}: {NO_GGUF}")
     raise ModelUnusable(f"{shorten(model_id)}: no such folder in {folder or cwd}")
 
 
 def _what_is_there(path: Path) -> str:
-    if not path.is_dir():
-        return "does not exist"
-    names = sorted(entry.name for entry in path.iterdir())
-    return f"holds {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "is empty"
+    return listed(sorted(entry.name for entry in path.iterdir())) if path.is_dir() else "does not exist"

@@ -15,6 +15,7 @@ CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 INDEX = ".index.json"
 SAFETENSORS = ".safetensors"
 PICKLES = (".bin", ".pt", ".pth")
+GGUF, NO_GGUF = ".gguf", "GGUF is not read"
 NAMES_SHOWN = 5
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def descended(folder: Path) -> Path:
 
 def _config_fault(names: list[str], is_adapter: bool) -> str | None:
     config = ADAPTER_CONFIG if is_adapter else CONFIG
-    return None if config in names else f"{_listed(names)}; {'an adapter' if is_adapter else 'a model'} has {config}"
+    return None if config in names else f"{listed(names)}; {'an adapter' if is_adapter else 'a model'} has {config}"
 
 
 def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | None:
@@ -95,7 +96,7 @@ def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | 
             return None if None in faults else faults[0]
         if any(name.endswith(suffixes) for name in weights):
             return None
-    return f"{_listed(names)}; no weights are there (*{SAFETENSORS})"
+    return f"{listed(names)}; no weights are there (*{SAFETENSORS})"
 
 
 def _index_fault(folder: Path, index: str) -> str | None:
@@ -108,7 +109,9 @@ def _index_fault(folder: Path, index: str) -> str | None:
     return f"has no {missing[0]}{more}, which {index} names" if missing else None
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return what a folder with these entries holds, for a message about it."""
     if not names:
         return "is empty"
-    return f"holds {', '.join(names[:NAMES_SHOWN])}{', …' if len(names) > NAMES_SHOWN else ''}"
+    gguf = f" ({NO_GGUF})" if any(name.endswith(GGUF) for name in names) else ""
+    return f"holds {', '.join(names[:NAMES_SHOWN])}{', …' if len(names) > NAMES_SHOWN else ''}{gguf}"

@@ -17,9 +17,10 @@ from lmi.errors import ModelUnusable, shorten
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar")
-# The hub's rule for names: letters, digits, "_", "-" and ".", of which the last two neither begin nor end a name.
+# The hub's rule for names: letters, digits, "_", "-" and ".", of which the last two neither begin nor end a name. A
+# name in .gguf is meant as a file.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
-HUB_ID = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?{_PART}")
+HUB_ID = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$|\.gguf$))(?:{_PART}/)?{_PART}")
 KNOWN = "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, .tar)"
 
 

@@ -26,6 +26,28 @@ def test_folders_without_a_model_are_refused_with_what_they_hold(tmp_path: Path)
         resolve_folder("https://host/m", {}, {}, tmp_path)
 
 
+@pytest.mark.parametrize(("asked", "meant"), [("demos", "demo"), ("models/qwen", ""), ("qwen4", "qwen3"), ("x", "")])
+def test_a_folder_that_is_not_there_is_asked_about_if_its_name_is_nearly_one_that_is(
+    tmp_path: Path, asked: str, meant: str
+) -> None:
+    (tmp_path / "qwen3").mkdir()
+    with pytest.raises(ModelUnusable) as refusal:
+        find_folder(asked, tmp_path)
+    assert str(refusal.value) == f"{asked}: does not exist" + (f"; did you mean {meant}?" if meant else "")
+
+
+def test_gguf_is_named_as_not_read_as_a_folder_a_file_and_an_id(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "fox.Q4_K_M.gguf").write_text("")
+    with pytest.raises(ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); a model's folder has"):
+        settle(tmp_path / "models")
+    for asked in ("models/fox.Q4_K_M.gguf", "models/nothing.gguf"):
+        with pytest.raises(ModelUnusable, match=f"^{asked}: GGUF is not read$"):
+            resolve_folder(asked, {}, {}, tmp_path)
+        with pytest.raises(ModelUnusable, match=r"gguf': GGUF is not read \(OPTION_MODEL_ID\)$"):
+            resolve_folder(None, {"OPTION_MODEL_ID": asked}, {}, tmp_path)
+
+
 def test_the_folder_is_the_one_asked_for_else_the_platforms_else_the_current_else_none(tmp_path: Path) -> None:
     platform, current = tmp_path / "platform", tmp_path / "current"
     current.mkdir()
