@@ -79,7 +79,7 @@ def read_job(request: Request, endpoint: Endpoint, inputs: Inputs) -> Job:
         endpoint=endpoint,
         region=request.region,
         inference_id=values.get("InferenceId") or str(uuid.uuid4()),
-        headers=headers_for_container(values),
+        headers=headers_for_container(values, endpoint.name),
         input=_input(request, inputs),
         output=folder + values.get("Filename", f"{id}.out"),
         failure=f"{folder}{id}-error.out",

@@ -15,6 +15,7 @@ from lmi.gateway.exchange import AwsExchange
 from lmi.gateway.members import PREFIX, TO_CONTAINER, Member, read
 from lmi.gateway.settings import Settings
 from lmi.http.body import BodyMemory
+from lmi.http.exchange import ENDPOINT_NAME
 
 VARIANT = "AllTraffic"
 MAX_BODY_MEMORY = 1 << 30
@@ -87,9 +88,15 @@ class Request:
         return values
 
 
-def headers_for_container(values: dict[str, str], component: str | None = None, adapter: str = "") -> list[Header]:
-    """Return what a container gets of a request: the members that are for it, and the adapter of its component."""
+def headers_for_container(
+    values: dict[str, str], endpoint: str, component: str | None = None, adapter: str = ""
+) -> list[Header]:
+    """Return what a container gets of a request: the members that are for it, and the adapter of its component.
+
+    It gets the name of its endpoint too, which some clients send as the name of the model.
+    """
     headers = [(header, values[member]) for member, header in TO_CONTAINER.items() if member in values]
+    headers.append((ENDPOINT_NAME, endpoint))
     if component and adapter:
         headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", component)]
     return headers

@@ -115,7 +115,8 @@ async def _call(
 ) -> AsyncIterator[Answer]:
     """Yield the container's answer. Raises AwsError where it does not come whole, as far as it was awaited here."""
     component = values.get(COMPONENT_NAME.name)
-    headers = headers_for_container(values, component, gateway.components.adapter(endpoint.name, component))
+    adapter = gateway.components.adapter(endpoint.name, component)
+    headers = headers_for_container(values, endpoint.name, component, adapter)
     await endpoint.health.check_was_ready()
     try:
         async with endpoint.container.call("POST", path, headers, request.body, timeout_s) as answer:

@@ -29,6 +29,7 @@ from lmi.http.sent import SENT
 
 KEY_FIELDS = (b"x-api-key", b"api-key")
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+ENDPOINT_NAME = "X-Lmi-Endpoint-Name"  # from the gateway; SageMaker tells a container no name of its endpoint
 MAX_ATTRIBUTE_CHARS = 1024  # SageMaker's limit
 MAX_HEADER_BYTES = 4096  # of a response; SageMaker's asynchronous endpoints refuse more
 MAX_NAMED = 20  # headers in a warning

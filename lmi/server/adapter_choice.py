@@ -2,7 +2,9 @@
 
 SageMaker names an adapter in X-Amzn-SageMaker-Adapter-Identifier, and a name for messages in -Adapter-Alias. Each API
 has a field of the body for it; that of OpenAI's is `model`. An empty name and the model's own names mean the model
-without an adapter. A name that is not registered is refused, and never answered by the model in its place.
+without an adapter. At `/invocations` its own names are also `lmi`, under which the reference serves a model, and the
+name of the endpoint, which litellm sends, as far as the gateway tells it. A name that is not registered is refused, and
+never answered by the model in its place.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from typing import Any
 from lmi.capabilities import unknown_adapter
 from lmi.engine.registry import NotRegistered
 from lmi.errors import Unavailable, UnknownModel, shorten
-from lmi.http.exchange import Exchange
+from lmi.http.exchange import ENDPOINT_NAME, Exchange
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
+from lmi.server.model_choice import OPENAI_PATHS
 from lmi.server.service import Service
 
 HEADER, QUERY = "X-Amzn-SageMaker-Adapter-Identifier", "adapter"
 ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
+OF_THE_REFERENCE = "lmi"
 SAFE_ALIAS = re.compile(r"[ -~]{1,256}")
 
 
@@ -34,15 +38,23 @@ async def choose_adapter(exchange: Exchange, service: Service, parsed: Parsed[An
     in_body = tuple(request.adapter for request in parsed.requests)
     if outside is None and not any(in_body):
         return parsed
-    own = ("", *service.config.model.names)
+    is_model = outside is None and isinstance(parsed.format, OpenAIFormat)
+    own = ("", *service.config.model.names, *(_names_at_invocations(exchange, service) if is_model else ()))
     if outside is not None:
         _report_losers(exchange, service, outside, [name for name in in_body if name and name != outside[1]])
     chosen = in_body if outside is None else (outside[1],) * len(in_body)
     names = [None if name in own else name for name in chosen]
     for name in dict.fromkeys(name for name in names if name is not None):
-        is_model = outside is None and isinstance(parsed.format, OpenAIFormat)
         await _find(service, name, alias(exchange) or name, is_model=is_model)
     return _with_adapters(parsed, names, service.config.model.name)
+
+
+def _names_at_invocations(exchange: Exchange, service: Service) -> list[str]:
+    """Return the further names of the model at `/invocations`, without those of adapters."""
+    if exchange.path.startswith(OPENAI_PATHS):
+        return []
+    names = (OF_THE_REFERENCE, exchange.headers.get(ENDPOINT_NAME, ""))
+    return [name for name in names if service.adapters is None or not service.adapters.has(name)]
 
 
 def alias(exchange: Exchange) -> str | None:
@@ -77,9 +89,7 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
         registry.find(name)
     except NotRegistered:
         if is_model:
-            served = ", ".join(engines.adapters)
-            served = f"{service.config.model.name!r} is served here" + (f" with {served}" if served else "")
-            raise UnknownModel(f"the model {shorten(name)} does not exist, only {served}") from None
+            raise UnknownModel(f"the model {shorten(name)} does not exist, only {service.served_names}") from None
         if (await engines.ready()).capabilities.lora:
             raise unknown_adapter(said) from None
         return  # the pipeline says that this engine has no adapters

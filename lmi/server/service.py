@@ -80,11 +80,18 @@ class Service:
             return len(self.block.engines)
         return sum(engine.max_num_sequences for engine in self.block.engines)
 
+    @property
+    def served_names(self) -> str:
+        """All names that requests may give, for the error of one that gives another."""
+        adapters = () if self.engines is None else self.engines.adapters
+        names = ", ".join(map(repr, (self.model.name, *self.model.aliases, *adapters)))
+        return f"{names} (option.served_model_name sets the model's names)"
+
     def check_model(self, name: str, version: str | None = None) -> None:
         """Raise UnknownModel for a name or version that is not served here."""
         model = self.config.model
         if name not in model.names:
-            raise UnknownModel(f"no model {shorten(name)} is served here, only {model.name!r}")
+            raise UnknownModel(f"no model {shorten(name)} is served here, only {self.served_names}")
         if version is not None and version != model.version:
             raise UnknownModel(f"no version {shorten(version)} of the model is served here, only {model.version!r}")
 

@@ -99,6 +99,7 @@ def test_an_inline_body_is_accepted_with_the_places_of_its_files_and_becomes_an_
     names = {"content-type": "application/json", "accept": "text/plain"}
     given = {name.lower(): value for name, value in seen.headers}
     assert given.pop("host") and given.pop("content-length") == "2"
+    assert given.pop("x-lmi-endpoint-name") == "any"
     assert given == {**names, "x-amzn-sagemaker-custom-attributes": "trace=1"}
 
 

@@ -160,6 +160,7 @@ def test_a_container_gets_the_headers_that_are_for_it_and_a_client_those_of_the_
         "X-Amzn-SageMaker-Custom-Attributes": "route=/a; b=1",
         "X-Amzn-SageMaker-Inference-Id": "id 7",
         "X-Amzn-SageMaker-Session-Id": "abc",
+        "X-Lmi-Endpoint-Name": "any",
     }
     assert body == ANSWER
     headers = got.pop("ResponseMetadata")["HTTPHeaders"]
@@ -186,7 +187,7 @@ def test_a_header_that_was_not_sent_is_not_made_up(plain: Both) -> None:
     aws, container = plain
     got = aws.invoke(b"{}")
     got["Body"].read()
-    assert {name for name, _ in container.seen[-1].headers} == {"Host", "Content-Length"}
+    assert {name for name, _ in container.seen[-1].headers} == {"Host", "Content-Length", "X-Lmi-Endpoint-Name"}
     assert got.keys() == {"ResponseMetadata", "ContentType", "InvokedProductionVariant", "Body"}
 
 
@@ -654,7 +655,7 @@ def test_openais_path_gives_status_and_bytes_and_drops_the_bearer(plain: Both) -
     assert response.getheader("X-Other") is None and response.getheader("Content-Length") == "28"
     seen = container.seen[0]
     assert seen.path == "/v1/chat/completions" and seen.body == b'{"messages": []}'
-    assert {name for name, _ in seen.headers} == {"Host", "Content-Length", "Content-Type"}
+    assert {name for name, _ in seen.headers} == {"Host", "Content-Length", "Content-Type", "X-Lmi-Endpoint-Name"}
 
 
 def test_openais_path_checks_the_names_in_it(plain: Both) -> None:

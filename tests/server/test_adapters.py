@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from lmi.executor import Capabilities
+from lmi.http.exchange import ENDPOINT_NAME
 from lmi.settings.config import UserCodeConfig
 from lmi.shared.desired_state import Adapter, Folder, State
 from lmi.shared.state import Phase
@@ -147,6 +148,24 @@ def test_an_empty_name_and_the_model_s_own_mean_the_model_alone(server: Host, do
             assert answer["model"] == "scripted"
 
 
+@pytest.mark.parametrize("write", [chat, completion])
+def test_at_invocations_the_reference_s_name_and_the_endpoint_s_mean_the_model_too(server: Host, write: Any) -> None:
+    for name in ("lmi", "my-endpoint"):
+        response, body = server.post(write(name), "/invocations", {ENDPOINT_NAME: "my-endpoint"})
+        assert (response.status, json.loads(body)["model"]) == (200, "scripted")
+    assert server.executor.requests[-1].lora_config is None
+    for path, name in (("/v1/chat/completions", "lmi"), ("/invocations", "another-endpoint")):
+        response, body = server.post(chat(name), path, {ENDPOINT_NAME: "my-endpoint"})
+        assert response.status == 404 and "'scripted', 'other', 'in-body'" in body.decode()
+    status, _, used = ask(server, "/invocations", write(None), "lmi", None)
+    assert (status, used) == (404, None)
+
+
+def test_an_adapter_of_the_endpoint_s_name_is_that_adapter(server: Host) -> None:
+    response, body = server.post(chat("in-body"), "/invocations", {ENDPOINT_NAME: "in-body"})
+    assert (response.status, json.loads(body)["model"]) == (200, "in-body")
+
+
 def test_a_name_that_loses_is_one_line_in_the_log(server: Host, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "lmi.server.front_end"):
         ask(server, "/invocations", lmi("in-body"), "in-header", None)
@@ -213,7 +232,7 @@ def test_an_unknown_adapter_in_the_body_is_refused_in_the_same_words(server: Hos
         assert (got, message(said), used) == (status, "Adapter poetic is not registered", None)
     got, said, _ = ask(server, "/v1/completions", completion("gpt-4"), None, None)
     assert (got, said["error"]["code"], said["error"]["param"]) == (404, "model_not_found", "model")
-    served = "'scripted' is served here with in-body, in-header, in-query"
+    served = "'scripted', 'other', 'in-body', 'in-header', 'in-query' (option.served_model_name sets the model's names)"
     assert said["error"]["message"] == f"the model 'gpt-4' does not exist, only {served}"
 
 

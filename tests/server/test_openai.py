@@ -359,8 +359,10 @@ def test_models_are_listed_and_found_by_name(able: Host) -> None:
 def test_a_model_that_is_not_served_is_not_found(able: Host, path: str) -> None:
     response, body = able.send("GET", path)
     assert (response.status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
+    assert "'scripted', 'gpt-x' (option.served_model_name" in body.decode()
     status, answer = complete(able, "say a", model=path)
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert "'scripted', 'gpt-x' (option.served_model_name" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["", "model", "scripted", "gpt-x", None])

@@ -29,9 +29,10 @@ async def models(exchange: Exchange, models: Models) -> None:
 
 async def model(exchange: Exchange, models: Models) -> None:
     name, services = exchange.scope["path_params"]["model"], await models.listed_for_engines()
-    found = next((entry for service in services for entry in cards_of(service) if entry["id"] == name), None)
+    cards = [entry for service in services for entry in cards_of(service)]
+    found = next((entry for entry in cards if entry["id"] == name), None)
     if found is None:
-        found = card(_checked(name, models.only), name)
+        found = card(_checked(name, models.only, [entry["id"] for entry in cards]), name)
     await exchange.send_json(found)
 
 
@@ -47,10 +48,10 @@ def cards_of(service: Service) -> list[dict[str, Any]]:
     return [*(card(model, name) for name in (model.name, *model.aliases)), *adapters]
 
 
-def _checked(name: str, only: Service | None) -> ModelConfig:
+def _checked(name: str, only: Service | None, served: list[str]) -> ModelConfig:
     """Return the only model, for a further name of it. Raises UnknownModel."""
     if only is None:
-        raise UnknownModel(f"no model {shorten(name)} is served here")
+        raise UnknownModel(f"no model {shorten(name)} is served here, only {', '.join(map(repr, served)) or 'none'}")
     only.check_model(name)
     return only.config.model
 
