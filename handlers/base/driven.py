@@ -29,8 +29,6 @@ from handlers.base.stepped import MAX_STATS, EngineStopped, Step, SteppedExecuto
 from lmi.errors import InvalidRequest, LmiError, OutOfMemory, UnknownAdapter
 from lmi.executor import EngineInfo, ErrorKind, KvCacheStats, Request
 
-ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Request)
-
 log = logging.getLogger(__name__)
 
 Work = TypeVar("Work")
@@ -130,9 +128,6 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         super()._check(request)
         if not self.searches_beams:
             check_beams(request, self.info)
-
-    def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
-        return super().enqueue_requests(list(map(_checked, requests)))
 
     def can_enqueue_requests(self) -> bool:
         return super().can_enqueue_requests() and self._engine.is_alive
@@ -320,14 +315,3 @@ def _names_of(sequence: Sequence) -> list[str]:
 def _rounds(sequence: Sequence) -> BeamRounds:
     assert isinstance(sequence.rows, BeamRounds)
     return sequence.rows
-
-
-def _checked(request: Request) -> Request:
-    """Check the types of all fields: msgspec does not when Python builds a struct, and a wrong type can end the engine.
-
-    Raises InvalidRequest.
-    """
-    try:
-        return DECODER.decode(ENCODER.encode(request))
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
-        raise InvalidRequest(f"the request has a value of a wrong type: {error}") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import operator
 import threading
 import time
 from abc import abstractmethod
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from handlers.base.mailbox import Mailbox
+from handlers.base.request_types import checked
 from handlers.base.sequence import Sequence, new_sequences
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
@@ -146,6 +148,7 @@ class SteppedExecutor(Executor):
 
     def enqueue_requests(self, requests: SequenceOf[Request]) -> list[int]:
         """Accept all requests or none. They start in the same step if there is room."""
+        requests = list(map(checked, requests))
         for request in requests:
             self._check(request)
         with self._boundary:
@@ -178,8 +181,9 @@ class SteppedExecutor(Executor):
         return self._mailbox.num_ready(request_id)
 
     def cancel_request(self, request_id: int) -> None:
+        known_id = operator.index(request_id)
         with self._boundary:
-            self._cancelled.append(request_id)
+            self._cancelled.append(known_id)
             self._boundary.notify()
         self._wake()
 

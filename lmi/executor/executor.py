@@ -33,8 +33,8 @@ class Executor(ABC):
     def enqueue_request(self, request: Request) -> int:
         """Accept a request and return its id.
 
-        Raises InvalidParameter or Unsupported for what this engine cannot do, Overloaded when its queue is full,
-        RuntimeError after shutdown.
+        Raises InvalidParameter or Unsupported for what this engine cannot do, TypeError for a value of a wrong type,
+        Overloaded when its queue is full, RuntimeError after shutdown.
         """
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
@@ -70,7 +70,10 @@ class Executor(ABC):
 
     @abstractmethod
     def cancel_request(self, request_id: int) -> None:
-        """End a request at the next step boundary with a final CANCELLED Result. Ignores unknown and finished ids."""
+        """End a request at the next step boundary with a final CANCELLED Result. Ignores unknown and finished ids.
+
+        Raises TypeError for what is no integer.
+        """
 
     @property
     def is_loading_adapter(self) -> bool:

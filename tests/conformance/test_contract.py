@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lmi.errors import InvalidParameter
@@ -176,6 +177,36 @@ def test_a_prompt_that_fills_the_context_is_refused(executor: Executor) -> None:
 def test_a_token_id_outside_the_vocabulary_is_refused(executor: Executor) -> None:
     with pytest.raises(InvalidParameter, match="input_token_ids"):
         executor.enqueue_request(ask(input_token_ids=(1, executor.info.vocab_size)))
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, "7", None, [7]], ids=repr)
+def test_an_id_of_a_wrong_type_is_refused_where_it_is_given(executor: Executor, wrong: Any) -> None:
+    neighbour = executor.enqueue_request(ask())
+    places: list[dict[str, Any]] = [
+        {"input_token_ids": (11, wrong)},
+        {"end_ids": (wrong,)},
+        {"stop_words": ((12, wrong),)},
+        {"bad_words": ((12, wrong),)},
+        {"embedding_bias": ((wrong, 1.0),)},
+        *([{"end_id": wrong}, {"client_id": wrong}] if wrong is not None else []),
+    ]
+    for fields in places:
+        with pytest.raises(TypeError, match=f"wrong type.*{next(iter(fields))}"):
+            executor.enqueue_request(ask(**fields))
+    if wrong is not True:  # Python's True is the id 1
+        with pytest.raises(TypeError):
+            executor.cancel_request(wrong)
+    [response] = finish(executor, neighbour)
+    assert len(response.get_result().output_token_ids[0]) == 8
+    assert len(run(executor).output_token_ids[0]) == 8
+
+
+def test_ids_of_numpy_are_ids(executor: Executor) -> None:
+    plain = run(executor, end_id=9)
+    given = ask(input_token_ids=[np.int64(token_id) for token_id in PROMPT], end_id=np.int32(9))
+    request_id = executor.enqueue_request(given)
+    assert finish(executor, request_id)[0].get_result().output_token_ids == plain.output_token_ids
+    executor.cancel_request(np.int64(request_id))  # type: ignore[arg-type]
 
 
 def test_one_wrong_request_of_several_leaves_none_behind(executor: Executor) -> None:
