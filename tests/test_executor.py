@@ -31,7 +31,9 @@ from lmi.executor import (
         ("beam_width", 0, "at least 1"),
         ("beam_width", 1.5, "an integer"),
         ("beam_width", True, "an integer"),
+        ("beam_width", 10**6, "at most 512"),
         ("num_return_sequences", 0, "at least 1"),
+        ("num_return_sequences", 513, "at most 512"),
         ("top_k", -1, "at least 0"),
         ("top_p", 0.0, "over 0 and at most 1"),
         ("top_p", 1.01, "over 0 and at most 1"),
@@ -85,7 +87,9 @@ def test_more_sequences_than_beams_are_refused_only_with_beams() -> None:
         ),
         ({"stop_words": ((1,), ())}, "stop_words must not hold an empty word"),
         ({"bad_words": ((),)}, "bad_words must not hold an empty word"),
-        ({"embedding_bias": ((1, float("inf")),)}, "embedding_bias must be finite"),
+        ({"embedding_bias": ((1, float("inf")),)}, "embedding_bias must be finite in float32, given inf"),
+        ({"embedding_bias": ((1, 0.5), (2, -1e308))}, "embedding_bias must be finite in float32, given -1e+308"),
+        ({"num_return_sequences": 10**6}, "num_return_sequences must be at most 512, given 1000000"),
         ({"cache_salt": ""}, "cache_salt must not be empty"),
         (
             {

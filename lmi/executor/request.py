@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from lmi.executor.checks import check_int, check_range
+from lmi.executor.checks import broken, check_int, check_range
 from lmi.executor.guides import GuidedDecodingParams
 from lmi.executor.outputs import OutputConfig
 from lmi.executor.retention import KvCacheRetentionConfig
 from lmi.executor.sampling import SamplingConfig
 
 DEFAULT_PRIORITY = 0.5
+MAX_FLOAT32 = 3.4028234663852886e38
 
 
 class LoraConfig(msgspec.Struct, frozen=True):
@@ -87,8 +87,9 @@ class Request(_Arguments, frozen=True, kw_only=True):
         for name in ("stop_words", "bad_words"):
             if any(not word for word in getattr(self, name)):
                 raise ValueError(f"{name} must not hold an empty word")
-        if any(not math.isfinite(bias) for _, bias in self.embedding_bias):
-            raise ValueError("embedding_bias must be finite")
+        for _, bias in self.embedding_bias:
+            if not abs(bias) <= MAX_FLOAT32:
+                raise broken("embedding_bias", "finite in float32", bias)
         if self.cache_salt == "":
             raise ValueError("cache_salt must not be empty")
         if self.guided_decoding_params is not None and self.sampling_config.beam_width > 1:

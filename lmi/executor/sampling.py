@@ -12,6 +12,7 @@ from lmi.executor.checks import broken, check_int, check_range
 MAX_SEED = 2**64 - 1  # clients send unsigned 64-bit seeds
 MAX_TEMPERATURE = 100.0  # the distribution is nearly flat far below this
 REPETITION_PENALTIES = 0.01, 100.0  # beyond these, a logit divided by the penalty may leave the range of float32
+MAX_SEQUENCES = 512  # of one request; the default of max_request_sequences at the doors
 MAX_PENALTY = 2.0  # presence and frequency, either sign: the bounds of OpenAI and vLLM
 
 
@@ -51,6 +52,9 @@ class SamplingConfig(_BeamWidth, frozen=True, kw_only=True):
         if self.num_return_sequences is None:
             force_setattr(self, "num_return_sequences", self.beam_width)
         check_int("num_return_sequences", self.num_return_sequences, 1)
+        for name in ("beam_width", "num_return_sequences"):
+            if getattr(self, name) > MAX_SEQUENCES:
+                raise broken(name, f"at most {MAX_SEQUENCES}", getattr(self, name))
         if self.beam_width > 1 and self.num_return_sequences > self.beam_width:
             raise broken("num_return_sequences", f"at most beam_width ({self.beam_width})", self.num_return_sequences)
         for name, minimum in (("top_k", 0), ("min_tokens", 0), ("early_stopping", 0), ("no_repeat_ngram_size", 0)):
