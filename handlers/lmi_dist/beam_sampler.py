@@ -30,8 +30,8 @@ class Outlook(NamedTuple):
     top: list[TokenLogProb] | None
 
     def is_usable(self) -> bool:
-        """Whether the row's logits are numbers."""
-        return not math.isnan(self.candidates[0][1])
+        """Whether the row's logits are numbers, after functions of the user too."""
+        return self.candidates[0][1] < math.inf  # a NaN or an infinite one would be the first
 
 
 class BeamSampler:

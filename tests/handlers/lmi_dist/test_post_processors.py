@@ -353,6 +353,19 @@ def test_a_post_processor_gets_all_beams_of_a_search_at_once() -> None:
         assert torch.equal(logits, expected[None])
 
 
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_value_of_a_post_processor_that_is_no_number_ends_its_search_too(value: float) -> None:
+    def spoil(request_id: int, logits: Tensor, *_: object) -> None:
+        logits[..., -1, 7] = value
+
+    sampling = SamplingConfig(3)
+    with executor_with(ExecutorConfig(3), spoil=spoil) as executor:
+        plain = ask(max_tokens=4, sampling_config=sampling)
+        [failed], [other] = by_id(executor, [named("spoil", max_tokens=4, sampling_config=sampling), plain])
+        assert other.get_result().output_token_ids == one_result(executor, plain).output_token_ids
+    assert "the model's logits are not numbers" in failed.error_msg
+
+
 def test_a_post_processor_that_bans_a_token_does_what_bad_words_do_in_a_search() -> None:
     sampling = SamplingConfig(4, num_return_sequences=4)
     output = OutputConfig(return_log_probs=True)
