@@ -144,7 +144,7 @@ class Sequence:
         steps = self.search.advance(candidates, tops)
         best = (self.search.running or self.search.best(1))[:1]
         if not best:
-            self.fail("no token can be chosen: every token is banned in every beam")
+            self.fail_for_bans()
             return []
         self._follow(best[0])
         return steps
@@ -201,6 +201,21 @@ class Sequence:
         """End every sequence of the request with an error."""
         for sequence in self.group.sequences:
             sequence.error = ResponseError(message, kind, field)
+
+    def fail_for_bans(self) -> None:
+        """End the request because no token may come next: its own fault if it has a rule that bans tokens."""
+        request, sampling = self.request, self.request.sampling_config
+        rules = {
+            "guided_decoding_params": request.guided_decoding_params,
+            "bad_words": request.bad_words,
+            "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
+            "min_tokens": sampling.min_tokens,
+        }
+        field = next((name for name, rule in rules.items() if rule), None)
+        if field is None or request.logits_post_processor_name is not None:
+            self.fail("no token can be chosen: every token is banned")
+        else:
+            self.fail("leaves no token to choose: every token is banned", ErrorKind.INVALID, field)
 
     def reuse(self, num_tokens: int) -> None:
         """Take keys and values of the first `num_tokens` from the cache."""

@@ -69,7 +69,7 @@ class Sampler:
     def sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Draw | None]:
         """Draw the next token of each sequence. Overwrites `logits`, float32 (num_sequences, vocab).
 
-        A draw is None if the row's logits are not numbers or every token is banned.
+        A draw is None if the row's logits are not numbers, or every token is banned, and then its request has failed.
         """
         states = [cast("SamplerState | None", one.sampler_state) or self._new_state(one) for one in sequences]
         rows = [row for row, state in enumerate(states) if state.wants_log_probs]
@@ -81,11 +81,14 @@ class Sampler:
         apply_rules(logits, _ruled(sequences, states))
         if masks is not None:
             apply_masks(logits, masks)
-        token_ids, is_usable = self._choose(logits, sequences, states)
+        token_ids, best = self._choose(logits, sequences, states)
         draws: list[Draw | None] = [
-            Draw(token_id, None, None) if usable else None
-            for token_id, usable in zip(token_ids.tolist(), is_usable, strict=True)
+            Draw(token_id, None, None) if math.isfinite(logit) else None
+            for token_id, logit in zip(token_ids.tolist(), best, strict=True)
         ]
+        for row, logit in enumerate(best):
+            if logit == -math.inf and sequences[row].error is None:
+                sequences[row].fail_for_bans()
         if log_probs is not None:
             chosen = chosen_log_probs(log_probs, token_ids[rows])
             tops = top_log_probs(log_probs, [states[row].num_top for row in rows])
@@ -104,14 +107,17 @@ class Sampler:
 
     def _choose(
         self, logits: Tensor, sequences: list[Sequence], states: list[SamplerState]
-    ) -> tuple[Tensor, list[bool]]:
-        """Choose token ids (num_rows,) from `logits` (num_rows, vocab). The list says whether each can be used."""
+    ) -> tuple[Tensor, list[float]]:
+        """Choose token ids (num_rows,) from `logits` (num_rows, vocab). The list has the largest logit of each row.
+
+        One that is not finite shows that the row's token cannot be used.
+        """
         token_ids = _argmax(logits)  # (num_rows,)
         best = logits.gather(1, token_ids[:, None]).squeeze(1)  # (num_rows,)
-        is_usable: list[bool] = torch.isfinite(best).tolist()
-        for group, rows in _groups(states, is_usable).items():
+        largest: list[float] = best.tolist()
+        for group, rows in _groups(states, largest).items():
             token_ids[rows] = self._draw(take_rows(logits, rows), best[rows], [sequences[row] for row in rows], group)
-        return token_ids, is_usable
+        return token_ids, largest
 
     def _draw(self, logits: Tensor, best: Tensor, sequences: list[Sequence], group: int) -> Tensor:
         """Draw token ids (num_rows,) for the rows of one group from `logits` (num_rows, vocab).
@@ -169,7 +175,7 @@ def append_draws(sequences: list[Sequence], draws: list[Draw | None]) -> None:
         if sequence.error is not None:
             continue  # a row, its guide or a function of the user has failed
         if draw is None:
-            sequence.fail("no token can be chosen: the model's logits are not numbers, or every token is banned")
+            sequence.fail("no token can be chosen: the model's logits are not numbers")
         else:
             sequence.append(*draw)
 
@@ -214,11 +220,11 @@ def _ruled(sequences: list[Sequence], states: list[SamplerState]) -> list[RuledR
     return [RuledRow(row, sequence, state.rules) for row, (sequence, state) in rows if state.rules is not None]
 
 
-def _groups(states: list[SamplerState], is_usable: list[bool]) -> dict[int, list[int]]:
+def _groups(states: list[SamplerState], best: list[float]) -> dict[int, list[int]]:
     """The rows of each group that draws."""
     groups: dict[int, list[int]] = {}
-    for row, (state, usable) in enumerate(zip(states, is_usable, strict=True)):
-        if usable and state.group != GREEDY:
+    for row, (state, logit) in enumerate(zip(states, best, strict=True)):
+        if math.isfinite(logit) and state.group != GREEDY:
             groups.setdefault(state.group, []).append(row)
     return groups
 

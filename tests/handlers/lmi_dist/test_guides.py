@@ -192,7 +192,13 @@ def test_a_stop_word_ends_an_answer_before_its_guide_is_complete(executor: Execu
 
 def test_a_ban_of_all_that_the_guide_allows_ends_only_that_request(executor: Executor) -> None:
     error = error_of(executor, regex("a{3}", bad_words=((TEXTS.index("a"),),), end_id=END))
-    assert error.kind is ErrorKind.GENERATION and "every token is banned" in error.message
+    assert (error.kind, error.field) == (ErrorKind.INVALID, FIELD) and "every token is banned" in error.message
+
+
+def test_a_guide_that_no_token_can_follow_is_the_fault_of_its_request(executor: Executor) -> None:
+    """Half of a pair of code units is no text: after the `a` nothing may come."""
+    error = error_of(executor, guided(GuideType.EBNF_GRAMMAR, r'root ::= "a\ud800"'))
+    assert (error.kind, error.field) == (ErrorKind.INVALID, FIELD) and "every token is banned" in error.message
 
 
 def test_log_probs_stay_those_of_the_model(executor: Executor) -> None:
