@@ -52,6 +52,7 @@ class LmiError(Exception):
 
     status = 500
     label = "internal"
+    retry_after_s: int | None = None  # when a client may try again, if that can help
 
     def __init__(self, message: str = "", field: str | None = None) -> None:
         self.message = writable(message)
@@ -131,7 +132,7 @@ class Conflict(LmiError):
 
 
 class Overloaded(LmiError):
-    """A queue, or the memory for the bodies of requests, has no room. A client may try again after `retry_after_s`."""
+    """A queue, or the memory for the bodies of requests, has no room."""
 
     status = 503
     label = "overloaded"
@@ -143,6 +144,7 @@ class Unavailable(LmiError):
 
     status = 503
     label = "unavailable"
+    retry_after_s = 1
 
 
 class EngineLost(Unavailable):

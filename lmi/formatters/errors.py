@@ -88,13 +88,17 @@ class ErrorRules(Generic[AnyFormat]):
             row.param or names.get(error.field or "", error.field),
         )
         media_type, body = self.write(fields, format, in_answer=accepted or row.in_answer)
-        headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Overloaded) else {}
-        return Rendered(row.status, media_type, body, headers)
+        return Rendered(row.status, media_type, body, retry_header(error))
 
     def render_status(self, status: int, message: str, format: AnyFormat) -> Rendered:
         """Render an error of HTTP: 404, 405, 408, 413, 415, 431."""
         fields = ErrorFields(message, status, self.kind_of_status(status))
         return Rendered(status, *self.write(fields, format, in_answer=False))
+
+
+def retry_header(error: LmiError) -> dict[str, str]:
+    """Return the header that says when to try again, if that can help."""
+    return {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
 
 
 def written_by(whole: type[Formatter[Any]], stream: type[Formatter[Any]]) -> Write[AnswerFormat]:

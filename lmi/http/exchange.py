@@ -84,9 +84,11 @@ class Exchange:
         self.error_label = ""
         self.noted: Counter[str] = Counter()  # numbers for its line in the log
         self.num_body_bytes = 0  # that were read
+        self.early_end: LmiError | None = None  # that `end_early` was called with
         self._written = b""  # last
         self._kept_body: bytes | None = None  # that `peek` has read and `body` returns
         self._receive, self._send = receive, send
+        self._deadlines: list[asyncio.Timeout] = []  # that run, the outermost first
 
     @property
     def path(self) -> str:
@@ -177,8 +179,8 @@ class Exchange:
         """Return a newline if what was written last does not end with one, else b""."""
         return b"" if self._written[-1:] in (b"", b"\n") else b"\n"
 
-    def note_failure(self, status: int) -> None:
-        """Note that a stream fails, with a status that its head cannot show any more."""
+    def note_failure(self, status: int, headers: Iterable[Header] = ()) -> None:
+        """Note that a stream fails, with a status and headers that its head cannot show any more."""
 
     async def send_whole(self, status: int, media_type: str, body: bytes, headers: Iterable[Header] = ()) -> None:
         """Send a whole response with its length."""
@@ -237,13 +239,35 @@ class Exchange:
         """
         since_s = self.started_s if since_s is None else since_s
         left_s = None if timeout_s is None else max(0.0, since_s + timeout_s - time.monotonic())
+        self.check_goes_on()
         try:
             async with asyncio.timeout(left_s) as timeout:
-                yield
+                self._deadlines.append(timeout)
+                try:
+                    yield
+                finally:
+                    self._deadlines.remove(timeout)
         except TimeoutError:
             if not timeout.expired():
                 raise
+            self.check_goes_on()
             raise DeadlineExceeded(f"no answer within predict_timeout ({timeout_s:g} s)") from None
+
+    def end_early(self, error: LmiError) -> None:
+        """Raise `error` now in each block of `deadline` inside the outermost one, or in that one if there is no other.
+
+        A response that has begun and is outside of such a block is only being sent, and goes on.
+        """
+        self.early_end = error
+        outermost, inner = self._deadlines[:1], self._deadlines[1:]
+        for timeout in inner or ([] if self.status else outermost):
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time())
+
+    def check_goes_on(self) -> None:
+        """Raise the error of `end_early` if that was called."""
+        if self.early_end is not None:
+            raise self.early_end
 
     async def run_while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end. If the client leaves first, cancel `work` and raise ClientGone.
@@ -298,8 +322,9 @@ class BufferedExchange(Exchange):
     async def end(self, data: bytes = b"") -> None:
         await self.send_whole(self.status, self._media_type, bytes(self._body + data), self._fields)
 
-    def note_failure(self, status: int) -> None:
+    def note_failure(self, status: int, headers: Iterable[Header] = ()) -> None:
         self.status = status
+        self._fields += headers
 
 
 def num_bytes(headers: Iterable[Header]) -> int:

@@ -72,6 +72,18 @@ class Cycle(RequestResponseCycle):
             self.expected_content_length = len(message.get("body", b""))
         return super().send(message)
 
+    async def run_asgi(self, app: Any) -> None:
+        """Run the application. A request that is cancelled, because the process ends, is cut and logs nothing."""
+
+        async def cut_if_cancelled(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await app(scope, receive, send)
+            except asyncio.CancelledError:
+                self.disconnected = True
+                self.transport.close()
+
+        await super().run_asgi(cut_if_cancelled)
+
     def _write_chunk(self, body: bytes) -> bool:
         """Write one chunk, or return False where uvicorn has to wait or to complain, or has another framing."""
         if not (self.response_started and self.chunked_encoding and body) or self.response_complete:

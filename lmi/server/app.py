@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from starlette.exceptions import HTTPException
@@ -17,7 +17,8 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmi.apis import api_at
-from lmi.errors import ClientGone, LmiError, Overloaded, UnknownModel, shorten
+from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownModel, shorten
+from lmi.formatters.errors import retry_header
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
@@ -114,6 +115,8 @@ class ErrorMiddleware:
 
     def __init__(self, app: ASGIApp, models: Models) -> None:
         self._app, self._models, self._front_end = app, models, models.front_end
+        self._open: set[Exchange] = set()
+        self._end: LmiError | None = None  # of requests that are open when the time of a drain is over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,10 +127,12 @@ class ErrorMiddleware:
         if exchange.has_key:
             self._front_end.report_key()
         try:
-            await self._app(scope, receive, send)
+            async with self._counted_open(exchange):
+                await self._app(scope, receive, send)
         except HTTPException as error:  # starlette's own 404 and 405
             message = f"{error.detail}: {exchange.method} {shorten(exchange.path)}"
-            await refuse(exchange, self._models, error.status_code, message, (error.headers or {}).get("Allow"))
+            allow = (error.headers or {}).get("Allow")
+            await refuse(exchange, self._models, error.status_code, message, {"allow": allow} if allow else {})
         except ClientGone:
             exchange.status = ClientGone.status
         except (UnknownModel, Overloaded) as error:
@@ -135,7 +140,7 @@ class ErrorMiddleware:
             await refuse_as_api(exchange, self._models, error)
         except LmiError as error:
             exchange.error_label = error.label
-            await refuse(exchange, self._models, error.status, str(error))
+            await refuse(exchange, self._models, error.status, str(error), retry_header(error))
         except Exception:
             log.exception("request %s failed in the front end", exchange.request_id)
             if exchange.has_begun:
@@ -145,6 +150,24 @@ class ErrorMiddleware:
             self._front_end.body_memory.change(exchange.num_body_bytes, 0)
             self._finish(exchange)
         return None
+
+    @asynccontextmanager
+    async def _counted_open(self, exchange: Exchange) -> AsyncIterator[None]:
+        self._open.add(exchange)
+        try:
+            if self._end is not None:
+                raise self._end
+            async with exchange.deadline(None):
+                yield
+        finally:
+            self._open.remove(exchange)
+
+    def end_requests(self) -> None:
+        """End every open request with an error, because this process ends."""
+        limit_s = self._front_end.config.drain_timeout_s
+        self._end = Unavailable(f"the server shuts down, and the answer took longer than drain_timeout ({limit_s:g} s)")
+        for exchange in self._open:
+            exchange.end_early(self._end)
 
     def _finish(self, exchange: Exchange) -> None:
         if exchange.path in PROBES:
@@ -157,13 +180,14 @@ class ErrorMiddleware:
         exchange.log_access(duration_s, **({"target_model": target} if target else {}))
 
 
-async def refuse(exchange: Exchange, models: Models, status: int, message: str, allow: str | None = None) -> None:
+async def refuse(
+    exchange: Exchange, models: Models, status: int, message: str, headers: Mapping[str, str] | None = None
+) -> None:
     model = models.usual
     api = api_at(exchange.path, model)
     rendered = api.render_status(status, message, api.default_format(model))
     body = api.whole(rendered.media_type, rendered.body)
-    headers = [("allow", allow)] if allow else []
-    await exchange.send_whole(rendered.status, rendered.media_type, body, headers)
+    await exchange.send_whole(rendered.status, rendered.media_type, body, (headers or {}).items())
 
 
 async def refuse_as_api(exchange: Exchange, models: Models, error: LmiError) -> None:

@@ -20,7 +20,7 @@ from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
 import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
-from lmi.http.worker import BEAT_S, GuardedWorker
+from lmi.http.worker import BEAT_S, LAST_S, GuardedWorker
 from lmi.runtime import ServerRuntime
 from lmi.server.start_failure import describe, explain
 from lmi.shared import linux
@@ -88,7 +88,7 @@ class FrontEndWorker(GuardedWorker):
     CONFIG_KWARGS = GuardedWorker.CONFIG_KWARGS | {
         "http": FrontEndProtocol,
         "lifespan": "on",
-        "timeout_graceful_shutdown": _finish_s,
+        "timeout_graceful_shutdown": _finish_s + LAST_S,
     }
     slot: int
     record: FrontEndRecord
@@ -131,6 +131,9 @@ class FrontEndWorker(GuardedWorker):
         self.record.beat_s = now
         self.record.loop_lag_s = lag_s
         self.record.num_open_connections = num_connections
+
+    def end_requests(self) -> None:
+        self.wsgi.end_requests()
 
     def is_told_to_stop(self, now: float) -> bool:
         """Whether the master is gone or the supervisor drains. A TERM reports that too, but an early one is lost."""
@@ -186,7 +189,7 @@ workers = _server.frontend_workers
 worker_class = FrontEndWorker
 worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a beat on an overlay disk can stall
 timeout = 10  # seconds without a beat
-graceful_timeout = int(_finish_s) + 2  # must exceed uvicorn's own
+graceful_timeout = int(_finish_s + LAST_S) + 2  # must exceed uvicorn's own
 keepalive = 120  # longer than a proxy keeps an idle connection
 backlog = 2048
 control_socket_disable = True

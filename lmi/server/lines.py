@@ -54,6 +54,7 @@ async def serve_lines(exchange: Exchange, service: Service, api: AnyApi, choose:
         batch = Batch(exchange, service, api, choose, lines, await session_of(exchange, service))
         with service.front_end.admitted():
             await exchange.run_while_there(batch.run())
+        exchange.check_goes_on()  # else the lines that were not answered would count as answered
         await exchange.send_whole(200, MEDIA_TYPE, b"".join(batch.answers))
     except ClientGone:
         raise
@@ -125,6 +126,8 @@ class Batch:
 
     async def _work(self) -> None:
         for number, line in self._lines:
+            if self._exchange.early_end is not None:
+                return
             self.answers[number] = await self._answer(line) + b"\n"
             await asyncio.sleep(0)  # a line that is refused waits for nothing, and many would hold up other requests
 

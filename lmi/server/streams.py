@@ -54,7 +54,7 @@ class Body:
 
     async def fail(self, rendered: Rendered) -> None:
         """Send an error in a stream that has begun. It begins a line, whatever stands before it."""
-        self._exchange.note_failure(rendered.status)
+        self._exchange.note_failure(rendered.status, rendered.headers.items())
         await self._write(self._exchange.line_end() + rendered.body)
 
     async def end(self, api: AnyApi) -> None:

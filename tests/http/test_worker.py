@@ -79,6 +79,22 @@ def test_a_worker_ends_in_order_with_its_master(served: Served) -> None:
     assert not served.is_open()
 
 
+def test_a_worker_that_drains_asks_its_requests_to_end_and_cuts_those_that_go_on(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert served.say(GET).endswith(b"hello")
+    place = ("127.0.0.1", served.port)
+    with socket.create_connection(place) as patient, socket.create_connection(place) as endless:
+        patient.sendall(GET.replace(b"/", b"/patient", 1))
+        endless.sendall(GET.replace(b"/", b"/endless", 1))
+        assert served.say(GET).endswith(b"hello"), "the requests before it have arrived"
+        served.master.terminate()
+        assert b"".join(iter(lambda: patient.recv(65536), b"")).endswith(b"hello")
+        assert endless.recv(65536) == b""
+    assert served.master.wait(TIMEOUT_S) == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_master_that_was_paused_counts_only_the_time_in_which_it_ran() -> None:
     clock = iter([100.0, 101.0, 500.0, 512.0])
     settings = SimpleNamespace(umask=0, worker_tmp_dir=None, uid=os.geteuid(), gid=os.getegid())

@@ -17,10 +17,12 @@ import pytest
 from gunicorn.app.wsgiapp import WSGIApplication
 
 from lmi.errors import ModelUnusable
+from lmi.http.worker import LAST_S
 from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
 from lmi.server.start_failure import explain
 from lmi.settings.config import ServerConfig
 from lmi.shared.state import Block
+from lmi.supervisor.restarts import DRAIN_CUT_S
 
 MODULE = "lmi.server.gunicorn"
 DEAD_PID = 1 << 30
@@ -58,10 +60,10 @@ def test_gunicorn_reads_the_settings_and_finds_them_sound(
     assert cfg.address == [3]
 
 
-def test_gunicorn_waits_longer_than_uvicorn_and_both_end_inside_the_drain(settings: ModuleType) -> None:
-    own_s = settings.FrontEndWorker.CONFIG_KWARGS["timeout_graceful_shutdown"]
-    assert own_s == 9.0  # the first second is the notice
-    assert own_s < settings.graceful_timeout
+def test_requests_end_with_the_drain_and_uvicorn_cancels_a_second_later_before_gunicorn(settings: ModuleType) -> None:
+    cancel_s = settings.FrontEndWorker.CONFIG_KWARGS["timeout_graceful_shutdown"]
+    assert cancel_s - LAST_S == 9.0  # the first second is the notice
+    assert cancel_s < settings.graceful_timeout and LAST_S < DRAIN_CUT_S
 
 
 def test_the_protocol_has_the_times_of_the_configuration(settings: ModuleType) -> None:

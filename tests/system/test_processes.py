@@ -19,30 +19,31 @@ from typing import Any
 import pytest
 
 from tests.machine import measurements
+from tests.served import Server
 from tests.system.container import Answer, Container, free_port, wait_until, wait_within, write_model
 
 STEP_S = 0.02
-Make = Callable[..., Container]
+Make = Callable[..., Server]
 Background = Callable[..., "Future[Answer]"]
 
 
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[Make]:
     """A function that makes a container with the given options. At the end none of their processes may be left."""
-    made: list[Container] = []
+    made: list[Server] = []
 
     def make(
         environ: dict[str, str] | None = None,
         command_prefix: list[str] | None = None,
         stderr: str | None = None,
         **options: object,
-    ) -> Container:
+    ) -> Server:
         given = {name.replace("__", "."): value for name, value in options.items()}
         number = len(made)
         folder = write_model(tmp_path / f"model-{number}", **{"option.echo_step_ms": STEP_S * 1000, **given})
         runtime = folders.enter_context(tempfile.TemporaryDirectory(prefix="lmi-"))  # sockets need short paths
         environ = {"TMPDIR": runtime, **(environ or {})}
-        made.append(Container(folder, tmp_path / f"log-{number}", free_port(), environ, command_prefix or [], stderr))
+        made.append(Server(folder, tmp_path / f"log-{number}", free_port(), environ, command_prefix or [], stderr))
         return made[-1]
 
     with ExitStack() as folders:
@@ -384,19 +385,74 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests(container: Make, b
     assert_nothing_left(server)
 
 
-def test_sigterm_cuts_streams_that_outlast_the_drain(container: Make, background: Background) -> None:
+TEMPLATE = "{{ messages[0]['content'] }}"
+LONG: dict[str, tuple[str, dict[str, object]]] = {  # requests that outlast any drain, and their paths
+    "lmi": ("/invocations", {"inputs": "abc", "parameters": {"max_new_tokens": 5000}}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5000}),
+    "completions": ("/v1/completions", {"prompt": "abc", "max_tokens": 5000}),
+    "tgi": ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 5000}}),
+    "triton": ("/v2/models/model/generate", {"text_input": "abc", "parameters": {"max_tokens": 5000}}),
+}
+STREAMED_AT = {"tgi": "/generate_stream", "triton": "/v2/models/model/generate_stream"}
+
+
+def ask_long(server: Server, background: Background) -> tuple[dict[str, Future[Answer]], dict[str, Future[Answer]]]:
+    """Send each of LONG, whole and streamed, and a body of lines. Returns the answers to come, streams last."""
+    wholes = {name: background(server.post, body, path) for name, (path, body) in LONG.items()}
+    lines = b"\n".join(json.dumps(body).encode() for _, body in (LONG["lmi"], LONG["completions"]))
+    wholes["lines"] = background(server.post, lines, headers={"content-type": "application/jsonlines"})
+    asked = {name: (STREAMED_AT.get(name, path), body | {"stream": True}) for name, (path, body) in LONG.items()}
+    streams = {name: background(server.post, body, path) for name, (path, body) in asked.items()}
+    running(server, len(wholes) + len(streams) + 1)  # two lines run
+    return wholes, streams
+
+
+def assert_ended_with_the_drain(wholes: dict[str, Future[Answer]], streams: dict[str, Future[Answer]]) -> None:
+    for name, future in wholes.items():
+        answer = future.result()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1"), name
+        error = json.loads(answer.body)["error"]
+        assert isinstance(error, dict) == (name in ("chat", "completions")), "each route has its own form"
+        assert "longer than drain_timeout (2 s)" in (error["message"] if isinstance(error, dict) else error), name
+    for name, future in streams.items():
+        answer = future.result()  # raises for one without its last chunk
+        last = [line for line in answer.body.splitlines() if line and line != b"data: [DONE]"][-1]
+        assert answer.status == 200 and b"longer than drain_timeout (2 s)" in last, name
+
+
+def test_at_the_end_of_a_drain_each_request_gets_its_error_in_the_form_of_its_route(
+    container: Make, background: Background
+) -> None:
     for measurement in measurements():
-        server = container(drain_timeout=2.0).start_and_wait()
-        stream = background(server.generate, 5000)
-        running(server, 1)
-        started_s = time.monotonic()
-        with measurement.within(2.0 + 4):
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 0
-        assert time.monotonic() - started_s > 1.5
-        answer = stream.result()
-        assert not answer.is_whole or "error" in answer.lines[-1]
+        server = container(drain_timeout=2.0, option__chat_template=TEMPLATE).start_and_wait()
+        open_requests = ask_long(server, background)
+        with socket.create_connection(("127.0.0.1", server.port), 30.0) as upload:
+            upload.sendall(b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+            started_s = time.monotonic()
+            with measurement.within(2.0 + 4):
+                server.signal(signal.SIGTERM)
+                assert server.wait() == 0
+            assert time.monotonic() - started_s > 1.5
+            assert b" 503 Service Unavailable\r\n" in upload.recv(65536), "whose body was not complete"
+        assert_ended_with_the_drain(*open_requests)
+        log = server.log.read_text()
+        assert "Traceback" not in log and "Exception in ASGI" not in log and "Cancel " not in log
         assert_nothing_left(server)
+
+
+def test_a_front_end_that_is_told_to_stop_answers_its_requests_and_another_takes_over(
+    container: Make, background: Background
+) -> None:
+    server = container(drain_timeout=2.0, option__chat_template=TEMPLATE).start_and_wait()
+    open_requests = ask_long(server, background)
+    before = server.pid("lmi-front")
+    os.kill(before, signal.SIGTERM)
+    assert_ended_with_the_drain(*open_requests)
+    wait_until(lambda: before not in server.pids(), "the front end is gone")
+    wait_until(lambda: server.ping() == 200, "another serves")
+    assert_whole(server.generate(3), 3)
+    running(server, 0)
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.mark.parametrize(

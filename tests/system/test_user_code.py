@@ -212,6 +212,22 @@ def test_a_worker_that_dies_loses_its_requests_alone_and_starts_again(handler: S
     assert json.loads(handler.post({"name": "Ada"}).body)["calls"] == 1
 
 
+def test_at_the_end_of_a_drain_a_handler_s_requests_get_their_errors(tmp_path: Path) -> None:
+    folder = write_handler(tmp_path / "model", "drain_timeout=2", "minWorkers=2")
+    with running(folder) as server, ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(server.post, {"act": "sleep", "s": 0, "go_on": str(tmp_path / "never")})
+        with server.open({"act": "stream", "num_words": 2, "go_on": str(tmp_path / "never")}) as response:
+            assert response.read1() == b"word0 "
+            wait_until(lambda: server.metrics()["lmi_requests_in_flight"] == 2, "both run")
+            server.signal(signal.SIGTERM)
+            *_, last = response.read().splitlines()
+        assert "longer than drain_timeout (2 s)" in json.loads(last)["error"]
+        answer = whole.result()
+        assert (answer.status, answer.headers["retry-after"], json.loads(answer.body)["code"]) == (503, "1", 503)
+        assert server.wait() == 0
+        assert "Traceback" not in server.log.read_text()
+
+
 def test_a_handler_that_never_returns_is_ended_by_predict_timeout(tmp_path: Path) -> None:
     with running(write_handler(tmp_path / "model", "predict_timeout=1.5")) as server:
         first_pid = server.pid("lmi-code")

@@ -13,6 +13,7 @@ import orjson
 
 from lmi.apis import LMI
 from lmi.errors import ClientGone, LmiError
+from lmi.formatters.errors import retry_header
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.server.streams import as_ascii
@@ -56,7 +57,7 @@ async def call_handler(exchange: Exchange, service: Service, body: bytes) -> Non
         if not exchange.status:
             raise
         exchange.error_label = error.label
-        exchange.note_failure(error.status)
+        exchange.note_failure(error.status, retry_header(error).items())
         await exchange.end(exchange.line_end() + error_body(error, error.status))
 
 
