@@ -10,7 +10,9 @@ out, one `finally` closes the stream, which sends Cancel unless the engine has f
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from lmi.capabilities import check_request
@@ -36,16 +38,24 @@ REASONS = {
 class Pipeline:
     """Turns requests into Deltas, for every API and every engine."""
 
-    def __init__(self, tokenizer: Tokenizer, engines: Engines, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        engines: Engines,
+        chat_template: ChatTemplate | None = None,
+        prefix_cache_scope: str = "server",
+    ) -> None:
         self._tokenizer = tokenizer
         self._engines = engines
         self._chat_template = chat_template
+        self._prefix_cache_scope = prefix_cache_scope
 
     async def generate(self, requests: Sequence[GenerationRequest], take: Take) -> None:
         """Pass the Deltas of the answer to `take`. Raises LmiError, before the first Delta or after some.
 
         Requests that are answered together run concurrently, and the first failure ends the whole answer.
         """
+        requests = _salted(requests, self._prefix_cache_scope)
         bad_words = {request.bad_sequences for request in requests}  # nearly always one list for all
         spelled = {words: await self._tokenizer.spellings_async(words) for words in bad_words}
         if len(requests) == 1:
@@ -174,6 +184,18 @@ class Pipeline:
             logits_post_processor_name=request.logits_post_processor_name,
             cache_salt=request.cache_salt,
         )
+
+
+def _salted(requests: Sequence[GenerationRequest], scope: str) -> Sequence[GenerationRequest]:
+    """The requests of one answer with the salt of their principal, within which engines share all that is cached.
+
+    A principal is whoever knows the `cache_salt`. With the scope `request` it is this answer. An API key belongs into
+    the salt here, once the server has keys.
+    """
+    if scope == "server":
+        return requests
+    salt = secrets.token_hex(16)
+    return [replace(request, cache_salt=salt) for request in requests]
 
 
 class Sequences:

@@ -77,7 +77,8 @@ class GenerationRequest:
     `needs_log_probs` asks for those of the generated tokens, which cost the engine time; with `num_top_log_probs` None
     there are no others. `is_streaming` asks for the answer piece by piece. `token_biases` holds pairs of a token id and
     the bias that is added to its logit. All requests of a `session` go to one engine. Prompts with different values of
-    `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one asked.
+    `cache_salt` share nothing in an engine's cache, so no user can find out by its time what another one asked. Without
+    one they share whole blocks.
     """
 
     prompt: str = ""

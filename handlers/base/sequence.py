@@ -62,7 +62,7 @@ class Sequence:
     end_ids: frozenset[int]
     stop_words: dict[int, list[list[int]]]  # by their last token
     num_computed: int = 0
-    num_cached_tokens: int = 0  # of the prompt, those whose keys and values were in the cache
+    num_cached_tokens: int = 0  # of the prompt, those whose keys and values were in the cache, in whole blocks
     slot: int | None = None
     num_sent: int = 0  # generated tokens that Responses have carried
     log_probs: list[float] = field(default_factory=list)
@@ -217,10 +217,10 @@ class Sequence:
         else:
             self.fail("leaves no token to choose: every token is banned", ErrorKind.INVALID, field)
 
-    def reuse(self, num_tokens: int) -> None:
-        """Take keys and values of the first `num_tokens` from the cache."""
+    def reuse(self, num_tokens: int, num_cached: int) -> None:
+        """Take keys and values of the first `num_tokens` from the cache. `num_cached` more are told to the client."""
         if self.num_generated == 0:
-            self.count_cached(self.num_cached_tokens + num_tokens - self.num_computed)
+            self.count_cached(self.num_cached_tokens + num_cached)
         self.num_computed = num_tokens
 
     def count_cached(self, num_tokens: int) -> None:

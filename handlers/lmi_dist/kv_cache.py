@@ -160,7 +160,7 @@ class KvCache:
     # Sharing.
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
-        """Blocks with the longest known beginning of `token_ids[:end]`."""
+        """Blocks with the longest known beginning of `token_ids[:end]`: see `PrefixTree.find`."""
         return self._tree.find(root, token_ids, end) if self.reuses_prefixes else Match([])
 
     def share(self, slot: int, blocks: SequenceOf[int]) -> None:
@@ -222,17 +222,19 @@ class KvCache:
             self._drop_copy(slot)
 
     def store(self, slot: int, root: Root, token_ids: list[int], num_tokens: int) -> int | None:
-        """Put the blocks with the first `num_tokens` of a sequence into the tree, the last one even if it is not full.
+        """Put the blocks with the first `num_tokens` of a sequence into the tree.
 
-        Where the tree has a block with the same tokens, that one takes the place of the slot's if it is full. Returns
-        the tree's block with the last of the tokens, or None if none was added.
+        The last one is put there even if it is not full, if the root shares parts. Where the tree has a block with the
+        same tokens, that one takes the place of the slot's if it is full. Returns the tree's block with the last of the
+        tokens, or None if none was added.
         """
         if not self.reuses_prefixes or slot in self._copies:  # before the copy is made, nothing is new
             return None
         kept: int | None = None
         holding, size = self._holdings[slot], self.tokens_per_block
-        table, num_full = holding.table, num_tokens // size
-        for index in range(holding.num_stored, self.num_blocks_for(num_tokens)):
+        table, num_full, num_all = holding.table, num_tokens // size, self.num_blocks_for(num_tokens)
+        num_shared = num_all if root.shares_parts else num_full
+        for index in range(holding.num_stored, num_shared):
             tokens = tuple(token_ids[index * size : min((index + 1) * size, num_tokens)])
             kept = self._tree.insert(table[index - 1] if index else root, tokens, table[index])
             if index < num_full and kept != table[index]:
@@ -240,7 +242,7 @@ class KvCache:
                 self._release(table[index])
                 table[index] = kept
         holding.num_stored = max(holding.num_stored, num_full)
-        return kept
+        return kept if num_shared == num_all else None
 
     def forget(self, slot: int) -> None:
         """Take the slot's blocks out of the tree, up to the first that anybody else has used."""

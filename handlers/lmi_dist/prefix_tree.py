@@ -3,6 +3,9 @@
 Each block lies below the block that comes before it, so that its place says all tokens from the first on. Only a full
 block has others below it. The blocks below one are sorted by their tokens: what has most in common with given tokens is
 then next to where they would stand.
+
+A block is the unit that strangers share. Whoever knows all its tokens finds out, by time or by `cached_tokens`, that
+somebody asked for them. If parts counted, the tokens could be guessed one by one.
 """
 
 from __future__ import annotations
@@ -16,6 +19,11 @@ class Root(NamedTuple):
 
     cache_salt: str | None
     adapter: int = 0  # a number that no other adapter ever has, also none of the same name
+
+    @property
+    def shares_parts(self) -> bool:
+        """Whether parts of blocks are shared too. All requests without a salt are strangers to each other."""
+        return self.cache_salt is not None
 
 
 class Match(NamedTuple):
@@ -46,14 +54,14 @@ class PrefixTree:
         return block in self._children
 
     def find(self, root: Root, token_ids: list[int], end: int) -> Match:
-        """The longest known beginning of `token_ids[:end]`."""
+        """The longest known beginning of `token_ids[:end]`: whole blocks, perhaps a part of one more."""
         parent: Parent = root
         blocks: list[int] = []
         for start in range(0, end, self._tokens_per_block):
             wanted = tuple(token_ids[start : min(start + self._tokens_per_block, end)])
             num_equal, block = self._closest(parent, wanted)
             if num_equal < self._tokens_per_block:
-                return Match(blocks, block, num_equal)
+                return Match(blocks, block, num_equal) if root.shares_parts else Match(blocks)
             blocks.append(block)
             parent = block
         return Match(blocks)

@@ -5,7 +5,7 @@ as the pace allows. A prompt may be cut anywhere. Sequences rank by priority, th
 first; the last in rank is preempted first.
 
 With prefix reuse a sequence takes from the cache what it can, at most up to the last token before its prompt's end, and
-waits as long as a sequence before it in rank computes more of what both need.
+waits as long as a sequence before it in rank computes more of what both need. Only whole blocks are counted as cached.
 
 The prompt of a request is computed once for those of its sequences that find room together. The first leads. The
 others hold a slot and follow, and get a copy in the step that completes the prompt. A sequence that finds no room by
@@ -302,7 +302,7 @@ class Scheduler:
         """Whether one of the leaders computes what a sequence needs and can reuse."""
         if not (sequence.can_reuse and self.cache.reuses_prefixes):
             return False
-        return any(_computes_for(leader, sequence) for leader in leaders)
+        return any(_computes_for(leader, sequence, self.cache.tokens_per_block) for leader in leaders)
 
     def _next_chunk(self, sequence: Sequence, match: Match, budget: int) -> Chunk:
         slot = sequence.slot
@@ -316,10 +316,14 @@ class Scheduler:
         return Chunk(slot, start, ids, num_logits, table, sequence.adapter)
 
     def _match(self, sequence: Sequence) -> Match:
-        """What the cache has of a prompt. Its last token is always computed, and all for prompt log-probs."""
+        """What the cache has of a prompt. Its last token is always computed, and all for prompt log-probs.
+
+        Rows of the context are those that are not counted as cached, so no part of a block is taken beside them.
+        """
         if not sequence.can_reuse:
             return Match([])
-        return self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
+        match = self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
+        return Match(match.blocks) if sequence.lacks_context else match
 
     def _share(self, sequence: Sequence, match: Match) -> None:
         num_tokens = len(match.blocks) * self.cache.tokens_per_block
@@ -334,9 +338,10 @@ class Scheduler:
             self._reuse(sequence, num_tokens)
 
     def _reuse(self, sequence: Sequence, num_tokens: int) -> None:
-        """Note that the first `num_tokens` of a sequence need not be computed."""
+        """Note that the first `num_tokens` of a sequence need not be computed. Only whole blocks count as cached."""
+        size = self.cache.tokens_per_block
         self._num_reused_tokens += num_tokens - sequence.num_computed
-        sequence.reuse(num_tokens)
+        sequence.reuse(num_tokens, (num_tokens // size - sequence.num_computed // size) * size)
 
 
 def drafter_of(sequence: Sequence) -> Drafter:
@@ -358,16 +363,20 @@ def _root(sequence: Sequence) -> Root:
     return Root(sequence.request.cache_salt, sequence.adapter)
 
 
-def _computes_for(leader: Sequence, sequence: Sequence) -> bool:
-    """Whether a leader is about to compute more tokens that the sequence needs than are soon computed twice."""
-    start = leader.num_computed
-    end = start + MIN_AWAITED_TOKENS
+def _computes_for(leader: Sequence, sequence: Sequence, tokens_per_block: int) -> bool:
+    """Whether a leader is about to compute more tokens for the sequence than are soon computed twice.
+
+    Where parts of blocks are not shared, these tokens complete a block.
+    """
+    start, root = leader.num_computed, _root(sequence)
+    end = start + MIN_AWAITED_TOKENS if root.shares_parts else (start // tokens_per_block + 1) * tokens_per_block
     return (
         start >= sequence.num_computed
+        and end - sequence.num_computed >= MIN_AWAITED_TOKENS
         and end <= leader.num_prefill
-        and sequence.token_ids[start:end] == leader.token_ids[start:end]
-        and sequence.token_ids[:start] == leader.token_ids[:start]
-        and _root(sequence) == _root(leader)
+        and (root.shares_parts or end < sequence.num_prefill)
+        and sequence.token_ids[:end] == leader.token_ids[:end]
+        and _root(leader) == root
     )
 
 

@@ -75,6 +75,7 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
     faults: list[str] = []
     given = _by_argument([*_ours(config), *_others(config, profile, faults)], config, faults)
     _serve_by_priority(given, profile)
+    _share_whole_blocks(given)
     typed = {name: _typed(name, values, config, profile, faults) for name, values in given.items()}
     if faults:
         raise BadConfiguration("\n".join(faults))
@@ -199,6 +200,14 @@ def _serve_by_priority(given: dict[str, dict[str, Said]], profile: Profile) -> N
     if "" not in fields:
         said = Said("scheduler_config", f"scheduler_config.{QUEUE_POLICY}", "priority")
         fields.setdefault(QUEUE_POLICY, said)
+
+
+def _share_whole_blocks(given: dict[str, dict[str, Said]]) -> None:
+    """Share no part of a block: upstream's cached tokens would tell a client, one by one, what others have asked."""
+    fields = given.setdefault("kv_cache_config", {})
+    if "" not in fields:
+        said = Said("kv_cache_config", "kv_cache_config.enable_partial_reuse", False)
+        fields.setdefault("enable_partial_reuse", said)
 
 
 def _typed(name: str, values: Mapping[str, Said], config: EngineConfig, profile: Profile, faults: list[str]) -> Any:

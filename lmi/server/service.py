@@ -45,7 +45,7 @@ class Service:
         engines = Engines([runtime.engine_socket(i) for i in range(len(block.engines))], block.engines)
         tokenizer = Tokenizer.load(config.model.path)
         template = ChatTemplate.load(config.model.path, tokenizer.special_tokens, config.model.chat_template)
-        pipeline = Pipeline(tokenizer, engines, template)
+        pipeline = Pipeline(tokenizer, engines, template, config.model.prefix_cache_scope)
         limits = config.server.max_adapters, config.engine.model_loading_timeout_s
         registry = AdapterRegistry(engines, runtime.adapters(), *limits)
         sessions, folder = runtime.sessions(), runtime.path.name

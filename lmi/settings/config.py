@@ -92,6 +92,7 @@ class ModelConfig:
     enable_streaming: bool = False  # of the dynamic-batch schema
     sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
     chat_template: str | None = None
+    prefix_cache_scope: str = "server"  # or request: no two requests share cached keys and values
     tool_call_parser: str | None = None  # hermes, json; text: calls stay text; None: a chat with free calls is refused
     reasoning_parser: str | None = None  # think
 

@@ -436,6 +436,12 @@ OPTIONS = (
         "prompts that begin alike share cached keys and values; nothing: the engine chooses, as a rule true",
     ),
     Option(
+        "option.prefix_cache_scope",
+        "model.prefix_cache_scope",
+        choice("server", "request"),
+        "whose prompts share cached keys and values: all of the server, or only those of one request",
+    ),
+    Option(
         "option.speculative",
         "engine.speculative",
         choice("ngram"),

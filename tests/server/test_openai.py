@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -449,6 +450,17 @@ def test_prompts_of_different_salts_share_no_cache(able: Host, ask: Any) -> None
     usages = [ask(able, said, cache_salt=salt)[1]["usage"] for salt in (alice, bob, alice)]
     assert [cached(usage) for usage in usages[:2]] == [0, 0] and cached(usages[2]) == len(said) - 1
     assert last_request(able).cache_salt == alice
+
+
+def test_with_the_scope_of_a_request_no_two_requests_share_cache(tmp_path: Path) -> None:
+    said = "say A secret of one user"
+    with host(tmp_path, model={"prefix_cache_scope": "request"}) as server:
+        alone = [complete(server, said, cache_salt=salt)[1]["usage"] for salt in (None, None, "alice", "alice")]
+        both = complete(server, [said, said])[1]["usage"]
+        salts = [one.cache_salt for one in server.executor.requests]
+    assert [cached(usage) for usage in alone] == [0] * 4
+    assert cached(both) == len(said) - 1, "the prompts of one request share it"
+    assert len({*salts[:-1]}) == 5 and salts[-1] == salts[-2] and None not in salts
 
 
 @pytest.mark.parametrize("salt", ["", 5, ["a"], "a/b", "a@b", "a\\b", "a\0b", "x" * 129])

@@ -129,6 +129,7 @@ def test_every_row_can_be_given_by_flag_file_and_environment(folder: Path) -> No
         "batch_strategy": "SINGLE_RECORD",
         "option.sessions_path": "/mnt/sessions",
         "option.speculative": "ngram",
+        "option.prefix_cache_scope": "request",
         "option.additional_outputs": "logits;hidden_states.3:context",
         "option.logits_post_processors": "processors.py",
     }
@@ -260,6 +261,7 @@ BAD_LINES = {
     "option.model_name=a/b": "1 to 128 letters, digits or ._:@-, a letter or digit first",
     "option.model_alias=a,b c": "names with ; between, each 1 to 128 letters, digits or ._:@-, a letter or digit first",
     "option.enable_prefix_caching=maybe": "true or false",
+    "option.prefix_cache_scope=user": "server, request",
     "option.max_step_ms=0": "milliseconds, more than 0",
     "option.max_step_ms=nan": "milliseconds, more than 0",
     "option.max_step_ms=fast": "milliseconds, more than 0",

@@ -57,8 +57,9 @@ class Engine:
         prompt: tuple[int, ...],
         max_tokens: int = 4,
         num_sequences: int = 1,
-        cache_salt: str | None = None,
+        cache_salt: str | None = "us",
         priority: float = 0.5,
+        output_config: OutputConfig | None = None,
         num_prompt_log_probs: int | None = None,
         retention: KvCacheRetentionConfig | None = None,
     ) -> list[Sequence]:
@@ -67,7 +68,7 @@ class Engine:
             input_token_ids=prompt,
             max_tokens=max_tokens,
             sampling_config=SamplingConfig(num_return_sequences=num_sequences),
-            output_config=OutputConfig(num_prompt_log_probs=num_prompt_log_probs),
+            output_config=output_config or OutputConfig(num_prompt_log_probs=num_prompt_log_probs),
             cache_salt=cache_salt,
             priority=priority,
             kv_cache_retention_config=retention,
@@ -142,14 +143,14 @@ def test_a_prompt_that_came_before_is_computed_only_at_its_last_token() -> None:
     [again] = engine.add(PROMPT)
     assert num_computed(engine.run()) == [1, 0, 0, 0]
     assert again.token_ids == first.token_ids
-    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 199)
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 192), "whole blocks count"
 
 
 @pytest.mark.parametrize(
-    ("num_equal", "num_cached"), [(0, 0), (3, 0), (4, 4), (15, 15), (16, 16), (18, 16), (20, 20), (64, 64), (100, 100)]
+    ("num_equal", "num_reused"), [(0, 0), (3, 0), (4, 4), (15, 15), (16, 16), (18, 16), (20, 20), (64, 64), (100, 100)]
 )
 def test_the_longest_common_beginning_is_reused_and_a_part_of_a_block_is_copied(
-    num_equal: int, num_cached: int
+    num_equal: int, num_reused: int
 ) -> None:
     """A copy of fewer than four tokens would cost as much as computing them."""
     engine = Engine()
@@ -157,9 +158,48 @@ def test_the_longest_common_beginning_is_reused_and_a_part_of_a_block_is_copied(
     engine.run()
     [other] = engine.add(PROMPT[:num_equal] + tuple(range(300, 350)))
     batch = engine.step()
-    assert other.num_cached_tokens == num_cached == batch.num_reused_tokens
-    assert len(batch.plan.copies) == (num_cached % SIZE > 0)
+    assert batch.num_reused_tokens == num_reused
+    assert other.num_cached_tokens == num_reused // SIZE * SIZE
+    assert len(batch.plan.copies) == (num_reused % SIZE > 0)
     assert engine.cache.copies == []
+
+
+@pytest.mark.parametrize("num_equal", [0, 15, 16, 31, 32, 40])
+def test_strangers_share_whole_blocks_only(num_equal: int) -> None:
+    """Whoever knows 15 tokens of a block cannot tell the right last one from a wrong one by what they alone reuse."""
+    engine = Engine()
+    engine.add(PROMPT, cache_salt=None)
+    engine.run()
+    [stranger] = engine.add((*PROMPT[:num_equal], 300, 301), cache_salt=None)
+    batch = engine.step()
+    assert stranger.num_cached_tokens == batch.num_reused_tokens == num_equal // SIZE * SIZE
+    assert batch.plan.copies == []
+
+
+def test_a_stranger_waits_until_a_whole_block_is_computed() -> None:
+    engine = Engine(max_prefill_tokens=20)
+    engine.add(PROMPT[:40], cache_salt=None)
+    [stranger] = engine.add((*PROMPT[:30], 300, 301), cache_salt=None)
+    assert num_computed([engine.step()]) == [20], "it waits for the first block"
+    assert num_computed([engine.step()]) == [20], "the second one holds what it does not need"
+    engine.run()
+    assert stranger.num_cached_tokens == SIZE
+
+
+def test_the_part_of_a_block_that_no_stranger_may_use_is_free() -> None:
+    engine = Engine()
+    engine.add(PROMPT[:40], max_tokens=1, cache_salt=None)
+    engine.run()
+    assert engine.cache.num_idle_blocks == 2
+
+
+def test_rows_of_a_context_are_all_that_is_not_counted_as_cached() -> None:
+    engine = Engine()
+    engine.add(PROMPT[:40])
+    engine.run()
+    [asking] = engine.add(PROMPT[:40], output_config=OutputConfig(return_context_logits=True))
+    batch = engine.step()
+    assert asking.num_cached_tokens == batch.num_reused_tokens == 2 * SIZE
 
 
 def test_an_answer_is_reused_too_down_to_its_last_token_with_keys() -> None:
@@ -167,8 +207,8 @@ def test_an_answer_is_reused_too_down_to_its_last_token_with_keys() -> None:
     [first] = engine.add(PROMPT, max_tokens=30)
     engine.run()
     [next_turn] = engine.add((*first.token_ids, 1, 2, 3))
-    engine.step()
-    assert next_turn.num_cached_tokens == 229  # the last token of an answer was never computed
+    assert engine.step().num_reused_tokens == 229  # the last token of an answer was never computed
+    assert next_turn.num_cached_tokens == 224
 
 
 def test_a_running_sequence_gives_its_blocks() -> None:
@@ -177,7 +217,7 @@ def test_a_running_sequence_gives_its_blocks() -> None:
     engine.step()
     [other] = engine.add(PROMPT)
     batch = engine.step()
-    assert other.num_cached_tokens == 199
+    assert (batch.num_reused_tokens, other.num_cached_tokens) == (199, 192)
     assert batch.plan.decodes[0].table[:12] == batch.plan.prefills[0].table[:12]
     assert batch.plan.decodes[0].table[12] != batch.plan.prefills[0].table[12]
 
@@ -229,7 +269,8 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     group = [engine.add((*PROMPT[:150], number))[0] for number in range(6)]
     batches = engine.run()
     assert num_computed(batches)[:3] == [100, 51, 5]
-    assert [one.num_cached_tokens for one in group] == [0] + [150] * 5
+    assert [one.num_cached_tokens for one in group] == [0] + [144] * 5
+    assert sum(batch.num_reused_tokens for batch in batches) == 150 * 5
 
 
 def test_whoever_needs_something_else_does_not_wait() -> None:
@@ -259,8 +300,9 @@ def test_the_cancel_of_a_leader_lets_the_next_go_on_where_it_was() -> None:
     engine.step()
     leader.finish(FinishReason.CANCELLED)
     engine.scheduler.remove(leader)
-    assert num_computed(engine.run())[:3] == [60, 60, 20]
-    assert other.num_cached_tokens == 60
+    batches = engine.run()
+    assert num_computed(batches)[:3] == [60, 60, 20]
+    assert (batches[0].num_reused_tokens, other.num_cached_tokens) == (60, 48)
 
 
 def test_a_salt_keeps_requests_apart() -> None:
@@ -269,7 +311,7 @@ def test_a_salt_keeps_requests_apart() -> None:
     engine.run()
     sequences = [engine.add(PROMPT, cache_salt=salt)[0] for salt in ("two", None, "one")]
     engine.run()
-    assert [one.num_cached_tokens for one in sequences] == [0, 0, 199]
+    assert [one.num_cached_tokens for one in sequences] == [0, 0, 192]
 
 
 def test_whoever_asks_for_prompt_log_probs_gets_its_prompt_computed_and_gives_its_blocks() -> None:
@@ -284,9 +326,8 @@ def test_whoever_asks_for_prompt_log_probs_gets_its_prompt_computed_and_gives_it
     [asking] = engine.add(PROMPT, num_prompt_log_probs=0)
     asking.prompt_log_probs = []
     engine.step()
-    [other] = engine.add(PROMPT)
-    engine.step()
-    assert other.num_cached_tokens == 199
+    engine.add(PROMPT)
+    assert engine.step().num_reused_tokens == 199
 
 
 def test_idle_blocks_count_as_free_and_go_in_the_order_of_their_last_use() -> None:
@@ -352,9 +393,8 @@ def test_a_failed_sequence_leaves_nothing_that_only_it_used() -> None:
     engine.step()
     failing.fail("its logits are not numbers")
     engine.scheduler.remove(failing)
-    [other] = engine.add(PROMPT)
-    engine.step()
-    assert other.num_cached_tokens == 40
+    engine.add(PROMPT)
+    assert engine.step().num_reused_tokens == 40
 
 
 def test_a_step_that_failed_is_repeated_with_its_copies() -> None:
@@ -408,7 +448,7 @@ def test_no_answer_depends_on_what_was_reused(
                 prompt,
                 max_tokens=draw.randint(1, 40),
                 num_sequences=draw.choice([1, 1, 1, 3]),
-                cache_salt=draw.choice([None, None, "a"]),
+                cache_salt=draw.choice([None, "a", "b"]),
                 priority=draw.choice([0.2, 0.5, 0.8]),
                 num_prompt_log_probs=draw.choice([None, None, None, 0]),
                 retention=draw.choice([None, None, KEPT, LOW_AND_SHORT]),

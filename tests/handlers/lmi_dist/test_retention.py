@@ -46,7 +46,7 @@ class Clock:
 
 def known(engine: Engine, *numbers: int) -> dict[int, int]:
     """How many blocks of each prompt the cache has."""
-    root = Root(None)
+    root = Root("us")
     return {number: len(engine.cache.find(root, [number] * 63, 63).blocks) for number in numbers}
 
 
@@ -150,7 +150,7 @@ def test_the_answer_has_a_priority_of_its_own() -> None:
     engine.run()
     for number in range(2, 5):
         fill(engine, number)
-    match = engine.cache.find(Root(None), first.token_ids, len(first.token_ids))
+    match = engine.cache.find(Root("us"), first.token_ids, len(first.token_ids))
     assert len(match.blocks) * SIZE + match.num_partial == 55
 
 

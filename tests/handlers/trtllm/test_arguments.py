@@ -93,7 +93,7 @@ def test_every_argument_is_one_that_llm_takes(arguments: ModuleType, folder: Pat
 
 def test_what_nobody_said_is_upstreams_own(arguments: ModuleType, folder: Path, line: Profile) -> None:
     given = arguments.llm_arguments(config(), str(folder), line)
-    assert given.keys() - {"scheduler_config"} == {
+    assert given.keys() - {"scheduler_config", "kv_cache_config"} == {
         *("model", "dtype", "max_beam_width", "tensor_parallel_size", "pipeline_parallel_size", "trust_remote_code"),
         "guided_decoding_backend",
     }
@@ -118,6 +118,17 @@ def test_priorities_have_an_effect_where_requests_may_have_them(
         own = config({"scheduler_config": '{"waiting_queue_policy": "fcfs"}'})
         found = arguments.llm_arguments(own, str(folder), line)["scheduler_config"]
         assert found.waiting_queue_policy.name == "FCFS"
+
+
+def test_parts_of_blocks_are_shared_only_where_the_operator_says_so(
+    arguments: ModuleType, folder: Path, line: Profile
+) -> None:
+    def cache(options: dict[str, str]) -> object:
+        return arguments.llm_arguments(config(options), str(folder), line)["kv_cache_config"]
+
+    assert cache({}).enable_partial_reuse is False
+    assert cache({"kv_cache_config": '{"max_tokens": 64}'}).enable_partial_reuse is False
+    assert cache({"kv_cache_config": '{"enable_partial_reuse": true}'}).enable_partial_reuse is True
 
 
 @pytest.mark.parametrize(
