@@ -183,12 +183,6 @@ class Sequence:
                 return FinishReason.STOP_WORDS
         return FinishReason.LENGTH if num_generated >= self.max_tokens else FinishReason.NOT_FINISHED
 
-    def shorten(self, max_tokens: int) -> None:
-        """Generate at most so many tokens."""
-        self.max_tokens = min(self.max_tokens, max_tokens)
-        if self.search is not None:
-            self.search.max_tokens = self.max_tokens
-
     def finish(self, reason: FinishReason) -> None:
         """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped, as upstream does."""
         self.finish_reason = reason

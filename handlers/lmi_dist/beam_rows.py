@@ -114,19 +114,18 @@ def width_of(sequence: Sequence) -> int:
     return 1 if sequence.search is None else sequence.search.beam_width
 
 
-def fit(sequence: Sequence, cache: KvCache) -> None:
-    """Shorten a search to what the cache has room for, as an answer is to the context. Without any room it fails.
-
-    Beams share the full blocks of the prompt only. A search that runs alone must never need more blocks than there are.
-    """
+def check_room(sequence: Sequence, cache: KvCache) -> None:
+    """Fail a search that could not even begin: each beam needs one block beside the full blocks of the prompt."""
     if sequence.search is None:
         return
-    width, size = width_of(sequence), cache.tokens_per_block
-    num_shared = sequence.num_prompt_tokens // size if cache.shares_blocks else 0
-    num_own = max(0, cache.num_blocks - num_shared) // width  # blocks of each beam
-    max_tokens = (num_shared + num_own) * size - sequence.num_prompt_tokens + 1  # the last one is never computed
-    if max_tokens < 2:
-        num_tokens = cache.num_blocks * size
-        message = f"of {width} needs more than the KV cache of {num_tokens} tokens for this prompt"
-        sequence.fail(message, ErrorKind.INVALID, "beam_width")
-    sequence.shorten(max_tokens)
+    num_tokens = sequence.num_prompt_tokens
+    num_shared = num_tokens // cache.tokens_per_block if cache.shares_blocks else 0
+    num_own = cache.num_blocks_for(num_tokens + 1) - num_shared
+    if num_shared + width_of(sequence) * num_own > cache.num_blocks:
+        fail_for_room(sequence, cache, "for this prompt")
+
+
+def fail_for_room(sequence: Sequence, cache: KvCache, when: str) -> None:
+    num_tokens = cache.num_blocks * cache.tokens_per_block
+    message = f"of {width_of(sequence)} needs more than the KV cache of {num_tokens} tokens {when}"
+    sequence.fail(message, ErrorKind.INVALID, "beam_width")

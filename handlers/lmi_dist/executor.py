@@ -22,7 +22,7 @@ from handlers.base.configuration import AnyConfig, both
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
-from handlers.lmi_dist.beam_rows import fit, owner_of
+from handlers.lmi_dist.beam_rows import check_room, owner_of
 from handlers.lmi_dist.beam_sampler import BeamSampler, Outlook, advance_beams
 from handlers.lmi_dist.buffers import Buffers
 from handlers.lmi_dist.captured import Capture
@@ -108,7 +108,7 @@ class EmbeddedExecutor(SteppedExecutor):
         """Make one step of all running sequences. If memory runs out, the largest of them fails."""
         started_s = time.monotonic()
         batch = self._scheduler.schedule()
-        refused = [] if self._lora is None else self._lora.take_refused()
+        refused = batch.failed + ([] if self._lora is None else self._lora.take_refused())
         if refused and not batch.sequences:
             return Step(refused)
         try:
@@ -182,7 +182,7 @@ class EmbeddedExecutor(SteppedExecutor):
             return
         if self._guides is None or self._guides.admit(sequence):
             self._scheduler.add(sequence)
-            fit(sequence, self._cache)
+            check_room(sequence, self._cache)
 
     def _remove(self, sequence: Sequence) -> None:
         if self._guides is None or not self._guides.forget(sequence):

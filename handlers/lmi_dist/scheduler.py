@@ -12,7 +12,7 @@ others hold a slot and follow, and get a copy in the step that completes the pro
 then, or is preempted after its first token, computes its tokens itself.
 
 All sequences that run have the same beam width. While one of another width is the first in rank that waits, nobody is
-admitted. A search that is preempted starts over.
+admitted. A search that is preempted starts over. One that finds no room though nobody else runs fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from operator import attrgetter
 from typing import TypeAlias, cast
 
 from handlers.base.sequence import Sequence
-from handlers.lmi_dist.beam_rows import BeamRows, Fork, beam_rows, owner_of, rows_of, slots_of, width_of
+from handlers.lmi_dist.beam_rows import BeamRows, Fork, beam_rows, fail_for_room, owner_of, rows_of, slots_of, width_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.ngram import Drafter, num_worth
 from handlers.lmi_dist.pace import Pace
@@ -46,12 +46,14 @@ class Batch:
 
     `followers` maps each sequence whose prompt is complete in this step to those that get a copy of it and draw from
     its logits. The decodes of a search are rows of its beams. `forks` are to be copied first, if slots share no blocks.
+    The `failed` found no room in the whole cache.
     """
 
     plan: Plan
     sequences: list[Sequence]
     followers: dict[Sequence, list[Sequence]]
     forks: list[Fork]
+    failed: list[Sequence]
     num_preemptions: int = 0
     num_reused_tokens: int = 0
 
@@ -79,6 +81,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._num_reused_tokens = 0  # since the last batch
         self._forks: list[Fork] = []  # that the next batch has to copy
+        self._failed: list[Sequence] = []  # that the next batch has to tell
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_rank)
@@ -118,7 +121,8 @@ class Scheduler:
         num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
         forks, self._forks = self._forks, []
-        return Batch(plan, sequences, followers, forks, num_preemptions, num_reused_tokens)
+        failed, self._failed = self._failed, []
+        return Batch(plan, sequences, followers, forks, failed, num_preemptions, num_reused_tokens)
 
     @property
     def beam_width(self) -> int | None:
@@ -179,7 +183,7 @@ class Scheduler:
                 self._make_beam_room(sequence)
             elif len(sequence.token_ids) > len(self.cache.table(sequence.slot)) * size:
                 self._grow(sequence)
-        return num_before - len(self.running)
+        return num_before - len(self.running) - len(self._failed)
 
     def _make_beam_room(self, sequence: Sequence) -> None:
         """Fork the beams of a search as its last step has said, and give each room for its next token."""
@@ -190,7 +194,7 @@ class Scheduler:
         for row in rows_of(sequence):
             self._grow(row)
             if sequence.slot is None:
-                return  # it was preempted
+                return  # it was preempted, or failed
         if self.cache.shares_blocks:
             for fork in forks:
                 self.cache.adopt_rest(*fork)
@@ -202,7 +206,16 @@ class Scheduler:
         slot, owner = sequence.slot, owner_of(sequence)
         assert slot is not None
         while owner.slot is not None and not self.cache.grow(slot, sequence.num_tokens):
-            self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
+            if self.running == [owner] and owner.search is not None:
+                self._give_up(owner)
+            else:
+                self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
+
+    def _give_up(self, search: Sequence) -> None:
+        """Fail a search that needs more than the whole cache."""
+        fail_for_room(search, self.cache, f"after {search.num_generated} tokens of each beam")
+        self.remove(search)
+        self._failed.append(search)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.remove(sequence)

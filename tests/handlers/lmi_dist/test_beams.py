@@ -288,15 +288,39 @@ def test_what_beams_have_written_can_be_reused() -> None:
 
 
 @pytest.mark.parametrize("kind", RUNNERS)
-def test_a_search_that_needs_more_than_the_cache_is_shortened(kind: type[FakeRunner]) -> None:
-    """20 blocks of 16 tokens, and a prompt of 40. With shared blocks each of 4 beams has 4 of its own."""
-    config = EngineConfig(max_kv_cache_tokens=320)
-    with Executor(kind(), config) as executor:
-        [answer] = results(executor, [beams(4, *range(40), max_tokens=200, early_stopping=2)])
-        assert drained(executor)[-1].num_preemptions == 0
-    num_tokens = (2 + 4) * SIZE - 40 + 1 if kind is SharingRunner else 5 * SIZE - 40 + 1
-    assert {len(beam) for beam in answer.output_token_ids} == {num_tokens}
-    assert set(answer.finish_reasons) == {FinishReason.LENGTH}
+def test_a_search_that_needs_more_than_the_whole_cache_says_so(kind: type[FakeRunner]) -> None:
+    """20 blocks of 16 tokens, and a prompt of 40. With shared blocks beams share what they have in common."""
+    with Executor(kind(), EngineConfig(max_kv_cache_tokens=320)) as executor:
+        executor.enqueue_request(beams(4, *range(40), max_tokens=280, early_stopping=2))
+        [[response]] = collect(executor, 1).values()
+        [after] = results(executor, [beams(4, *range(40), max_tokens=4)])
+        stats = drained(executor)
+    assert response.error is not None and response.error.kind is ErrorKind.INVALID
+    assert response.error.field == "beam_width" and "the KV cache of 320 tokens after" in response.error_msg
+    num_generated = int(response.error_msg.split()[-5])
+    assert num_generated >= 5 * SIZE - 40 + 1, "no block was left"
+    assert {len(beam) for beam in after.output_token_ids} == {4}
+    assert sum(one.num_preemptions for one in stats) == 0 and stats[-1].kv_cache_stats.used_num_blocks == 0
+
+
+@pytest.mark.parametrize(("kind", "max_tokens"), [(SharingRunner, 200), (FakeRunner, 50)])
+def test_a_search_that_fits_alone_is_never_cut_short_by_others(kind: type[FakeRunner], max_tokens: int) -> None:
+    requests = [beams(4, *range(start, start + 20), max_tokens=max_tokens, early_stopping=2) for start in (0, 9, 18)]
+    with Executor(kind(), EngineConfig()) as executor:
+        whole = results(executor, requests)
+    with Executor(kind(), EngineConfig(max_kv_cache_tokens=320)) as executor:
+        tight = results(executor, requests)
+        num_preemptions = sum(one.num_preemptions for one in drained(executor))
+    assert all(map(same, whole, tight)) and num_preemptions > 0
+    assert {len(beam) for one in tight for beam in one.output_token_ids} == {max_tokens}
+
+
+def test_beams_that_share_their_beginning_need_no_room_of_their_own_for_it() -> None:
+    """Two beams of 240 tokens, in a cache with room for 320 of one."""
+    request = beams(2, *range(40), max_tokens=200, embedding_bias=((7, 1000.0),), end_ids=(8,))
+    with Executor(SharingRunner(), EngineConfig(max_kv_cache_tokens=320)) as executor:
+        [tight] = results(executor, [request])
+    assert {len(beam) for beam in tight.output_token_ids} == {200}
 
 
 def test_a_search_without_any_room_fails() -> None:
