@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from handlers.lmi_dist import lora_limits
+from handlers.lmi_dist import lora_limits, model_types
 from handlers.lmi_dist.native import variants
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import Auto, Handler
@@ -54,6 +54,7 @@ HANDLER = Handler(
     | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",
     check=check,
+    check_model=model_types.check,
     dtypes=dtypes,
     describe=variants.describe,
 )

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.linear import Weight
 from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.model_types import unsupported
 from handlers.lmi_dist.module_adapters import ModuleAdapters
 from handlers.lmi_dist.module_outputs import ModuleOutputs
 from handlers.lmi_dist.operations import Pack
@@ -52,7 +53,7 @@ class HuggingFaceModel:
         self._layer_types = getattr(config, "layer_types", None)
         self._window = getattr(config, "sliding_window", None)
         if self._layer_types and not set(self._layer_types) <= {"full_attention", "sliding_attention"}:
-            raise ModelUnusable(f"{facts.path}: {self._name} has layers of a kind that is not supported")
+            raise unsupported(facts.path, f"{self._name} has layers of another kind")
         AttentionInterface.register(_NAME, _attend)
         transformers_logging.disable_progress_bar()
         progress("weights", 0.0)
@@ -116,7 +117,7 @@ class HuggingFaceModel:
             raise ModelUnusable(f"{self._name} does not run on slots of keys and values: {error!r:.200}") from error
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
-            raise ModelUnusable(f"{self._name} does more than attend to keys and values, so it is not supported")
+            raise unsupported(self._name, "it does more than attend to keys and values")
         if self._outputs.names:
             forward(Plan([], [Chunk(0, 0, self._token_ids[:6], 2)]))
             self._outputs.check(self.step)

@@ -20,6 +20,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_dist.families import Architecture, describe
+from handlers.lmi_dist.model_types import check_config, class_name, unsupported
 from handlers.lmi_dist.rotary import stable_context_length
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
@@ -59,7 +60,7 @@ def read_facts(path: str) -> ModelFacts:
     config = _read_config(path)
     for name in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
         if not hasattr(config, name):
-            raise ModelUnusable(f"{path}: {_class_name(config)} has no {name}: it does not run on attention alone")
+            raise unsupported(path, f"{_class_name(config)} has no {name}: it does not run on attention alone")
     architecture = describe(config)
     num_heads = config.num_attention_heads
     return ModelFacts(
@@ -79,17 +80,16 @@ def _read_config(path: str) -> PretrainedConfig:
     raw = _read_json(file)
     if not raw.get("architectures"):
         raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
+    check_config(file, raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises a different type for each way a file can be wrong
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-    if not _class_name(config).endswith(("ForCausalLM", "LMHeadModel")):
-        raise ModelUnusable(f"{file}: {_class_name(config)} is not a decoder of text")
     return config
 
 
 def _class_name(config: PretrainedConfig) -> str:
-    return (config.architectures or [""])[0]
+    return class_name(config.architectures)
 
 
 class Checkpoint:

@@ -61,6 +61,8 @@ class Handler:
     """Returns the options that it reads beside those of the table, without `option.`. None: it takes every option."""
     check: Callable[[EngineConfig], Mapping[str, str]] = lambda config: {}
     """Returns each option whose value it cannot run with, and the values that are allowed."""
+    check_model: Callable[[Path], None] = lambda folder: None
+    """Raises ModelUnusable for a folder whose config.json shows that it cannot run the model."""
     launcher: Callable[[EngineConfig], Launcher | None] = lambda config: None
     """Returns what starts its process, from the configuration; None if the supervisor does."""
     environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import announced
 from lmi.settings.model_urls import local_path
-from lmi.sources.complete import GGUF, NO_GGUF, listed
+from lmi.sources.complete import GGUF, NO_GGUF, fault, listed
 
 PLATFORM_FOLDER = Path("/opt/ml/model")
 DEMO = "demo"
@@ -45,6 +45,8 @@ def find_model(model_id: str | None, folder: Path | None, cwd: Path) -> tuple[Pa
     path = _model_path(model_id, folder, cwd)
     if not (path / "config.json").is_file():
         raise ModelUnusable(f"{path}: {_what_is_there(path)}; a model's folder has a config.json")
+    if any(path.glob(f"*{GGUF}")) and (found := fault(path)):
+        raise ModelUnusable(f"{path}: {found}")
     name = DEMO if path == demo_folder() else model_name(Path(model_id).name if model_id else path.name)
     return path, name
 

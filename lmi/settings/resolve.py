@@ -167,6 +167,8 @@ def _choose_model(
     """Return the values with the model's name, and its folder."""
     names = {str(path): source for source, path in here.fetched.items()} | {text: text for text in missing}
     values, path = choose_model(values, here.folder, here.cwd, engine.handler is USER_CODE, names, problems)
+    if str(path) not in missing:
+        engine.handler.check_model(path)
     problems.notes += unrun_code(path) if not values.final("option.trust_remote_code") else []
     return values, path
 

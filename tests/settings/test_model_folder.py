@@ -41,6 +41,9 @@ def test_gguf_is_named_as_not_read_as_a_folder_a_file_and_an_id(tmp_path: Path) 
     (tmp_path / "models" / "fox.Q4_K_M.gguf").write_text("")
     with pytest.raises(ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); a model's folder has"):
         settle(tmp_path / "models")
+    (tmp_path / "models" / "config.json").write_text("{}")
+    with pytest.raises(ModelUnusable, match=r"fox\.Q4_K_M\.gguf \(GGUF is not read\); no weights are there"):
+        settle(tmp_path / "models")
     for asked in ("models/fox.Q4_K_M.gguf", "models/nothing.gguf"):
         with pytest.raises(ModelUnusable, match=f"^{asked}: GGUF is not read$"):
             resolve_folder(asked, {}, {}, tmp_path)
