@@ -19,7 +19,7 @@ from lmi.errors import cause_line
 MAX_INPUT_BYTES = 1 << 30  # SageMaker's limit of an async payload
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, NUM_TRIES = 5, 10, 3
 S3_SCHEME = "s3://"
-EXTRA = "S3 needs boto3, which `pip install 'lmi[aws]'` brings"
+EXTRA = "S3 needs boto3, which `pip install boto3` brings"
 
 
 class StoreError(Exception):

@@ -79,7 +79,7 @@ def signatures(settings: Settings) -> Signatures | None:
     try:
         from lmi.gateway import signatures
     except ModuleNotFoundError:
-        raise BadConfiguration("--check-signatures needs botocore: pip install 'lmi[aws]'") from None
+        raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
     return signatures.Signatures(os.environ)
 
 

@@ -33,7 +33,7 @@ def _from_hub(source: HubModel, job: Job) -> tuple[Path, str]:
 
 def _from_s3(source: S3Folder | S3Archive, job: Job) -> Path:
     if find_spec("boto3") is None:
-        raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install 'lmi[aws]'")
+        raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
     from lmi.sources.s3 import S3Fetch
 
     return S3Fetch(source, job).fetch()

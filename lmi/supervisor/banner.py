@@ -6,8 +6,6 @@ last line, because platforms often keep only that line.
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from typing import Any
 
@@ -18,21 +16,8 @@ from lmi.errors import StartError
 from lmi.settings.config import Config, ServerConfig
 from lmi.shared.log import escape, is_text
 from lmi.shared.report import LoadReport
-from lmi.supervisor.extras import extra_with
+from lmi.supervisor.hints import hint
 
-HINTS = {
-    "bad_configuration": "`lmi config` prints every option, its value and where it came from",
-    "port_unavailable": "--host and --port choose another address; a port that is taken belongs to another process",
-    "model_unusable": "a model's folder holds what save_pretrained writes (config.json, a tokenizer, *.safetensors), "
-    "or a model.py",
-    "security_refused": "the option that the message names switches it on, if you trust the model; in secure mode its "
-    "controls decide",
-    "engine_lost": "the engine's own messages stand further up in this log",
-}
-DAMAGED_FILE_HINT = "mend the file that the message names, or copy it again"
-MISSING_LIBRARY = re.compile(
-    r"No module named '(\w+)|the library (\w+) is not installed|No package metadata was found for (\w+)"
-)
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
 
 
@@ -51,35 +36,20 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 def say_failed(failure: Failure, log_format: str = "json") -> None:
+    advice = hint(failure.cause, failure.message)
     if is_text(log_format):
         lines = [f"lmi: {escape(line)}" for line in failure.message.split("\n")]
-        print("\n".join([*lines, f"     {escape(hint(failure))}"]), file=sys.stderr, flush=True)
+        print("\n".join([*lines, *([f"     {escape(advice)}"] if advice else [])]), file=sys.stderr, flush=True)
         return
     line = {
         "event": "failed",
         "stage": failure.stage,
         "cause": failure.cause,
         "message": failure.message,
-        "hint": hint(failure),
+        **({"hint": advice} if advice else {}),
         "code": failure.code,
     }
     print(orjson.dumps(line).decode(), file=sys.stderr, flush=True)
-
-
-def hint(failure: Failure) -> str:
-    """Return what an operator can do about a failure, as far as its message shows."""
-    message = failure.message
-    if found := MISSING_LIBRARY.search(message):
-        library = next(filter(None, found.groups()))
-        if ".py: " in message:
-            return f"name {library} in a requirements.txt beside the file, or install it where lmi itself is installed"
-        extra = extra_with(library)
-        return f"pip install 'lmi[{extra}]'" if extra else f"install {library} where lmi itself is installed"
-    subject = message.partition(": ")[0]
-    if failure.cause == "model_unusable" and os.path.isfile(subject):
-        return DAMAGED_FILE_HINT
-    cause = "bad_configuration" if subject.startswith("option.") else failure.cause
-    return HINTS.get(cause, "see the log above")
 
 
 def clear_bar() -> None:
