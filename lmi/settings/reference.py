@@ -59,14 +59,27 @@ ELSEWHERE = {
     "ssl_keyfile": "this server speaks plain HTTP",
     "lora_modules": "an adapter is a folder in adapters/ beside the model, or registered at /adapters",
     "max_new_tokens": "a request says it, as max_new_tokens among its parameters",
+    "adapters": "the adapters are in the folder adapters/ beside the model, move or link them there",
+    **dict.fromkeys(
+        ("adapter_ids", "adapter_names"),
+        "each adapter is a folder in adapters/ beside the model, which has its name, or is registered at /adapters",
+    ),
 }
-GENERATION_TASKS = frozenset(("auto", "conversational", "generate", "text-generation"))
+USUAL = frozenset({("option.adapters", "adapters")})  # keys and values that say what is so without them
+GENERATION_TASKS = ("auto", "text-generation", "text2text-generation", "conversational", "generate")
 
 # Options of the table that only some engines use, and what happens on the others.
 OF_SOME_ENGINES = {
     "option.trust_remote_code": "code that comes with a model is never run",
     "option.max_step_ms": "option.max_rolling_batch_prefill_tokens bounds a step",
     "option.speculative": "nothing is guessed ahead",
+}
+
+# What to write in place of options that an engine does not use.
+INSTEAD = {
+    "option.long_lora_scaling_factors": "an adapter's own adapter_config.json has its scale; leave this out",
+    "option.max_output_len": "max_new_tokens of a request bounds its answer, option.max_model_len prompt and answer",
+    "option.max_input_len": "a prompt may fill all but one token of the context, which option.max_model_len sets",
 }
 
 # Options that LMI documents for one of its engines. They are never unknown. An engine that does not list its options

@@ -147,7 +147,7 @@ def _choose_engine(
     values = choose_degree(values, engine, gpus)
     replicas = choose_replicas(values, engine, gpus, problems)
     replicas = choose_ports(values, engine, replicas, here.environ, problems)
-    _warn_of_task(values, engine, problems)
+    _refuse_other_tasks(values, engine, problems)
     return values, engine, replicas
 
 
@@ -271,11 +271,11 @@ def _choose_forms(values: Values, problems: Problems) -> Values:
     return values
 
 
-def _warn_of_task(values: Values, engine: ChosenEngine, problems: Problems) -> None:
+def _refuse_other_tasks(values: Values, engine: ChosenEngine, problems: Problems) -> None:
     task = values.given("option.task", "auto")
-    if task.lower() not in GENERATION_TASKS and engine.handler is not USER_CODE:
-        said = values.how_given("option.task").said
-        problems.warnings.append(f"{said}: only text generation is served, so {engine.name} generates text")
+    if task.lower().replace("_", "-") not in GENERATION_TASKS and engine.handler is not USER_CODE:
+        only = "engines here generate text and do nothing else; a model.py can"
+        values.refuse("option.task", f"{', '.join(GENERATION_TASKS)} ({only})", problems)
 
 
 def _fit_body_memory(values: Values, problems: Problems) -> Values:

@@ -112,15 +112,27 @@ CASES = {
     "adapters": Case(text="option.enable_lora=true\noption.max_loras=4\noption.max_lora_rank=64"),
     "scaled adapters, which vLLM has no more": Case(
         text="option.long_lora_scaling_factors=4.0\noption.lmcache_config_file=lmcache.yaml",
-        warned=("vllm does not use it",) * 2,
-        warned_on_cpu=(USES_NOT,) * 2,
+        warned=("vllm does not use it, an adapter's own", "vllm does not use it, option.env=LMCACHE_CONFIG_FILE="),
+        warned_on_cpu=(f"{USES_NOT}, an adapter's own", USES_NOT),
+    ),
+    "the usual folder of adapters": Case(text="option.adapters=adapters/"),
+    "another folder of adapters": Case(
+        text="option.adapters=lora", warned=("in the folder adapters/ beside the model",)
+    ),
+    "adapters by list": Case(
+        text="option.adapter_ids=a/b,c/d\noption.adapter_names=one,two",
+        warned=("registered at /adapters",) * 2,
+    ),
+    "lengths of TensorRT-LLM": Case(
+        text="option.max_input_len=1024\noption.max_output_len=512",
+        warned=("option.max_model_len sets", "max_new_tokens of a request bounds its answer"),
     ),
     "arguments of vLLM": Case(
         text="option.gpu_memory_utilization=0.9\noption.disable_custom_all_reduce=true\noption.enforce_eager=true",
         warned_on_cpu=(USES_NOT,) * 3,
     ),
-    "another task": Case(environ={"HF_TASK": "feature-extraction"}, warned=("only text generation is served",)),
-    "another task in the file": Case(text="option.task=summarization", warned=("only text generation is served",)),
+    "tasks that generate text": Case(text="option.task=Text_Generation"),
+    "text to text": Case(environ={"HF_TASK": "text2text-generation"}),
     "a slip of the pen": Case(
         environ={"OPTION_ROLLING_BACK": "auto"}, warned=("the closest known key is option.rolling_batch",)
     ),
@@ -132,6 +144,13 @@ CASES = {
         environ={"SERVING_LOAD_MODELS": "a=/nowhere/a,b=/nowhere/b"}, name="a", warned=("one model is served",)
     ),
     # They stop with what to write instead.
+    "another task": Case(
+        environ={"HF_TASK": "feature-extraction"},
+        refused="option.task='feature-extraction' (HF_TASK): allowed is auto, text-generation,",
+    ),
+    "another task in the file": Case(
+        text="option.task=text-classification", refused="engines here generate text and do nothing else"
+    ),
     "TensorRT-LLM": Case(
         text="engine=MPI\noption.rolling_batch=trtllm\noption.tensor_parallel_degree=4",
         refused="(trtllm: the library tensorrt_llm is not installed)",

@@ -518,16 +518,18 @@ def test_a_malformed_option_env_is_refused_without_its_values(folder: Path) -> N
 
 
 @pytest.mark.parametrize("task", ["feature-extraction", "text-classification", "summarization"])
-def test_another_task_than_generation_is_told_with_what_is_served(folder: Path, task: str) -> None:
-    for resolved in (settle(folder, f"option.task={task}"), settle(folder, "", {"HF_TASK": task})):
-        (warning,) = resolved.warnings
-        assert warning.startswith(f"option.task={task} (")
-        assert warning.endswith("): only text generation is served, so lmi-dist generates text")
+def test_another_task_than_generation_is_refused_except_for_user_code(folder: Path, task: str) -> None:
+    for refusal in (faults(folder, f"option.task={task}"), faults(folder, "", environ={"HF_TASK": task})):
+        [line] = refusal
+        assert line.startswith(f"option.task='{task}' (") and "allowed is auto, text-generation, " in line
+        assert line.endswith("(engines here generate text and do nothing else; a model.py can)")
     (folder / "model.py").write_text("def handle(inputs): ...")
     assert settle(folder, f"option.task={task}").warnings == ()
 
 
-@pytest.mark.parametrize("task", ["text-generation", "auto", "Text-Generation"])
+@pytest.mark.parametrize(
+    "task", ["text-generation", "auto", "Text-Generation", "", "text_generation", "conversational"]
+)
 def test_the_task_of_generation_needs_no_word(folder: Path, task: str) -> None:
     resolved = settle(folder, f"option.task={task}")
     assert (resolved.warnings, resolved.config.engine.options) == ((), {})
