@@ -18,7 +18,7 @@ from itertools import accumulate
 from lmi.capabilities import check_request
 from lmi.engine.client import Engines
 from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, Unsupported
-from lmi.executor import EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
+from lmi.executor import Capabilities, EngineInfo, FinishReason, LoraConfig, OutputConfig, Request, Result
 from lmi.text.answer import AnswerText, prompt_tokens
 from lmi.text.chat_template import ChatTemplate
 from lmi.text.tokenizer import Tokenizer
@@ -171,9 +171,9 @@ class Pipeline:
         return Request(
             input_token_ids=tuple(prompt_ids),
             max_tokens=room if request.max_new_tokens is None else min(request.max_new_tokens, room),
-            streaming=request.is_streaming or (bool(request.stop_sequences) and not request.is_beam_search),
+            streaming=comes_in_parts(request),
             sampling_config=request.sampling,
-            output_config=output_config(request),
+            output_config=output_config(request, info.capabilities),
             end_ids=self._tokenizer.eos_ids,
             ignore_eos=request.ignore_eos,
             stop_words=tuple((token_id,) for token_id in request.stop_token_ids),
@@ -252,6 +252,7 @@ def _beam(result: Result, index: int) -> Result:
         log_probs=result.log_probs and [result.log_probs[index]],
         top_log_probs=result.top_log_probs and [result.top_log_probs[index]],
         prompt_log_probs=result.prompt_log_probs,
+        request_perf_metrics=result.request_perf_metrics,
         num_cached_tokens=result.num_cached_tokens,
     )
 
@@ -290,13 +291,19 @@ def read_result(answer: AnswerText, result: Result) -> Delta:
     if answer.stopped:
         return Delta(tokens, AnswerEnd.STOP_SEQUENCE, stop_reason=answer.stop_string)
     stop_id = ids[-1] if ids and reason is FinishReason.STOP_WORDS else None
-    return Delta(tokens, REASONS[reason], stop_reason=stop_id)
+    return Delta(tokens, REASONS[reason], stop_reason=stop_id, times=result.request_perf_metrics)
 
 
-def output_config(request: GenerationRequest) -> OutputConfig:
+def comes_in_parts(request: GenerationRequest) -> bool:
+    """Whether the engine sends tokens as they come. In a whole answer that is for stop strings to be found."""
+    return request.is_streaming or (bool(request.stop_sequences) and not request.is_beam_search)
+
+
+def output_config(request: GenerationRequest, can: Capabilities) -> OutputConfig:
     num_prompt = request.num_prompt_log_probs
     return OutputConfig(
         return_log_probs=request.needs_log_probs,
         num_top_log_probs=request.num_top_log_probs or 0,
         num_prompt_log_probs=0 if num_prompt is None and request.prefill_details else num_prompt,
+        return_perf_metrics=can.perf_metrics and not comes_in_parts(request),
     )

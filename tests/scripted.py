@@ -49,6 +49,7 @@ from lmi.executor import (
     IterationStats,
     PromptLogProb,
     Request,
+    RequestPerfMetrics,
     RequestStatsPerIteration,
     Response,
     ResponseError,
@@ -73,7 +74,7 @@ from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.runner import UserCode
 from lmi.user_code.server import CallConnection
 
-CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True)
+CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True, perf_metrics=True)
 END_ID = 256
 CONTEXT = 200
 STEP_S = 0.002
@@ -111,6 +112,7 @@ class Turn:
     is_cancelled: bool = False
     is_begun: bool = False  # its first Result is out
     num_cached_tokens: int = 0
+    times: RequestPerfMetrics = field(default_factory=lambda: RequestPerfMetrics(arrival_time=time.monotonic()))
 
 
 class ScriptedExecutor(Executor):
@@ -251,10 +253,14 @@ class ScriptedExecutor(Executor):
 
     def _result(self, turn: Turn, new: list[int], reason: FinishReason) -> Response:
         is_final, output = reason is not FinishReason.NOT_FINISHED, turn.request.output_config
+        turn.times.last_token_time = time.monotonic()
+        turn.times.first_token_time = turn.times.first_token_time or turn.times.last_token_time
         ids = new if turn.request.streaming else turn.said
         result = Result([ids], is_final, is_final, finish_reasons=[reason])
         if is_final or turn.request.streaming:
             result.num_cached_tokens, turn.num_cached_tokens = turn.num_cached_tokens, 0
+        if output.return_perf_metrics and is_final:
+            result.request_perf_metrics = turn.times
         if output.return_log_probs:
             result.log_probs = [[-0.5] * len(ids)]
         if output.num_top_log_probs:

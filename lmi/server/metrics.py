@@ -101,12 +101,12 @@ class BlockCollector(Collector):
     def _latencies(self) -> Iterator[Metric]:
         yield self._histogram(
             "lmi_time_to_first_token_seconds",
-            "From a streamed request's arrival to its first token",
+            "From a request's arrival to its first token",
             lambda f: f.time_to_first_token_s,
         )
         yield self._histogram(
             "lmi_inter_token_latency_seconds",
-            "Between two tokens of one streamed request",
+            "Between two tokens of one request, of a whole answer on average",
             lambda f: f.inter_token_latency_s,
         )
         duration = HistogramMetricFamily("lmi_request_duration_seconds", "From the request's arrival to its end")

@@ -6,9 +6,10 @@ After the first byte an error is written in the format of the answer, and the bo
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from dataclasses import replace
 from types import TracebackType
@@ -16,9 +17,11 @@ from typing import Any, Self
 
 from lmi.apis import AnyApi
 from lmi.errors import ClientGone, LmiError
+from lmi.executor import RequestPerfMetrics
 from lmi.formatters.base import AsyncFormatter, Formatter
 from lmi.formatters.errors import Rendered
 from lmi.http.exchange import Exchange
+from lmi.pipeline import comes_in_parts
 from lmi.schemas.common import Message, Parsed, is_text
 from lmi.server.adapter_choice import choose_adapter
 from lmi.server.service import Service
@@ -27,7 +30,7 @@ from lmi.server.streams import Body
 from lmi.server.user_code import UserFormatters
 from lmi.settings.config import ModelConfig
 from lmi.shared.state import FrontEndRecord
-from lmi.types import AnswerFormat, Delta, OutputFormat
+from lmi.types import AnswerFormat, Delta, GenerationRequest, OutputFormat
 
 Choose = Callable[[bytes, str | None], AnyApi]
 Send = Callable[[list[bytes]], Awaitable[None] | None]  # what it returns is awaited before the next records
@@ -181,7 +184,7 @@ async def generate(inference: Inference, parsed: Parsed[Any], formatter: AsyncFo
     assert service.pipeline is not None
     with (
         closing(formatter),
-        Meter(service.record, inference.started_s, noted, is_streaming=formatter.is_streaming) as meter,
+        Meter(service.record, inference.started_s, noted, parsed.requests) as meter,
     ):
 
         def take(delta: Delta) -> Awaitable[None] | None:
@@ -204,12 +207,20 @@ async def send_later(formatter: AsyncFormatter, delta: Delta, send: Send) -> Non
 class Meter:
     """Counts one answer while it is generated: tokens, time to the first, time between tokens, and the finish reason.
 
-    The tokens of an answer that is not streamed are not timed. The Meter runs for every token, so it uses views and
-    plain numbers, and writes the totals when the answer ends. `noted` gets the tokens of prompts, for the log.
+    Tokens that come in parts are timed here, when they come; those of a sequence that comes whole by the engine. The
+    Meter runs for every token, so it uses views and plain numbers, and writes the totals when the answer ends. `noted`
+    gets the tokens of prompts, for the log.
     """
 
-    def __init__(self, record: FrontEndRecord, started_s: float, noted: Counter[str], *, is_streaming: bool) -> None:
-        self._is_streaming = is_streaming
+    def __init__(
+        self,
+        record: FrontEndRecord,
+        started_s: float,
+        noted: Counter[str],
+        requests: Sequence[GenerationRequest],
+    ) -> None:
+        self._is_timed_here = any(map(comes_in_parts, requests))
+        self._started_s, self._first_s = started_s, math.inf
         self._record, self._noted = record, noted
         self._inter_token_latency_s = record.inter_token_latency_s
         self._last_s = started_s
@@ -221,7 +232,9 @@ class Meter:
 
     def count(self, delta: Delta) -> None:
         num_tokens = len(delta.tokens)
-        if self._is_streaming and num_tokens:
+        if delta.times is not None:
+            self._read_times(delta.times, num_tokens)
+        elif self._is_timed_here and num_tokens:
             now_s = time.monotonic()
             if self._num_tokens:
                 self._inter_token_latency_s.observe((now_s - self._last_s) / num_tokens, num_tokens)
@@ -237,8 +250,18 @@ class Meter:
         if delta.finish_reason is not None:
             self._outcome = delta.finish_reason
 
+    def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
+        if times.first_token_time is None or times.last_token_time is None:
+            return
+        self._first_s = min(self._first_s, times.first_token_time)
+        if num_tokens > 1:
+            mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)
+            self._inter_token_latency_s.observe(mean_s, num_tokens - 1)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._first_s < math.inf:
+            self._record.time_to_first_token_s.observe(self._first_s - self._started_s)
         self._record.num_generated_tokens += self._num_tokens
         self._record.num_finished.add("error" if isinstance(error, LmiError) else self._outcome)

@@ -15,7 +15,7 @@ from lmi.errors import LmiError
 from lmi.shared.state import Phase
 from lmi.types import GenerationRequest
 from tests.machine import measurements
-from tests.scripted import CONTEXT, Host, host, wait_until
+from tests.scripted import CONTEXT, STEP_S, Host, host, wait_until
 
 ERROR_DETAILS = {"finish_reason": "error", "generated_tokens": None, "inputs": None}
 STREAM_FORMATS = {
@@ -509,13 +509,21 @@ def test_bad_words_of_several_prompts_are_spelled_once(lmi: Host) -> None:
     assert len(words) == 1 and tuple(b"never") in words.pop()
 
 
-def test_a_whole_answer_says_nothing_of_its_first_token(lmi: Host) -> None:
-    view = lmi.block.frontends[0].time_to_first_token_s
-    before = sum(view.counts)
-    lmi.post({"inputs": "say hi"})
-    assert sum(view.counts) == before
-    lmi.post({"inputs": "say hi", "stream": True})
-    assert sum(view.counts) == before + 1
+@pytest.mark.parametrize("more", [{}, {"stop": "x"}, {"prompt": ["run a", "run b"]}], ids=str)
+def test_a_whole_answer_is_timed_as_a_stream_is(lmi: Host, more: dict[str, object]) -> None:
+    record = lmi.block.frontends[0]
+    views = record.time_to_first_token_s, record.inter_token_latency_s
+
+    def ask(**options: bool) -> list[tuple[int, float]]:
+        before = [(sum(view.counts), view.sum) for view in views]
+        body = {"prompt": "run hi", "max_tokens": 9} | more | options
+        assert lmi.post(body, "/v1/completions")[0].status == 200
+        return [(sum(view.counts) - num, view.sum - s) for view, (num, s) in zip(views, before, strict=True)]
+
+    (num_firsts, first_s), (num_gaps, gaps_s) = ask()
+    assert num_firsts == 1 and num_gaps == (16 if "prompt" in more else 8)
+    assert first_s > 0 and gaps_s > (0 if "stop" in more else num_gaps * STEP_S)
+    assert ask(stream=True)[0][0] == 1
 
 
 def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:
