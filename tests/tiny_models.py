@@ -72,6 +72,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPT", {}),
     "opt_post_norm": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "olmo2": ("Olmo2", {}),  # not in our tables, so it runs through the fallback
+    "olmo2_tied": ("Olmo2", {"tie_word_embeddings": True}),
 }
 
 

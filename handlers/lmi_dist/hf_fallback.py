@@ -68,13 +68,8 @@ class HuggingFaceModel:
         self._outputs = ModuleOutputs(self._model, facts.num_layers, engine_config)
 
     def with_adapters(self) -> ModuleAdapters:
-        """Let rows have adapters of any linear but a head that is also the embedding. Call it before `check`."""
-        tied = self._model.get_output_embeddings() if self._model.config.tie_word_embeddings else None
-        linears = {
-            path: module
-            for path, module in self._model.named_modules()
-            if isinstance(module, PackedLinear) and module is not tied
-        }
+        """Let rows have adapters of any linear. Call it before `check`."""
+        linears = {path: module for path, module in self._model.named_modules() if isinstance(module, PackedLinear)}
         return ModuleAdapters(linears, lambda: self.step)
 
     def __call__(self, step: Step) -> Tensor:

@@ -3,15 +3,18 @@
 An adapter adds scale * B A to the weight of each linear that it names. Here the As of the linears that a site joins lie
 one below the other, and their Bs on a diagonal. What is not plain LoRA on linears of this model is refused, with the
 reason. The rules for names and scales are those of PEFT 0.21.
+
+Beside an adapter of the head PEFT saves the weight that it changes. It is left out if it is the model's own, as far as
+the coarser of both dtypes tells, and refused otherwise. An adapter of a tied head leaves the embedding as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -25,8 +28,10 @@ from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
 from lmi.settings.adapters import CONFIG, PICKLED, WEIGHTS
 
 Number = TypeVar("Number", int, float)
+Own: TypeAlias = Callable[[str], Tensor | None]  # the model's own tensor of a name, if it has one
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
 # Names of methods of initialisation that also change the weights of the base model.
@@ -117,12 +122,18 @@ def read_config(folder: Path, sites: tuple[Site, ...], max_rank: int) -> PeftCon
 
 
 def read_adapter(
-    folder: Path, sites: tuple[Site, ...], pack: Pack[Packed], *, max_rank: int, allow_pickle: bool = False
+    folder: Path,
+    sites: tuple[Site, ...],
+    pack: Pack[Packed],
+    own: Own,
+    *,
+    max_rank: int,
+    allow_pickle: bool = False,
 ) -> Adapter[Packed]:
     """Read an adapter for the sites of a model. Raises what `read_config` raises, and SecurityRefused for a pickle."""
     config = read_config(folder, sites, max_rank)
     with ExitStack() as files:
-        weights = _Weights(_open(folder, files, allow_pickle))
+        weights = _Weights(_open(folder, files, allow_pickle), own)
         weights.check(config, sites)
         return tuple(_site(site, weights, config, pack) for site in sites)
 
@@ -170,14 +181,16 @@ class _Tensors(Mapping[str, Tensor]):
 class _Weights:
     """The As and Bs of an adapter, by the path of the linear that they change."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], own: Own) -> None:
         self._tensors = tensors
         self._names: dict[tuple[str, str], str] = {}
         for name in tensors:
-            match = _NAME.fullmatch(name)
-            if match is None:
+            if match := _NAME.fullmatch(name):
+                self._names[match[1], match[2]] = name
+            elif (base := _BASE.fullmatch(name)) and (known := own(f"{base[1]}.{base[2]}")) is not None:
+                _check_base(name, tensors[name], known)
+            else:
                 raise NotUsable(_why_not(name))
-            self._names[match[1], match[2]] = name
 
     @property
     def paths(self) -> set[str]:
@@ -223,6 +236,14 @@ def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed])
     has_gate = {piece.is_gate for one in modules for piece in one.pieces}
     down = pack(torch.cat(downs))
     return LowRank(down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None)
+
+
+def _check_base(name: str, saved: Tensor, own: Tensor) -> None:
+    """Raise NotUsable unless a saved weight of the base model is this model's own."""
+    if saved.shape != own.shape:
+        raise NotUsable(f"it resizes {name} to {tuple(saved.shape)}, and this model's has {tuple(own.shape)}")
+    if not (torch.equal(saved.to(own.dtype), own) or torch.equal(own.to(saved.dtype), saved)):
+        raise NotUsable(f"it changes {name}, a weight of the base model; merge it into the model and serve that")
 
 
 def _why_not(name: str) -> str:

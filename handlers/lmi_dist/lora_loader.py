@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias
 
-from handlers.lmi_dist.lora import read_adapter, read_config
+from handlers.lmi_dist.lora import Own, read_adapter, read_config
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import Site
 from handlers.lmi_dist.operations import Adapter, Pack, Packed
@@ -28,12 +28,13 @@ class LoraLoader(Generic[Packed]):
         sites: tuple[Site, ...],
         model: Adaptable[Packed],
         new_pack: Callable[[], Pack[Packed]],
+        own: Own,
         limits: LoraLimits,
         *,
         allow_pickle: bool = False,
     ) -> None:
-        """`new_pack` gives what packs the weights of one adapter."""
-        self.limits = limits
+        """`new_pack` gives what packs the weights of one adapter; `own` the model's weights, as its files have them."""
+        self.limits, self._own = limits, own
         self._sites, self._model, self._new_pack, self._allow_pickle = sites, model, new_pack, allow_pickle
 
     def check(self, path: str) -> None:
@@ -43,7 +44,9 @@ class LoraLoader(Generic[Packed]):
     def read(self, path: str) -> Adapter[Packed]:
         """Read the weights of the adapter in folder `path`. Raises what `lora.read_adapter` raises."""
         pack, max_rank = self._new_pack(), self.limits.max_rank
-        return read_adapter(Path(path), self._sites, pack, max_rank=max_rank, allow_pickle=self._allow_pickle)
+        return read_adapter(
+            Path(path), self._sites, pack, self._own, max_rank=max_rank, allow_pickle=self._allow_pickle
+        )
 
     def put(self, number: int, adapter: Adapter[Packed]) -> None:
         self._model.put_adapter(number, adapter)

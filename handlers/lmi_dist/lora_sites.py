@@ -99,7 +99,6 @@ def _layer(a: Architecture, layer: int) -> Iterator[Site]:
 
 
 def _head(a: Architecture) -> Site:
-    """The head, unless its weight is also that of the embedding or is joined with a projection."""
+    """The head, unless its weight is joined with a projection."""
     path, shape = a.names["head"], (a.hidden_size, a.vocab_size)
-    is_apart = not a.is_tied and "project_out" not in a.names
-    return Site(*shape, (Module(path, *shape, (Piece(0, a.vocab_size, 0),)),) if is_apart else ())
+    return Site(*shape, () if "project_out" in a.names else (Module(path, *shape, (Piece(0, a.vocab_size, 0),)),))

@@ -27,7 +27,7 @@ from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.torch_model import TorchModel
-from handlers.lmi_dist.weights import Checkpoint, ModelFacts
+from handlers.lmi_dist.weights import Checkpoint, ModelFacts, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
@@ -82,7 +82,7 @@ class ModelRunner:
     ) -> Model:
         """The program of an architecture that is known, else the modules of transformers."""
         pack, dtype, limits = packer(placement), placement.dtype, LoraLimits.of(config.options)
-        loader = partial(_loader, placement, limits, config)
+        loader = partial(_loader, facts, placement, limits, config)
         if (a := facts.architecture) is not None:
             outputs = declared_names(config, hidden_names(facts.num_layers))
             program = build(a, checkpoint, pack, max_length, dtype, placement.device, outputs)
@@ -145,6 +145,7 @@ class ModelRunner:
 
 
 def _loader(
+    facts: ModelFacts,
     placement: Placement,
     limits: LoraLimits | None,
     config: EngineConfig,
@@ -158,4 +159,5 @@ def _loader(
     def place(weight: Tensor) -> Tensor:
         return weight.to(placement.device, placement.dtype)
 
-    return LoraLoader(sites, model, lambda: place, limits, allow_pickle=config.allow_pickle)
+    own = own_tensors(facts, allow_pickle=config.allow_pickle)
+    return LoraLoader(sites, model, lambda: place, own, limits, allow_pickle=config.allow_pickle)

@@ -30,7 +30,7 @@ from handlers.lmi_dist.native.library import (
 from handlers.lmi_dist.operations import Pack
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import build
-from handlers.lmi_dist.weights import Checkpoint, ModelFacts
+from handlers.lmi_dist.weights import Checkpoint, ModelFacts, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
@@ -70,7 +70,8 @@ class NativeRunner:
         self.adapters = None
         if limits is not None:
             sites, new_pack = sites_of(facts.architecture), lambda: _adapter_packer(library)
-            self.adapters = LoraLoader(sites, self._model, new_pack, limits, allow_pickle=config.allow_pickle)
+            own = own_tensors(facts, allow_pickle=config.allow_pickle)
+            self.adapters = LoraLoader(sites, self._model, new_pack, own, limits, allow_pickle=config.allow_pickle)
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.kernels = pack.dtype, f"native {library.kind}"
 

@@ -8,7 +8,7 @@ when they are read, so they are refused unless the caller allows them. This modu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from handlers.lmi_dist.rotary import stable_context_length
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
+_HEAD, _EMBEDDINGS = "lm_head.weight", ("embed_tokens.weight", "embed_in.weight", "wte.weight")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -113,6 +114,10 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
     def take(self, name: str, shape: Iterable[int]) -> Tensor:
         """Read the tensor `name`, whose shape must be `shape`. Raises ModelUnusable.
 
@@ -121,7 +126,7 @@ class Checkpoint:
         file = self._files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
-        tensor = self._read(file, name)
+        tensor = self.read(name)
         if tuple(tensor.shape) != tuple(shape):
             raise ModelUnusable(
                 f"{file}: tensor {name} has shape {tuple(tensor.shape)}, config.json needs {tuple(shape)}"
@@ -130,8 +135,9 @@ class Checkpoint:
         self._progress("weights", min(1.0, self._num_taken / len(self._files)))
         return tensor
 
-    def _read(self, file: Path, name: str) -> Tensor:
-        """Read a tensor in the shape and dtype of the file."""
+    def read(self, name: str) -> Tensor:
+        """Read a tensor that is there, in the shape and dtype of its file."""
+        file = self._files[name]
         if name in self._pickled:
             return self._pickled[name]
         try:
@@ -155,6 +161,19 @@ class Checkpoint:
                 raise ModelUnusable(f"{file}: holds something else than a table of tensors")
             self._pickled |= tensors
             self._files |= dict.fromkeys(tensors, file)
+
+
+def own_tensors(facts: ModelFacts, *, allow_pickle: bool) -> Callable[[str], Tensor | None]:
+    """What reads tensors of a model by their names in transformers. Each call opens the model's files."""
+
+    def own(name: str) -> Tensor | None:
+        checkpoint = Checkpoint(facts.path, allow_pickle=allow_pickle)
+        names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
+        if facts.config.tie_word_embeddings and name == _HEAD:
+            names += [one for one in checkpoint.names if one.endswith(_EMBEDDINGS)]
+        return next((checkpoint.read(one) for one in names if one in checkpoint), None)
+
+    return own
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -13,7 +13,15 @@ from transformers import AutoModelForCausalLM
 WIDTH = 0.3  # of the weights; enough to change most tokens
 
 
-def make(model: Path, folder: Path, *, seed: int = 0, width: float = WIDTH, **settings: Any) -> Path:
+def make(
+    model: Path,
+    folder: Path,
+    *,
+    seed: int = 0,
+    width: float = WIDTH,
+    save_embedding_layers: Any = "auto",
+    **settings: Any,
+) -> Path:
     """Save an adapter of a model with PEFT's settings; `r` is 4 unless they say otherwise."""
     peft_model = _peft(model, **{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM", **settings})
     generator = torch.Generator().manual_seed(seed)
@@ -21,12 +29,17 @@ def make(model: Path, folder: Path, *, seed: int = 0, width: float = WIDTH, **se
         for name, parameter in peft_model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * width)
-    peft_model.save_pretrained(folder, save_embedding_layers=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft_model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
     return folder
 
 
 def merged(model: Path, folder: Path | None) -> Any:
-    """The model of transformers into which PEFT has merged an adapter, in float32."""
+    """The model of transformers into which PEFT has merged an adapter, in float32.
+
+    Where the head is tied, PEFT would change the embedding too: the adapter then stays beside it, as while it learnt.
+    """
     base = _base(model)
     if folder is None:
         return base
@@ -34,7 +47,8 @@ def merged(model: Path, folder: Path | None) -> Any:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+        peft_model = PeftModel.from_pretrained(base, str(folder))
+        return peft_model if base.config.tie_word_embeddings else peft_model.merge_and_unload()
 
 
 @torch.inference_mode()

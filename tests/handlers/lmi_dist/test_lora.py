@@ -15,8 +15,9 @@ from torch import Tensor
 from handlers.lmi_dist.lora import NotUsable, PeftConfig, read_adapter, read_config
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import sites_of
-from handlers.lmi_dist.weights import read_facts
+from handlers.lmi_dist.weights import own_tensors, read_facts
 from lmi.errors import BadConfiguration, SecurityRefused
+from tests.handlers.lmi_dist import peft_adapters
 from tests.handlers.vllm.small_adapters import HIDDEN_SIZE, OUT_FEATURES, RANK, write_adapter
 from tests.tiny_models import tiny_model
 
@@ -32,8 +33,8 @@ def sites_of_model(family: str = "llama_wide") -> Any:
 
 
 def read(folder: Path, *, family: str = "llama_wide", allow_pickle: bool = False) -> Any:
-    sites = sites_of_model(family)
-    return read_adapter(folder, sites, lambda weight: weight, max_rank=MAX_RANK, allow_pickle=allow_pickle)
+    sites, own = sites_of_model(family), own_tensors(read_facts(str(tiny_model(family))), allow_pickle=False)
+    return read_adapter(folder, sites, lambda weight: weight, own, max_rank=MAX_RANK, allow_pickle=allow_pickle)
 
 
 def configure(folder: Path, **settings: object) -> Path:
@@ -121,7 +122,11 @@ def renamed(old: str, new: str) -> Callable[[Tensors], object]:
         ),
         (
             lambda tensors: tensors.update({"base_model.model.model.embed_tokens.weight": torch.zeros(320, 96)}),
-            "changes an embedding",
+            "changes base_model.model.model.embed_tokens.weight, a weight of the base model; merge it",
+        ),
+        (
+            lambda tensors: tensors.update({"base_model.model.lm_head.base_layer.weight": torch.zeros(321, 96)}),
+            r"resizes base_model.model.lm_head.base_layer.weight to \(321, 96\), and this model's has \(320, 96\)",
         ),
         (lambda tensors: tensors.update({"base_model.model.score.weight": torch.zeros(2, 96)}), "no part of a plain"),
     ],
@@ -140,10 +145,26 @@ def test_an_adapter_of_another_base_model_is_refused(tmp_path: Path) -> None:
         read(folder, family="gpt2")
 
 
-def test_a_tied_head_is_not_among_the_linears(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_weight_that_peft_saves_beside_an_adapter_of_the_head_may_be_the_models_own(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """In the dtype in which the adapter was trained."""
+    name = "base_model.model.lm_head.base_layer.weight"
+    for family in ("llama", "llama_wide"):  # the first one's is tied
+        folder = peft_adapters.make(tiny_model(family), tmp_path / family, target_modules=["lm_head"])
+        change(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+        *others, head = read(folder, family=family)
+        assert others == [None] * len(others) and head is not None
+        change(folder, lambda tensors: tensors[name][7, 7].mul_(1.5))
+        with pytest.raises(NotUsable, match=f"changes {name}"):
+            read(folder, family=family)
+
+
+def test_a_head_that_is_joined_with_a_projection_is_not_among_the_linears(tmp_path: Path) -> None:
     folder = configure(write_adapter(tmp_path / "adapter", seed=1), target_modules=["lm_head"])
     with pytest.raises(NotUsable, match="none of its target_modules"):
-        read(folder, family="llama")
+        read(folder, family="opt_post_norm")
 
 
 def test_pickled_weights_are_read_only_where_pickles_are_allowed(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         for family in ("llama", "mistral", "qwen3", "gemma", "gemma2", "gemma3", "phi", "phi3", "gpt2", "opt")
     },
     "a head that is not tied": ("llama_wide", {"target_modules": ["lm_head", "up_proj"]}),
+    "a tied head": ("llama", {"target_modules": ["lm_head", "up_proj"]}),
+    "a tied head behind a cap": ("gemma2", {"target_modules": ["lm_head"]}),
+    "a tied head of a checkpoint without its first words": ("gpt2", {"target_modules": ["lm_head", "c_attn"]}),
+    "a head with a bias": ("phi", {"target_modules": ["lm_head"]}),
+    "all that may be saved beside it": ("llama_wide", {"target_modules": ["o_proj"], "save_embedding_layers": True}),
     "biases, and a scale for stable ranks": ("llama_bias", ALL | {"use_rslora": True}),
     "a rank and a scale of their own": (
         "qwen2",
@@ -49,6 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a regular expression": ("gpt2", {"target_modules": r".*\.h\.0\..*c_(attn|proj)", "fan_in_fan_out": True}),
     "a model that only transformers knows": ("olmo2", ALL),
     "its head too": ("olmo2", {"target_modules": ["lm_head", "o_proj", "down_proj"]}),
+    "its tied head too": ("olmo2_tied", {"target_modules": ["lm_head", "o_proj"]}),
     "projected embeddings": ("opt_post_norm", {"target_modules": OUR_OPT}),
     "a half of what phi3 joins": ("phi3", {"target_modules": ["gate_up_proj"], "exclude_modules": ["qkv_proj"]}),
 }
