@@ -60,7 +60,7 @@ class App:
                 exchange.log_access(time.monotonic() - exchange.started_s)
 
     async def _answer(self, exchange: AwsExchange) -> None:
-        if (exchange.method, exchange.path) == ("GET", "/ping"):
+        if exchange.path == "/ping" and exchange.method in ("GET", "HEAD"):
             await exchange.send_whole(200, "", b"")
             return
         handler, names = self._find(exchange)

@@ -22,10 +22,10 @@ from lmi.gateway.async_invocations import AsyncInvocations
 from lmi.gateway.child import local_url
 from lmi.gateway.gateway import Gateway
 from lmi.gateway.library import Library
+from lmi.gateway.protocol import AwsProtocol
 from lmi.gateway.settings import Settings
 from lmi.gateway.stores import EXTRA, S3, S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.targets import Targets
-from lmi.http.protocol import GuardedProtocol
 from lmi.shared import linux
 from lmi.shared.log import escape, is_text
 
@@ -104,7 +104,7 @@ def make_server(app: App, settings: Settings) -> uvicorn.Server:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
-        http=GuardedProtocol,
+        http=AwsProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -402,14 +402,18 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self.note_refusal(refusal)
         retry = "retry-after: 1\r\n" if refusal.status == 503 else ""
-        body = orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n"
+        body, more = self.rendered(refusal)
         phrase = HTTPStatus(refusal.status).phrase
         head = (
             f"HTTP/1.1 {refusal.status} {phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\n{more}{retry}connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self._linger(LINGER_S)
+
+    def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
+        """Return the body of a refusal, and the lines of further headers."""
+        return orjson.dumps({"error": str(refusal), "code": refusal.status}) + b"\n", ""
 
     def note_refusal(self, refusal: Refusal) -> None:
         """Log the refusal. No application sees this request, so a subclass counts it here too."""

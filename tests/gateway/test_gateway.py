@@ -451,8 +451,35 @@ def test_every_other_path_is_an_unknown_operation(plain: Both, method: str, path
 
 def test_the_gateway_is_healthy_by_itself() -> None:
     with gateway("--endpoint", f"http://127.0.0.1:{free_port()}") as aws:
-        response, body = request(aws, "GET", "/ping")
-    assert (response.status, body) == (200, b"")
+        for method in ("GET", "HEAD"):
+            response, body = request(aws, method, "/ping")
+            assert (response.status, body) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"\x16\x03\x01 TLS\r\n\r\n", 400),
+        (b"GET /ping HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nExpect: more\r\n\r\n", 417),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET /ping HTTP/3.1\r\nHost: a\r\n\r\n", 505),
+    ],
+)
+def test_what_is_refused_below_http_has_the_form_of_the_api_too(plain: Both, head: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", plain[0].port), timeout=60) as connection:
+        connection.sendall(head)
+        response = HTTPResponse(connection)
+        response.begin()
+        body = json.loads(response.read())
+    assert (response.status, response.getheader("x-amzn-ErrorType")) == (status, "ValidationError")
+    assert response.getheader("x-amzn-RequestId") and list(body) == ["Message"]
+
+
+def test_a_client_of_aws_reads_the_reason_of_a_head_that_is_too_large(plain: Both) -> None:
+    with fails("ValidationError", 431) as found:
+        plain[0].invoke(CustomAttributes="a" * 70_000)
+    assert found["Error"]["Message"] == "a request head has at most 65536 bytes"
 
 
 def test_what_only_an_asynchronous_endpoint_would_refuse_is_a_warning(plain: Both) -> None:
