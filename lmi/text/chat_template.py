@@ -1,31 +1,27 @@
 """Renders messages to a prompt, with the model's Jinja template.
 
 The sandbox, filters and globals are those of transformers' `apply_chat_template`, and so is the result. A template is
-code from the model folder, so its time (checked in every loop and macro) and its output have limits. A rendering may
-take seconds up to the limit, so callers run it in a thread. It knows no tokenizer and no wire format.
+code from the model folder, so its time and memory have limits (`template_sandbox.py`). A rendering may take seconds up
+to the limit, so callers run it in a thread. It knows no tokenizer and no wire format.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
+import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmi.errors import BadConfiguration, GenerationFailed, InvalidRequest, ModelUnusable, cause_line
+from lmi.text.template_limits import Budget, OutOfRoom
+from lmi.text.template_sandbox import MAX_TEMPLATE_CHARS, TemplateEnvironment
 
-MAX_TEMPLATE_CHARS = 256 << 10
 MAX_PROMPT_CHARS = 64 << 20
 MAX_RENDER_S = 2.0
+MAX_COPIES = 16  # that a template may make of its messages; a template that makes more is at fault itself
 
 
 class ChatTemplate:
@@ -40,13 +36,16 @@ class ChatTemplate:
         max_render_s: float = MAX_RENDER_S,
         max_prompt_chars: int = MAX_PROMPT_CHARS,
     ) -> None:
-        self._environment = _Environment(max_render_s, max_prompt_chars)
+        self._environment = TemplateEnvironment(max_render_s, max_prompt_chars)
+        self._max_prompt_chars = max_prompt_chars
         self._special_tokens = dict(special_tokens)
         try:
             self._templates = {name: self._environment.compile_bounded(text) for name, text in templates.items()}
         except jinja2.TemplateError as error:
             place = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ModelUnusable(f"{source or 'chat template'}: {cause_line(error)}{place}") from error
+        except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
+            raise ModelUnusable(f"{source or 'chat template'}: too deep or too large: {cause_line(error)}") from error
 
     @classmethod
     def load(cls, folder: str | Path, special_tokens: Mapping[str, str], override: str | None = None) -> Self | None:
@@ -74,7 +73,11 @@ class ChatTemplate:
         known: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
         known["add_generation_prompt"] = add_generation_prompt
         try:
-            return self._environment.render_bounded(template, self._special_tokens | dict(variables or {}) | known)
+            return self._write(template, self._special_tokens | dict(variables or {}) | known)
+        except OutOfRoom as error:
+            if _is_large((messages, tools, variables), self._max_prompt_chars // MAX_COPIES):
+                raise InvalidRequest(f"the messages are too long for the chat template: {error}") from error
+            raise
         except GenerationFailed:
             raise
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -82,71 +85,25 @@ class ChatTemplate:
         except (RecursionError, MemoryError) as error:
             raise GenerationFailed("the chat template used up the stack or the memory") from error
 
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja as transformers sets it up, with a clock in every loop and macro."""
-
-    def __init__(self, max_render_s: float, max_prompt_chars: int) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._max_render_s, self._max_prompt_chars = max_render_s, max_prompt_chars
-        self._deadline = threading.local()
-
-    def compile_bounded(self, text: str) -> jinja2.Template:
-        tree = self.parse(text)
-        for loop in tree.find_all(nodes.For):
-            loop.body.insert(0, _look_at_clock(loop.lineno))
-        for macro in tree.find_all(nodes.Macro):
-            macro.body.insert(0, _look_at_clock(macro.lineno))
-        return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
-
-    def render_bounded(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-        self._deadline.at_s = time.monotonic() + self._max_render_s
+    def _write(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+        self._environment.begin()
         chunks: list[str] = []
         num_chars = 0
         for chunk in template.generate(**variables):
             num_chars += len(chunk)
             if num_chars > self._max_prompt_chars:
-                raise GenerationFailed(f"the chat template wrote over {self._max_prompt_chars} characters")
+                raise OutOfRoom(f"the chat template wrote over {self._max_prompt_chars} characters")
             chunks.append(chunk)
         return "".join(chunks)
 
-    def check_time(self) -> None:
-        if time.monotonic() > self._deadline.at_s:
-            raise GenerationFailed(f"the chat template ran for over {self._max_render_s:g} s")
 
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the model's text for training. Here the block is only a scope."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(lineno)
-
-
-def _look_at_clock(lineno: int) -> nodes.Node:
-    call = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
-    return nodes.ExprStmt(call).set_lineno(lineno)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON without HTML escapes, which Jinja's filter would write."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _is_large(values: object, max_units: int) -> bool:
+    """Whether a request's own values would fill a budget."""
+    try:
+        Budget(math.inf, max_units).size(values)
+    except OutOfRoom:
+        return True
+    return False
 
 
 def _override_text(folder: Path, override: str) -> str:

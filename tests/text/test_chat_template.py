@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,30 @@ TOOLS = """
 {%- set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}
 {{ ns.n }}{{ documents }}{{ mood }}
 """
+EXPRESSIONS = """
+{{ messages[1:] | map(attribute='role') | join(', ') }}|{{ messages[::-1][0].content }}|{{ 'abc'[1:] ~ 7 ~ [1, 'a'] }}
+{{ messages | selectattr('role', 'equalto', 'user') | list | length }}
+{{ messages | rejectattr('role', 'in', ['user']) | list }}
+{{ {'b': 1, 'a': [1, 2.5, none, true]} | dictsort }}|{{ {'b': {'a': []}} | tojson(indent=2) }}
+{{ {'b': 1}.items() | list }}
+{{ [3, 1, 2] | sort(reverse=true) }}|{{ ['b', 'A', 'b'] | unique | list }}|{{ messages | groupby('role') | length }}
+{{ [1, 2, 3] | batch(2, 'x') | list }}|{{ [1, 2, 3] | slice(2) | list }}|{{ [1, 2, 3] | sum }}|{{ [1, 4] | max }}
+{{ 'a-b-c'.split('-', 1) }}|{{ 'a-b-c'.rsplit('-', maxsplit=1) }}|{{ '--a--'.strip('-') }}
+{{ 'ab'.replace('a', 'x') }}|{{ ', '.join(['a', 'b']) }}
+{{ '%s has %5.2f' % ('it', 1) }}|{{ '%s'|format('x') }}|{{ '{:>5}|{a[b]}'.format(7, a={'b': 1}) }}
+{{ 'x'.center(5) }}|{{ 'x' | center(5) }}
+{{ 'a\nb' | indent(2, true) }}|{{ 'aXa' | replace('a', 'b', 1) }}|{{ '<a>' | e }}|{{ 'a b' | title }}
+{{ '  a ' | trim | upper }}
+{{ 7 // 2 }}|{{ 2 ** 10 }}|{{ -7 % 3 }}|{{ 1 / 4 }}|{{ 'ab' * 3 }}|{{ [0] * 2 + [1] }}|{{ 2.567 | round(1) }}
+{{ '12' | int + 1 }}
+{%- macro f(x) %}{{ x }}{{ varargs }}{{ kwargs }}{{ caller() if caller else '' }}{% endmacro %}
+{{ f(1, 2, y=3) }}{% call f(*[1, 2], **{'z': 1}) %}in{% endcall %}{% set block %}a{{ 1 }}{% endset %}{{ block ~ block }}
+{%- filter upper %}up{% endfilter %}{% for x in [[1, [2]]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}
+{%- for key, value in {'a': 1}.items() if value is odd and value in [1] and key != value %}
+{{ key }}{{ loop.cycle('x', 'y') }}{% endfor %}
+{{ 4 is even }}{{ 4 is divisibleby(2) }}{{ 'a' in 'abc' and 'd' not in 'abc' }}{{ 1 < 2 <= messages | length }}
+{{ namespace(a=1).a }}
+"""
 MESSAGES = [
     {"role": "user", "content": " Hi <b> "},
     {"role": "assistant", "content": "世界 😀"},
@@ -51,7 +76,8 @@ def compiled(text: str) -> ChatTemplate:
 
 
 @pytest.mark.parametrize(
-    "template", [CHATML, ALTERNATING, TOOLS, "{{ strftime_now('%Y') }}", "a\n{% if true %}\nb\n{% endif %}"]
+    "template",
+    [CHATML, ALTERNATING, TOOLS, EXPRESSIONS, "{{ strftime_now('%Y') }}", "a\n{% if true %}\nb\n{% endif %}"],
 )
 @pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f", "description": "<&é>"}}]])
 def test_a_template_renders_as_in_transformers(template: str, tools: list[dict[str, Any]] | None) -> None:
@@ -100,6 +126,89 @@ def test_a_template_cannot_write_for_ever() -> None:
     attack = "{% for a in range(99999) %}{{ 'a' * 100000 }}{% endfor %}"
     with pytest.raises(GenerationFailed, match="1048576 characters"):
         ChatTemplate({"default": attack}, SPECIAL, max_prompt_chars=1 << 20).render(MESSAGES)
+
+
+GROW = "{%% set ns = namespace(x=%s) %%}{%% for i in range(60) %%}{%% set ns.x = %s %%}{%% endfor %%}{{ ns.x }}"
+GROWTHS = [
+    ("'a'", "ns.x + ns.x"),
+    ("'a'", "ns.x ~ ns.x"),
+    ("'a'", "[ns.x, ns.x] | join"),
+    ("'a'", "ns.x.join([ns.x, ns.x])"),
+    ("'a'", "ns.x.replace('a', 'aa')"),
+    ("'a'", "ns.x | replace('a', 'aa')"),
+    ("'a'", "'%s%s' % (ns.x, ns.x)"),
+    ("'a'", "'{0}{0}'.format(ns.x)"),
+    ("'a'", "'{x}{x}'.format_map({'x': ns.x})"),
+    ("['a']", "ns.x + ns.x"),
+    ("['a']", "[ns.x, ns.x]"),
+    ("['a']", "(ns.x, ns.x)"),
+    ("['a']", "{'a': ns.x, 'b': ns.x}"),
+    ("['a']", "dict(a=ns.x, b=ns.x).items()"),
+    ("3", "ns.x * ns.x"),
+]
+EXPLOSIONS = [
+    *(GROW % growth for growth in GROWTHS),
+    "{{ 'a' * 3000000000 }}",
+    "{% set n = 9 %}{{ n ** (n ** n) }}",
+    "{{ '%3000000000d' % 1 }}",
+    "{{ '%*d' % (3000000000, 1) }}",
+    "{{ '%(a(b))3000000000d' | format(**{'a(b)': 1}) }}",
+    "{{ '{:{}d}'.format(1, 3000000000) }}",
+    "{{ 'a' | center(3000000000) }}",
+    "{{ 'a'.ljust(3000000000) }}",
+    "{{ '\\t'.expandtabs(tabsize=3000000000) }}",
+    "{{ ('a\\n' * 100000) | indent(100000) }}",
+    "{{ [1] | tojson(indent=3000000000) }}",
+    "{{ ['a'] | batch(3000000000, 'b') | list }}",
+    "{{ ['a'] | slice(3000000000) | list | length }}",
+    "{% set b = 'a' * 1000000 %}{{ range(9999) | map(attribute='q', default=b) | join }}",
+    "{{ 1 | round(1000000000, 'ceil') }}",
+    "{{ ('f' * 4000) | int(base=16) // 3 }}",
+    "{{ (1).to_bytes(3000000000, 'big') }}",
+    "{{ dict.fromkeys(range(99999), 'a') }}",
+    "{% set a = 'a' * 1000000 %}{{ a.rfind('b' + 'a' * 500000) }}",
+    "{% set a = 'a' * 1000000 %}{{ a.strip('b' * 1000000) }}",
+    "{% set a = ['a' * 9000000 ~ 'b', 'a' * 9000000 ~ 'c'] %}{{ (a * 1000) | sort | length }}",
+    "{{ ([[1]] * 9999) | sum(start=[]) }}",
+    "{% macro m(n) %}{{ m(n - 1, varargs, varargs) if n else varargs }}{% endmacro %}{{ m(60, 'a', 'b') }}",
+    "{% set b = 'a' * 30000000 %}{% set c = b[1:] %}{% set d = b[1:] %}",
+    "{% set s %}" + "{{ 'a' * 600000 }}" * 500 + "{% endset %}",
+    "{% set x = cycler(*('a' * 60000000)) %}",
+    "{{ strftime_now('%Y' * 1000000) }}",
+]
+
+
+@pytest.mark.parametrize("attack", EXPLOSIONS)
+def test_no_expression_takes_long_or_much_memory(attack: str) -> None:
+    template = compiled(attack)
+    tracemalloc.start()
+    try:
+        with pytest.raises(GenerationFailed, match="^the chat template (?!used up)"):
+            template.render(MESSAGES)
+        assert tracemalloc.get_traced_memory()[1] < 256 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_nothing_of_a_template_is_computed_when_it_is_compiled() -> None:
+    for attack in ("{{ 'a' * 3000000000 }}", "{% autoescape 'a' | center(3000000000) %}{% endautoescape %}"):
+        compiled(attack)
+
+
+def test_a_test_of_numbers_writes_no_text() -> None:
+    assert compiled("{{ '%3000000000d' is odd }}").render(MESSAGES) == "False"
+
+
+@pytest.mark.parametrize("text", ["{{" + "(" * 100_000, "{% if x %}" * 20_000, "x" * 300_000, "{{ 'a' | wordwrap }}"])
+def test_a_template_that_cannot_be_compiled_is_refused_at_the_start(text: str) -> None:
+    with pytest.raises(ModelUnusable, match="chat template: (too deep|over|No filter)"):
+        compiled(text)
+
+
+def test_messages_that_fill_the_limit_alone_are_the_client_s_fault() -> None:
+    template = ChatTemplate({"default": CHATML}, SPECIAL, max_prompt_chars=1 << 20)
+    with pytest.raises(InvalidRequest, match="messages are too long"):
+        template.render([{"role": "user", "content": "a" * (1 << 20)}])
 
 
 def test_one_template_renders_in_many_threads() -> None:

@@ -1,0 +1,259 @@
+"""Limits of time and memory for one rendering of a chat template.
+
+Nothing that a template does may take long or much memory at once, since it holds the interpreter's lock. So before a
+text, a list or a number is made, the size that it can have is spent from a `Budget`, and each container's size with
+all that it refers to is bounded, because writing or comparing one walks through all of it.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sized
+from string import Formatter
+from types import MappingProxyType
+from typing import Any
+
+from lmi.errors import GenerationFailed
+
+NODE_UNITS = 256  # what an element counts in a container's size, in which a character counts 1
+MAX_HEAVY_UNITS = 4 << 20  # of all that a filter may sort or compare
+MAX_BITS = 4096  # of an integer that is computed with
+MAX_NUMBER_CHARS = 1300  # of such an integer, or of a float
+MAX_COUNT = 100_000  # of a filter's numbers, as of a `range`
+MAX_NAME_CHARS = 256  # of an attribute that a filter reads
+MAX_WORK = 100_000_000  # of a search whose work is the product of two lengths
+CONTAINERS: tuple[type[Any], ...] = (
+    list,
+    tuple,
+    dict,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    MappingProxyType,
+)
+
+
+class OutOfRoom(GenerationFailed):
+    """The rendering would need more memory than it may."""
+
+
+class Budget:
+    """What is left for one rendering: units of memory, about a byte each, and time."""
+
+    def __init__(self, max_s: float, max_units: int) -> None:
+        self._max_s, self._max_units = max_s, max_units
+        self._end_s = time.monotonic() + max_s
+        self._num_left = max_units
+        self._sizes: dict[int, tuple[object, int]] = {}  # of containers; each is kept, so that its id stays its own
+
+    def check_time(self) -> None:
+        if time.monotonic() > self._end_s:
+            raise GenerationFailed(f"the chat template ran for over {self._max_s:g} s")
+
+    def spend(self, units: int) -> None:
+        """Raise OutOfRoom if no room for so many units is left."""
+        self._num_left -= units
+        if self._num_left < 0:
+            raise OutOfRoom(f"the chat template made over {self._max_units} characters")
+
+    def size(self, value: Any) -> int:
+        """Return the size of a value with all that it refers to, as often as it does."""
+        if isinstance(value, str):
+            return NODE_UNITS + len(value)
+        if not isinstance(value, CONTAINERS):
+            return NODE_UNITS
+        if (known := self._sizes.get(id(value))) is not None:
+            return known[1]
+        size = NODE_UNITS + sum(map(self.size, value))
+        if isinstance(value, dict | MappingProxyType):
+            size += sum(map(self.size, value.values()))
+        return self.note_size(value, size)
+
+    def note_size(self, value: object, size: int) -> int:
+        if size > self._max_units:
+            raise OutOfRoom(f"the chat template made a list with over {self._max_units} characters")
+        self._sizes[id(value)] = value, size
+        return size
+
+    def made(self, value: Any) -> Any:
+        """Return a value that was just made from others, after spending what it takes."""
+        self.check_time()
+        if isinstance(value, str):
+            self.spend(num_units(value))
+        elif isinstance(value, CONTAINERS):
+            self.spend(8 * len(value))
+            self.size(value)
+        return value
+
+    def listed(self, values: Iterable[Any]) -> list[Any]:
+        """Return the values as a list."""
+        if isinstance(values, Sized):
+            self.spend(8 * len(values))
+            return list(values)
+        found = []
+        for value in values:
+            self.check_time()
+            self.spend(8)
+            found.append(value)
+        return found
+
+    def joined(self, values: Iterable[Any], separator: str) -> list[Any]:
+        """Return the values of a text to join as a list, after spending what the text takes."""
+        values = self.listed(values)
+        texts = [value if isinstance(value, str) else str(value) for value in values]
+        self.spend(sum(map(num_units, texts)) + num_units(separator) * len(texts))
+        return texts
+
+    def operate(self, sign: str, left: Any, right: Any) -> Any:
+        """Check and spend what a binary operation takes. Returns its result where that was made for it."""
+        if isinstance(left, int) and isinstance(right, int):
+            check_bits(sign, left, right)
+        elif sign == "+" and isinstance(left, str):
+            self.spend(num_units(left) + (num_units(right) if isinstance(right, str) else 0))
+        elif sign == "+" and isinstance(left, list | tuple) and type(left) is type(right):
+            self.spend(8 * (len(left) + len(right)))
+            total: Any = operator.add(left, right)
+            self.note_size(total, self.size(left) + self.size(right))
+            return total
+        elif sign == "*" and isinstance(left, str | list | tuple) and isinstance(right, int):
+            return self._repeated(left, right)
+        elif sign == "*" and isinstance(right, str | list | tuple) and isinstance(left, int):
+            return self._repeated(right, left)
+        elif sign == "%" and isinstance(left, str):
+            self.check_format(left, right)
+        return None
+
+    def _repeated(self, value: Any, count: int) -> Any:
+        count = max(0, count)
+        self.spend(count * (num_units(value) if isinstance(value, str) else 8 * len(value)))
+        if isinstance(value, str):
+            return value * count
+        size = NODE_UNITS + count * self.size(value)
+        self.note_size(total := value * count, size)
+        return total
+
+    def check_format(self, form: str, values: object) -> None:
+        """Spend what a text that `%` writes takes at most: each field has its width, and may write every value."""
+        widths = [int(digits[:12]) for digits in re.findall(r"\d+", form)]
+        if "*" in form and isinstance(values, tuple):
+            widths += [abs(value) for value in values if isinstance(value, int)]
+        one = MAX_NUMBER_CHARS + max(widths, default=0) + 8 * (self.size(values) - NODE_UNITS)
+        self.spend(4 * num_units(form) + form.count("%") * one)
+
+    def check_heavy(self, values: Iterable[object]) -> None:
+        """Raise OutOfRoom for values that are too many or too large to be sorted or compared with each other."""
+        if sum(map(self.size, values)) > MAX_HEAVY_UNITS:
+            raise OutOfRoom(f"the chat template sorts or compares over {MAX_HEAVY_UNITS} characters")
+
+
+class BoundedFormatter(Formatter):
+    """`str.format`, whose fields are looked up as the template's own attributes."""
+
+    def __init__(self, budget: Budget, formatter: Formatter) -> None:
+        self._budget, self._formatter = budget, formatter
+
+    def get_field(self, name: str, args: Any, kwargs: Any) -> Any:
+        return self._formatter.get_field(name, args, kwargs)
+
+    def format_field(self, value: Any, spec: str) -> str:
+        check_count(max(map(int, re.findall(r"\d{1,12}", spec)), default=0))
+        written = self._formatter.format_field(value, spec)
+        self._budget.spend(num_units(written))
+        return str(written)
+
+
+def num_units(text: str) -> int:
+    """Return the bytes of a text in memory, at most."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def check_bits(sign: str, left: int, right: int) -> None:
+    if sign == "**":
+        is_large = left.bit_length() * max(0, right) > MAX_BITS
+    else:
+        is_large = left.bit_length() + right.bit_length() > 2 * MAX_BITS
+    if is_large:
+        raise GenerationFailed(f"the chat template computes with numbers of over {MAX_BITS} bits")
+
+
+def check_count(value: object) -> None:
+    if isinstance(value, int) and abs(value) > MAX_COUNT:
+        raise GenerationFailed(f"the chat template gives a filter or a method a number over {MAX_COUNT}")
+
+
+def check_names(values: Iterable[object]) -> None:
+    if any(isinstance(value, str) and len(value) > MAX_NAME_CHARS for value in values):
+        raise GenerationFailed(f"the chat template gives a filter a name of over {MAX_NAME_CHARS} characters")
+
+
+def check_search(text: str, given: Iterable[object]) -> None:
+    """Raise GenerationFailed for a search that may look at each character of `text` for each one of what is given."""
+    if any(isinstance(part, str) and len(text) * len(part) > MAX_WORK for part in given):
+        raise GenerationFailed("the chat template searches a long text for a long text from its end")
+
+
+Method = Callable[[Budget, Any, tuple[Any, ...]], None]  # spends what the call of a method takes at most
+
+
+def _free(budget: Budget, text: Any, given: tuple[Any, ...]) -> None:
+    """The result is no larger than what is there, or is measured when it is there."""
+
+
+def _search(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
+    check_search(text, given)
+
+
+def _split(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
+    _search(budget, text, given)
+    separator = next((part for part in given if isinstance(part, str)), "")
+    budget.spend(64 * text.count(separator) if separator else 4 * len(text))
+
+
+def _pad(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
+    budget.spend(4 * given[0] if given and isinstance(given[0], int) else 0)
+
+
+def _expand(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
+    check_count(given[0] if given else 8)
+    budget.spend(text.count("\t") * (given[0] if given and isinstance(given[0], int) else 8))
+
+
+def replaced(budget: Budget, text: str, given: tuple[Any, ...]) -> None:
+    if len(given) >= 2 and isinstance(given[0], str) and isinstance(given[1], str):
+        count = text.count(given[0])
+        limit = given[2] if len(given) > 2 and isinstance(given[2], int) and given[2] >= 0 else count
+        budget.spend(num_units(text) + min(count, limit) * num_units(given[1]))
+
+
+ASKING = frozenset(  # methods that make nothing
+    "count endswith find get index items keys isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric "
+    "isprintable isspace istitle isupper rfind rindex startswith values".split()
+)
+SHORTENING = "capitalize casefold lower partition removeprefix removesuffix splitlines swapcase title upper".split()
+OF_TEXT: Mapping[str, Method] = {
+    **dict.fromkeys((*ASKING, *SHORTENING), _free),
+    **dict.fromkeys(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"), _search),
+    **dict.fromkeys(("split", "rsplit"), _split),
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _pad),
+    "expandtabs": _expand,
+    "replace": replaced,
+}
+METHODS: tuple[tuple[type, Mapping[str, Method]], ...] = (
+    (str, OF_TEXT),
+    (dict, dict.fromkeys(("get", "items", "keys", "values", "copy"), _free)),
+    (list, dict.fromkeys(("index", "count", "copy"), _free)),
+    (tuple, dict.fromkeys(("index", "count"), _free)),
+)
+
+
+def check_method(budget: Budget, owner: object, name: str, given: tuple[Any, ...]) -> None:
+    """Spend what the call of a built-in method takes. Raises GenerationFailed for one that templates do not have."""
+    for kind, methods in METHODS:
+        if isinstance(owner, kind):
+            if (method := methods.get(name)) is None:
+                break
+            method(budget, owner, given)
+            return
+    raise GenerationFailed(f"the chat template calls {type(owner).__name__}.{name}, which templates cannot call here")
