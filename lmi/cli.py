@@ -11,9 +11,11 @@ import difflib
 import functools
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -40,7 +42,7 @@ REPORTED_LIBRARIES = (
 FLAGGED = {"option_" + option.flag[2:].replace("-", "_"): option for option in OPTIONS if option.has_flag}
 Command = Callable[..., Any]
 ABOUT = ("-h", "--help", "--version")  # flags of `lmi` itself
-WITH_GATEWAY = "--with-gateway"
+WITH_GATEWAY, GATEWAY_VALUE = "--with-gateway", re.compile("[0-9]+|true|false")
 NEAR = 0.83  # a ratio of difflib: --prot is a slip for --port, --workers is not one for --min-workers
 
 
@@ -72,7 +74,8 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "lmi"
-        click.echo(f"{where}: {' '.join(error.format_message().split())} See {where} --help.", err=True)
+        said = " ".join(error.format_message().split()).rstrip(".")
+        click.echo(f"{where}: {said}. See {where} --help.", err=True)
         return error.exit_code
     except click.Abort:
         return 130
@@ -84,8 +87,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _with_values(arguments: list[str]) -> list[str]:
-    """Return the arguments with a value for the flag that may have none. Otherwise the next word would be its value."""
-    return [f"{WITH_GATEWAY}=true" if word == WITH_GATEWAY else word for word in arguments]
+    """Return the arguments with a value for the flag that may have none, unless the next word is its value."""
+    return [
+        f"{WITH_GATEWAY}=true" if word == WITH_GATEWAY and not GATEWAY_VALUE.fullmatch(after) else word
+        for word, after in zip_longest(arguments, arguments[1:], fillvalue="")
+    ]
 
 
 def _with_command(arguments: list[str]) -> list[str]:
@@ -151,7 +157,8 @@ def _flag(name: str, option: Option) -> Command:
     help = f"{option.help} [{option.key}]"
     if option.kind is BOOLEAN:
         return click.option(f"{option.flag}/--no-{option.flag[2:]}", name, default=None, help=help)
-    return click.option(*option.flags, name, metavar="VALUE", multiple=option.kind is MODELS, help=help)
+    metavar = "[PORT]" if option.flag == WITH_GATEWAY else "VALUE"
+    return click.option(*option.flags, name, metavar=metavar, multiple=option.kind is MODELS, help=help)
 
 
 def _text(value: bool | str | tuple[str, ...] | None) -> str | None:
@@ -170,8 +177,9 @@ def _pair(setting: str) -> tuple[str, str]:
 @lmi.command()
 @_with_options
 def serve(folder: str | None, flags: dict[str, str]) -> int:
-    """Serve the model in DIR: a folder with serving.properties or config.json.
+    """Serve the model in DIR.
 
+    DIR is a folder with serving.properties or config.json, OWNER/NAME of a hub, s3://BUCKET/PREFIX, or demo.
     Without DIR: /opt/ml/model when it holds something, else the current folder when it has one of these files, else the
     built-in demo model.
     """
@@ -191,7 +199,10 @@ def djl_serving(folder: str | None, models: tuple[str, ...]) -> int:
 @_with_options
 @click.option("--json", "is_json", is_flag=True, help="one JSON object")
 def config(folder: str | None, flags: dict[str, str], is_json: bool) -> None:
-    """Show every option, its value, where it came from, and what it shadowed. Starts nothing."""
+    """Show every option, its value and where it came from.
+
+    It shows what each value shadows too, and starts nothing.
+    """
     resolved = resolve_folder(folder, os.environ, flags)
     if is_json:
         click.echo(orjson.dumps(_document(resolved), option=orjson.OPT_INDENT_2).decode())
@@ -204,7 +215,7 @@ def config(folder: str | None, flags: dict[str, str], is_json: bool) -> None:
 @lmi.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def gateway(words: tuple[str, ...]) -> int:
-    """Answer AWS's SageMaker API on this machine, in front of a server."""
+    """Answer AWS's SageMaker API in front of a server."""
     from lmi.gateway.command import gateway
 
     code: int = gateway.main(words, "lmi gateway", standalone_mode=False)

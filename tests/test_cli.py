@@ -148,7 +148,7 @@ def test_an_unknown_word_is_one_line_and_exit_code_2(arguments: list[str]) -> No
     done = command(*arguments)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("lmi") and line.endswith(" --help.")
+    assert line.startswith("lmi") and re.search(r"[.?] See lmi[a-z -]* --help\.$", line)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +234,31 @@ def test_version_tells_which_kernels_the_embedded_engine_takes_and_imports_no_to
         "trtllm checked against the published signatures of TensorRT-LLM's 1.2 line and of its "
     )
     assert of_trtllm.endswith("never run on the wheel")
+
+
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        (["--with-gateway", "18313"], "18313"),
+        (["--with-gateway=18313"], "18313"),
+        (["--with-gateway"], "8081"),
+        (["--with-gateway", "--port", "9999"], "8081"),
+        (["--with-gateway", "false"], ""),
+    ],
+)
+def test_the_gateways_port_may_follow_its_flag(folder: Path, words: list[str], port: str) -> None:
+    done = command("config", "--json", str(folder), *words)
+    [value] = [row["value"] for row in json.loads(done.stdout)["options"] if row["option"] == "with_gateway"]
+    assert value == port
+
+
+def test_the_gateways_flag_takes_no_folder_for_a_port(folder: Path) -> None:
+    assert command("config", "--with-gateway", str(folder)).returncode == 0
+    assert "--with-gateway [PORT]" in command("serve", "--help").stdout
+
+
+def test_the_help_of_lmi_cuts_no_sentence() -> None:
+    assert "..." not in command("--help").stdout.partition("Commands:")[2]
 
 
 def test_version_and_help_are_there() -> None:

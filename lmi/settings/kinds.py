@@ -15,10 +15,16 @@ from urllib.parse import urlsplit
 from lmi.settings import model_urls
 from lmi.settings.model_urls import NamedModel
 
+LARGEST = 2**31 - 1
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 LENGTH_UNITS = {"": 1, "k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 GATEWAY_PORT = 8081
+MOST_S = 1e7  # also of milliseconds
 WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+class TooLarge(ValueError):
+    """A value is over a bound that `Kind.allowed` does not name. The text says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +35,15 @@ class Kind:
     parse: Callable[[str], Any]
 
 
-def integer(low: int, high: int = 2**31 - 1) -> Kind:
+def integer(low: int, high: int = LARGEST) -> Kind:
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,12}", text) or not low <= int(text) <= high:
+        if not re.fullmatch(r"[+-]?[0-9]{1,100}", text) or int(text) < low:
             raise ValueError
+        if int(text) > high:
+            raise TooLarge(f"a whole number {low}..{high}") if high == LARGEST else ValueError
         return int(text)
 
-    return Kind(f"a whole number of at least {low}" if high == 2**31 - 1 else f"a whole number {low}..{high}", parse)
+    return Kind(f"a whole number of at least {low}" if high == LARGEST else f"a whole number {low}..{high}", parse)
 
 
 def choice(*words: str, **long_names: str) -> Kind:
@@ -84,8 +92,10 @@ def _streaming(text: str) -> bool:
 
 def _seconds(text: str) -> float:
     value = float(text)
-    if not (0 < value <= 1e7 and math.isfinite(value)):
+    if not (0 < value and math.isfinite(value)):
         raise ValueError
+    if value > MOST_S:
+        raise TooLarge(f"at most {MOST_S:.0f}")
     return value
 
 
@@ -94,10 +104,12 @@ def _seconds_or_none(text: str) -> float | None:
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
-    if match is None or not 0 < int(match[1]) * SIZE_UNITS[match[2]] < 2**50:
+    match = re.fullmatch(r"([0-9]{1,100})\s*([kmg]?)(?:i?b)?", text.lower())
+    if match is None or not int(match[1]):
         raise ValueError
-    return int(match[1]) * SIZE_UNITS[match[2]]
+    if (size := int(match[1]) * SIZE_UNITS[match[2]]) >= 2**50:
+        raise TooLarge("less than 2**50 bytes")
+    return size
 
 
 def _megabytes(text: str) -> int:
@@ -118,10 +130,12 @@ def _length(text: str) -> int | None:
     """Parse a length like vLLM: k and m are decimal, K and M binary. None means as long as the engine can."""
     if text.lower() in ("auto", "-1"):
         return None
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6}(?=[km]))?)([kmKM]?)", text)
+    match = re.fullmatch(r"([0-9]{1,100}(?:\.[0-9]{1,6}(?=[km]))?)([kmKM]?)", text)
     length = round(float(match[1]) * LENGTH_UNITS[match[2]]) if match else 0
-    if not 1 <= length < 2**31:
+    if length < 1:
         raise ValueError
+    if length > LARGEST:
+        raise TooLarge(f"at most {LARGEST} tokens, or auto")
     return length
 
 
@@ -204,7 +218,7 @@ SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
 MEGABYTES = Kind("a whole number of megabytes; 0: 1 GiB", _megabytes)
 TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
-DEGREE = Kind("a whole number of at least 1, or max", _degree)
+DEGREE = Kind("a whole number 1..1024, or max", _degree)
 PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range)
 DEVICES = Kind("* or GPU numbers with ; between", _devices)
 ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")

@@ -91,7 +91,7 @@ OPTIONS = (
         "with_gateway",
         "server.gateway_port",
         GATEWAY,
-        "port on loopback for AWS's SageMaker API in front of the server; the flag without a value means port 8081",
+        "port on loopback for AWS's SageMaker API in front of the server; without PORT: 8081",
     ),
     Option(
         "safe_port_range",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
-from lmi.settings.kinds import TEXT
+from lmi.settings.kinds import TEXT, TooLarge
 from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
 from lmi.settings.properties import Properties
 from lmi.settings.reference import OTHER_ENV, OWN_KINDS, TRANSLATED
@@ -166,8 +166,8 @@ def _parse(given: Given, problems: Problems) -> tuple[Any] | None:
     try:
         (given.key + given.text).encode()  # raises for a lone surrogate, which also stands for a byte that is not UTF-8
         return (kind.parse(given.text),)
-    except ValueError:
-        problems.faults.append(fault(given, kind.allowed))
+    except ValueError as error:
+        problems.faults.append(fault(given, str(error) if isinstance(error, TooLarge) else kind.allowed))
         return None
 
 
