@@ -25,6 +25,9 @@ REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
 class Targets(Protocol):
     """The models of multi-model endpoints."""
 
+    def are_of(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint is a multi-model endpoint."""
+
     def lease(self, endpoint: Endpoint, target_model: str, region: str) -> AbstractAsyncContextManager[str]:
         """Load the model, and keep it until the block ends. Yields the path to invoke it. Raises AwsError."""
 
@@ -109,6 +112,8 @@ async def path_to_model(
     """Yield the container's path for a call, while the model that it names stays loaded."""
     target = values.get("TargetModel")
     if target is None:
+        if gateway.targets is not None and gateway.targets.are_of(endpoint):
+            raise invalid(f"Endpoint {endpoint.name} is a multi-model endpoint: TargetModel must name a model of it.")
         yield "/invocations"
     elif gateway.targets is None:
         raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: the gateway has no --models.")

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lmi.errors import StartError, cause_line
 from lmi.gateway.stores import S3_SCHEME
@@ -54,9 +54,8 @@ class Library:
 
     def name(self, key: str) -> str:
         """Return the name that the model has in the container. Raises NoSuchModel for a key against the rule."""
-        parts = PurePosixPath(key).parts
-        if not parts or parts[0] == "/" or ".." in parts:
-            raise NoSuchModel(f"TargetModel must be a relative path without .., given {key}")
+        if not {"", ".", ".."}.isdisjoint(key.split("/")):  # other spellings of a key, which S3 does not have either
+            raise NoSuchModel(f"TargetModel must be a relative path without empty parts, . and .., given {key}")
         return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
 
     def lay(self, key: str) -> Laid:

@@ -43,11 +43,14 @@ class Targets:
                     name = await stack.enter_async_context(shelf.lease(library, target_model))
             yield f"/models/{name}/invoke"
 
+    def are_of(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint is a multi-model endpoint."""
+        return not self._libraries.keys().isdisjoint((endpoint.name, ANY))
+
     def _library(self, endpoint: Endpoint) -> Library:
-        found = self._libraries.get(endpoint.name) or self._libraries.get(ANY)
-        if found is None:
+        if not self.are_of(endpoint):
             raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: --models names no source for it.")
-        return found
+        return self._libraries.get(endpoint.name) or self._libraries[ANY]
 
 
 @contextmanager

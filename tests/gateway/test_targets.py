@@ -141,7 +141,8 @@ def test_a_model_that_loads_for_longer_than_the_timeout_is_not_ready_and_later_i
 def test_a_target_is_a_folder_or_an_archive_below_the_source(tmp_path: Path) -> None:
     with store(tmp_path) as mme:
         (mme.source / "out").symlink_to("/etc")
-        for target in ("/deep/a", "../source/deep/a", "deep/../deep/a", "nobody", "deep/a/say.txt", "out"):
+        spelled = ("/deep/a", "../source/deep/a", "deep/../deep/a", "./deep/a", "deep/./a", "deep//a", "deep/a/")
+        for target in (*spelled, "d.tar.gz/", "nobody", "deep/a/say.txt", "out"):
             refused = mme.refusal(target)
             assert (refused["Error"]["Code"], refused["ResponseMetadata"]["HTTPStatusCode"]) == ("ValidationError", 400)
             assert target in refused["Error"]["Message"]
@@ -195,6 +196,14 @@ def test_an_endpoint_without_models_and_a_container_without_routes_for_them_say_
             aws.invoke(TargetModel="a")
         with pytest.raises(ClientError, match="SAGEMAKER_MULTI_MODEL"):
             aws.invoke(endpoint="multi", TargetModel="a")
+
+
+def test_an_invocation_of_several_models_without_a_target_is_told_so(tmp_path: Path) -> None:
+    with store(tmp_path) as mme:
+        mme.invoke("deep/a")
+        for ask in (mme.aws.invoke, mme.aws.stream):
+            with pytest.raises(ClientError, match="ValidationError.*any is a multi-model endpoint: TargetModel must"):
+                ask()
 
 
 def test_models_may_be_prefixes_and_archives_in_s3(tmp_path: Path) -> None:
