@@ -28,13 +28,14 @@ class S3Fetch:
         self._job = job
         self._bucket = Bucket(source.bucket)
         self._place = Place(Path(job.wanted.download_dir).absolute(), "SERVING_DOWNLOAD_DIR", job.spare_bytes)
+        self._num_whole = 0  # objects that were fetched
         self._store = Store(self._place.folder, self._bucket.endpoint, str(source))
 
     def fetch(self) -> Path:
         """Return the folder of the model, whole and as the bucket has it now."""
         is_archive = isinstance(self._source, S3Archive)
         with self._place.only_one(self._store.lock, self._source):
-            attempt(self._bring, self._source, self._job.delays_s)
+            attempt(self._bring, self._source, self._job.delays_s, reached=lambda: self._num_whole)
         return descended(self._store.model) if is_archive else self._store.model
 
     def _bring(self) -> None:
@@ -98,13 +99,17 @@ class S3Fetch:
             file.parent.mkdir(parents=True, exist_ok=True)
             if each.size == 0:  # a range of nothing cannot be read
                 file.touch()
-                self._store.record(each)
+                self._record(each)
                 self._job.progress.file_done()
         wanted = [
             Wanted(Found(each.key, each.size, each.etag), self._store.part / each.path) for each in missing if each.size
         ]
         for found in self._bucket.fetch(wanted, self._job.progress):
-            self._store.record(by_key[found.key])
+            self._record(by_key[found.key])
+
+    def _record(self, whole: StoredObject) -> None:
+        self._store.record(whole)
+        self._num_whole += 1
 
     def _unpack(self) -> None:
         """Unpack the archive beside itself, check the model in it and remove the archive. What fails leaves nothing."""

@@ -61,9 +61,11 @@ class FaultyServer:
     def replace(self, pattern: str, answer: Answer, times: int = 1) -> None:
         self._rules.append(Rule(re.compile(pattern), times, answer))
 
-    def cut(self, pattern: str, after: int, times: int = 1) -> None:
-        """Break the connection after so many bytes of the body."""
-        self._rules.append(Rule(re.compile(pattern), times, cut_after=after))
+    def cut(self, pattern: str, after: int, times: int = 1, *, held: bool = False) -> Rule:
+        """Break the connection after so many bytes of the body, if it is held when the test sets `released`."""
+        rule = Rule(re.compile(pattern), times, cut_after=after, hold_after=after if held else None)
+        self._rules.append(rule)
+        return rule
 
     def hold(self, pattern: str, after: int, times: int = 1) -> Rule:
         """Wait after so many bytes of the body until the test sets `released`."""
@@ -113,14 +115,14 @@ class FaultyServer:
                 stop = rule.cut_after if rule.cut_after is not None else rule.hold_after
                 first = answer.body if stop is None else answer.body[:stop]
                 self.wfile.write(first)
-                if rule.cut_after is not None:
-                    self.close_connection = True
-                    return
                 if rule.hold_after is not None:
                     self.wfile.flush()
                     rule.reached.set()
                     rule.released.wait(60)
-                    self.wfile.write(answer.body[len(first) :])
+                if rule.cut_after is not None:
+                    self.close_connection = True
+                    return
+                self.wfile.write(answer.body[len(first) :])
 
             do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _handle
 

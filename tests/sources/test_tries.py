@@ -38,20 +38,39 @@ def test_what_does_not_pass_in_time_is_unreachable_with_its_last_cause() -> None
     assert (raised.value.exit_code, results.num_calls) == (6, 3)
 
 
+def test_a_try_that_comes_farther_begins_the_delays_anew() -> None:
+    results = Results(*[MayPass("busy")] * 6, "here")
+    assert attempt(results, "a/b", QUICK, reached=lambda: results.num_calls // 2) == "here"
+
+
+def test_a_try_that_only_repeats_what_another_reached_does_not() -> None:
+    results = Results(*[MayPass("busy")] * 6)
+    with pytest.raises(SourceUnreachable):
+        attempt(results, "a/b", QUICK, reached=lambda: results.num_calls % 2)
+    assert results.num_calls == 3
+
+
+def test_who_asks_to_be_left_alone_is_left_alone_within_reason() -> None:
+    waited: list[float] = []
+    results = Results(MayPass("busy", 20.0), MayPass("busy", 1e9), "here")
+    assert attempt(results, "a/b", QUICK, wait=waited.append) == "here"
+    assert waited == [20.0, 300.0]
+
+
 def test_damage_is_mended_once() -> None:
     assert attempt(Results(damaged(), MayPass("busy"), "here"), "a/b", QUICK) == "here"
     with pytest.raises(ModelUnusable, match="a.json: wanted 1, found 2, twice"):
         attempt(Results(damaged(), damaged(), "here"), "a/b", QUICK)
 
 
-def test_progress_counts_the_furthest_lane_files_and_rate() -> None:
+def test_progress_counts_bytes_files_and_rate() -> None:
     now = [0.0]
     progress = Progress(clock=lambda: now[0])
     progress.begin("a/b", 100, 2)
     progress.report()
     now[0] = 2.0
-    progress.add(40, lane=1)
-    progress.add(30, lane=2)
+    progress.add(50)
+    progress.add(-10)
     progress.file_done()
     report = progress.report()
     assert (report.num_bytes, report.share, report.bytes_per_s, report.num_files) == (40, 0.4, 20.0, 1)

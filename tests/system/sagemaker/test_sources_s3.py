@@ -439,6 +439,17 @@ def test_s3_that_is_busy_for_a_moment_is_asked_again(bucket: Bucket) -> None:
     assert contents(folder) == model_files()
 
 
+def test_s3_that_often_fails_is_asked_again_as_long_as_objects_arrive(bucket: Bucket) -> None:
+    url = bucket.put("fox", model_files(1 << 20))
+    bucket.s3.fail("GET .*list-type=2", 503)
+    rule = bucket.s3.cut("GET .*/model.safetensors", after=1 << 18, times=3, held=True)
+    fetch = bucket.fetch(url, arguments=("--delays", "0.05", "--spare-bytes", "0"))
+    wait_until(lambda: fetch.progress().num_files == 2, "two of three files are there")
+    rule.released.set()
+    [folder] = fetch.folders()
+    assert contents(folder) == model_files(1 << 20)
+
+
 def test_s3_that_cannot_be_reached_five_times_is_exit_6(bucket: Bucket) -> None:
     url = bucket.put("fox", model_files())
     bucket.s3.fail("list-type", 503, times=5)
