@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -32,13 +32,13 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress:
-    """Counts what arrives. Where a library counts the same bytes twice (received, written), each count is a lane."""
+    """Counts what arrives."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._state = FetchReport()
-        self._lanes: defaultdict[int, int] = defaultdict(int)
+        self._num_bytes = 0
         self._num_files = 0
         self._samples: deque[tuple[float, int]] = deque()  # (seconds, bytes)
 
@@ -46,14 +46,13 @@ class Progress:
         """Count from zero: a source begins, a further try, or the next stage."""
         with self._lock:
             self._state = FetchReport(stage=stage, source=str(source), total_bytes=total_bytes, total_files=total_files)
-            self._lanes.clear()
-            self._num_files = 0
+            self._num_bytes = self._num_files = 0
             self._samples.clear()
 
-    def add(self, num_bytes: int, lane: int = 0) -> None:
+    def add(self, num_bytes: int) -> None:
         """Count bytes. A negative number takes bytes back that must be fetched again."""
         with self._lock:
-            self._lanes[lane] += num_bytes
+            self._num_bytes += num_bytes
 
     def file_done(self) -> None:
         with self._lock:
@@ -61,7 +60,7 @@ class Progress:
 
     def report(self) -> FetchReport:
         with self._lock:
-            num_bytes = max(0, *self._lanes.values(), 0)
+            num_bytes = max(0, self._num_bytes)
             total = self._state.total_bytes
             return msgspec.structs.replace(
                 self._state,

@@ -20,6 +20,9 @@ class HubServer(FaultyServer):
         self.token: str | None = None  # needed for every answer
         self.gated: set[str] = set()  # ids whose files need a licence
         self.listed_sizes: dict[str, int] = {}  # by path, instead of the real size
+        self.fails_each: int | None = None  # of so many requests one is answered with 503
+        self.has_ranges = True  # parts of files can be asked for
+        self.files_at: str | None = None  # another hub, to which requests for large files are redirected
 
     def publish(self, id: str, files: Files, revision: str = "main") -> str:
         """Make a commit and let the revision mean it. Returns the commit."""
@@ -29,6 +32,8 @@ class HubServer(FaultyServer):
         return commit
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if self.fails_each and len(self.requests) % self.fails_each == 0:
+            return _error(503, "busy")
         if self.token is not None and headers.get("Authorization") != f"Bearer {self.token}":
             return _error(401, "Invalid username or password.")
         parts = unquote(urlsplit(path).path).strip("/").split("/")
@@ -56,10 +61,15 @@ class HubServer(FaultyServer):
 
     def _tree(self, id: str, commit: str) -> list[dict[str, object]]:
         files = self._commits[id, commit]
-        return [
-            {"type": "file", "path": path, "size": self.listed_sizes.get(path, len(data)), "oid": _etag(data)}
-            for path, data in files.items()
-        ]
+        return [self._entry(path, data) for path, data in files.items()]
+
+    def _entry(self, path: str, data: bytes) -> dict[str, object]:
+        """A file of a listing. Of a large one git has only a pointer, and the hub names the SHA-256 of its bytes."""
+        size = self.listed_sizes.get(path, len(data))
+        entry = {"type": "file", "path": path, "size": size, "oid": hashlib.sha1(data).hexdigest()}
+        if not _is_large(path):
+            return entry
+        return entry | {"lfs": {"oid": _etag(path, data), "size": size, "pointerSize": 130}}
 
     def _commit(self, id: str, revision: str) -> str | None:
         return revision if (id, revision) in self._commits else self._revisions.get((id, revision))
@@ -72,16 +82,23 @@ class HubServer(FaultyServer):
             return _error(403, f"Access to model {id} is restricted.", "GatedRepo")
         if (data := self._commits[id, commit].get(path)) is None:
             return _error(404, "Entry not found", "EntryNotFound")
-        head = {"ETag": f'"{_etag(data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
-        if (range := headers.get("Range")) is None:
+        head = {"ETag": f'"{_etag(path, data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if self.files_at is not None and _is_large(path):
+            return Answer(302, head | {"Location": f"{self.files_at}/{id}/resolve/{revision}/{path}"})
+        if (range := headers.get("Range")) is None or not self.has_ranges:
             return Answer(200, head | {"Content-Length": str(len(data))}, data)
-        first = int(range.removeprefix("bytes=").partition("-")[0])
-        head["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
-        return Answer(206, head, data[first:])
+        first, last = range.removeprefix("bytes=").split("-")
+        part = data[int(first) : int(last) + 1 if last else None]
+        head["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
+        return Answer(206, head, part) if part else Answer(416, {"Content-Range": f"bytes */{len(data)}"})
 
 
-def _etag(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
+def _is_large(path: str) -> bool:
+    return path.endswith((".safetensors", ".bin"))
+
+
+def _etag(path: str, data: bytes) -> str:
+    return (hashlib.sha256 if _is_large(path) else hashlib.sha1)(data).hexdigest()
 
 
 def _json(value: object) -> Answer:

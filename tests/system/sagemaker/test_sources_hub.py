@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -196,7 +197,7 @@ def test_what_a_killed_process_left_is_not_taken_for_whole(hub: HubServer, reade
     assert reader.fetch(HF_HUB_OFFLINE=1).failure().exit_code == 4
     [folder] = reader.fetch().folders()
     assert contents(folder) == model_files(1 << 20)
-    assert list(reader.storage.rglob("*.incomplete")) == []
+    assert part_bytes(reader) == []
 
 
 def test_a_connection_that_breaks_is_resumed_by_bytes(hub: HubServer, reader: Reader) -> None:
@@ -205,6 +206,98 @@ def test_a_connection_that_breaks_is_resumed_by_bytes(hub: HubServer, reader: Re
     [folder] = reader.fetch().folders()
     assert contents(folder) == model_files(3 << 20)
     assert [head["range"] for path, head in hub.headers.items() if "range" in head] == [f"bytes={2 << 20}-"]
+
+
+def test_a_file_that_a_killed_process_left_is_resumed_by_bytes(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files(3 << 20))
+    hub.hold("GET .*/model.safetensors", after=2 << 20)
+    fetch = reader.fetch()
+    wait_until(lambda: part_bytes(reader) == [2 << 20], "two of three MiB are there")
+    fetch.kill()
+    again = reader.fetch()
+    [folder] = again.folders()
+    assert contents(folder) == model_files(3 << 20)
+    assert [head["range"] for head in hub.headers.values() if "range" in head] == [f"bytes={2 << 20}-"]
+    assert again.progress().num_bytes == again.progress().total_bytes == 3 << 20
+    assert part_bytes(reader) == []
+
+
+def part_bytes(reader: Reader) -> list[int]:
+    """The bytes of each file that is there in part."""
+    return [path.stat().st_size for path in reader.storage.rglob("*.incomplete")]
+
+
+def test_a_hub_that_sends_no_parts_of_files_is_asked_for_the_whole_one(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files(3 << 20))
+    hub.has_ranges = False
+    hub.hold("GET .*/model.safetensors", after=2 << 20)
+    fetch = reader.fetch()
+    wait_until(lambda: part_bytes(reader) == [2 << 20], "two of three MiB are there")
+    fetch.kill()
+    [folder] = reader.fetch().folders()
+    assert contents(folder) == model_files(3 << 20)
+
+
+def test_what_a_killed_process_left_wrong_is_fetched_anew(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files(3 << 20))
+    hub.replace("GET .*/model.safetensors", Answer(200, {"Content-Length": str(3 << 20)}, bytes(2 << 20)))
+    fetch = reader.fetch()
+    wait_until(lambda: part_bytes(reader) == [2 << 20], "two of three MiB are there")
+    fetch.kill()
+    again = reader.fetch()
+    [folder] = again.folders()
+    assert contents(folder) == model_files(3 << 20)
+    assert any("wanted SHA-256" in line and "it is fetched once more" in line for line in again.lines())
+
+
+def test_a_corrupt_file_is_fetched_once_more_then_exit_4(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files())
+    corrupt = Answer(200, {}, model_files()["model.safetensors"][:-1] + b"\0")
+    hub.replace("GET .*/model.safetensors", corrupt)
+    [folder] = reader.fetch().folders()
+    assert contents(folder) == model_files()
+    hub.publish(ID, model_files(2000))
+    hub.replace("GET .*/model.safetensors", Answer(200, {}, bytes(2000)), times=2)
+    failure = reader.fetch().failure()
+    assert (failure.exit_code, failure.label) == (4, "model_unusable")
+    assert re.fullmatch(rf"{ID}: model.safetensors: wanted SHA-256 \w+, found \w+, twice", failure.message)
+    assert [path.stat().st_size for path in (reader.storage / "blobs").iterdir() if path.stat().st_size > 100] == [1000]
+
+
+def test_a_hub_that_often_fails_is_asked_again_as_long_as_bytes_arrive(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files(3 << 20))
+    hub.cut("GET .*/model.safetensors", after=300_000, times=9)
+    [folder] = reader.fetch(arguments=("--delays", "0.05", "--spare-bytes", "0")).folders()
+    assert contents(folder) == model_files(3 << 20)
+    assert hub.num_requests("GET .*/model.safetensors") == 10
+
+
+def test_a_hub_that_fails_each_third_request_is_fetched_whole(hub: HubServer, reader: Reader) -> None:
+    files = model_files() | {f"model-{number}.safetensors": bytes([number]) * 1000 for number in range(20)}
+    hub.publish(ID, files)
+    hub.fails_each = 3
+    [folder] = reader.fetch().folders()
+    assert contents(folder) == files
+
+
+def test_a_token_does_not_follow_a_file_to_another_host(hub: HubServer, reader: Reader) -> None:
+    hub.token = "hf_right"
+    hub.publish(ID, model_files())
+    with HubServer() as other:
+        other.publish(ID, model_files())
+        hub.files_at = other.url
+        [folder] = reader.fetch(HF_TOKEN="hf_right").folders()
+        assert contents(folder) == model_files()
+        assert [request.rpartition("/")[2] for request in other.requests] == ["model.safetensors"]
+        assert all("authorization" not in head for head in other.headers.values())
+
+
+def test_a_hub_cannot_name_a_blob_outside_its_folder(hub: HubServer, reader: Reader) -> None:
+    tree = [{"type": "file", "path": "config.json", "size": 2, "oid": "../../outside"}]
+    hub.publish(ID, model_files())
+    hub.replace("GET .*/tree/", Answer(200, {"Content-Type": "application/json"}, json.dumps(tree).encode()))
+    failure = reader.fetch().failure()
+    assert failure.exit_code == 4 and "does not answer as a hub: it lists 'config.json' with the id" in failure.message
 
 
 def test_a_hub_that_falls_silent_is_asked_for_the_rest(hub: HubServer, reader: Reader) -> None:
@@ -251,7 +344,7 @@ def test_the_cached_snapshot_is_used_with_a_warning_if_the_hub_is_unreachable(hu
     assert fetch.folders() == folders
     assert any("cannot be reached" in line and "cache" in line for line in fetch.lines())
     hub.publish(ID, model_files(20))
-    hub.fail("HEAD .*/model.safetensors", 520)  # which the client does not try again by itself
+    hub.fail("GET .*/model.safetensors", 520)
     assert reader.fetch(arguments=("--delays",)).folders() == folders, "the older commit, which is whole"
 
 
