@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.lmi_dist.linear import Weight
 from handlers.lmi_dist.model import Step
-from handlers.lmi_dist.model_types import unsupported
+from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.module_adapters import ModuleAdapters
 from handlers.lmi_dist.module_outputs import ModuleOutputs
 from handlers.lmi_dist.operations import Pack
@@ -109,7 +109,7 @@ class HuggingFaceModel:
         try:
             logits = torch.cat([forward(plan) for plan in plans])
         except Exception as error:  # the model's code can raise any error when it is used in this way
-            raise ModelUnusable(f"{self._name} does not run on slots of keys and values: {error!r:.200}") from error
+            raise unsupported(self._name, f"it does not run on slots of keys and values ({error!r:.200})") from error
         tolerance = _TOLERANCES[self._model.dtype] * float(self._expected.abs().max())
         if not torch.allclose(logits, self._expected, rtol=0.0, atol=tolerance):
             raise unsupported(self._name, "it does more than attend to keys and values")
@@ -148,6 +148,8 @@ def _load(facts: ModelFacts, placement: Placement) -> PreTrainedModel:
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises a different type for each obstacle
+        if isinstance(error, KeyError) and error.args == (_NAME,):  # it has a table of attentions
+            raise unsupported(facts.path, f"{facts.name} {KEEPS_ITS_OWN}") from error
         raise ModelUnusable(f"{facts.path}: {facts.name} cannot be loaded: {cause_line(error)}") from error
     model, info = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)  # a pair, with output_loading_info
     if missing := sorted(info["missing_keys"]):

@@ -17,6 +17,7 @@ from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import folder_of
 
 DECODERS = ("ForCausalLM", "LMHeadModel")  # how the names of their classes end
+KEEPS_ITS_OWN = "has an attention of its own, which does not let lmi-dist keep its keys and values"
 RUN_HERE = (
     "lmi-dist runs Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, GPT-2, OPT, Phi, Phi-3 and other decoders of text that "
     "transformers knows and that only attend to keys and values; vLLM runs more (option.rolling_batch=vllm)"
@@ -26,6 +27,8 @@ RECURRENT = frozenset(
     "bamba falcon_h1 falcon_mamba jamba kimi_linear lfm2 lfm2_moe mamba mamba2 nemotron_h olmo_hybrid qwen3_next "
     "recurrent_gemma rwkv xlstm zamba zamba2".split()
 )
+# Types whose attention no function of ours can take over: transformers chooses among classes of their own.
+OWN_ATTENTION = frozenset({"falcon", "gpt_neo", "gptj"})
 MAPPINGS = ("auto_mappings.py", "configuration_auto.py")  # of transformers, with the name of each type in quotes
 
 
@@ -45,6 +48,8 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
         return
     if model_type in RECURRENT:
         raise unsupported(file, f"{name or model_type} does not run on attention alone")
+    if model_type in OWN_ATTENTION:
+        raise unsupported(file, f"{name or model_type} {KEEPS_ITS_OWN}")
     if (known := _types_text()) and f'"{model_type}"' not in known:
         raise unsupported(file, f"transformers {_version()} knows no model_type {shorten(model_type)}, a newer one may")
 

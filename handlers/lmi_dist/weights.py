@@ -60,7 +60,7 @@ class ModelFacts:
 def read_facts(path: str) -> ModelFacts:
     config = _read_config(path)
     for name in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
-        if not hasattr(config, name):
+        if not isinstance(value := getattr(config, name, None), int) or value < 1:
             raise unsupported(path, f"{_class_name(config)} has no {name}: it does not run on attention alone")
     architecture = describe(config)
     num_heads = config.num_attention_heads

@@ -22,6 +22,11 @@ REFUSED = {
     "a classifier": ("Qwen3ForSequenceClassification", "qwen3", "ForSequenceClassification is not a decoder of text"),
     "t5": ("T5ForConditionalGeneration", "t5", "T5ForConditionalGeneration is an encoder and a decoder"),
     "mamba": ("MambaForCausalLM", "mamba", "MambaForCausalLM does not run on attention alone"),
+    "gpt-j": (
+        "GPTJForCausalLM",
+        "gptj",
+        "GPTJForCausalLM has an attention of its own, which does not let lmi-dist keep",
+    ),
     "no such type": ("PerceptronForCausalLM", "perceptron", "knows no model_type 'perceptron', a newer one may"),
 }
 
