@@ -241,6 +241,13 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def has_variable(pid: int, variable: str) -> bool:
+    """Return whether a process was started with `NAME=TEXT` in its environment."""
+    with suppress(OSError):  # it has ended
+        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
 def _children() -> dict[int, list[int]]:
     """Return the pids of every process's children. The kernel's own list of them misses some while others end."""
     children: dict[int, list[int]] = {}

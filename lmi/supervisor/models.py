@@ -9,11 +9,13 @@ read it. When the processes of a model have ended, its folder is removed, which 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
-from lmi.runtime import ServerRuntime
+from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
 from lmi.shared import linux
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import Phase
@@ -88,7 +90,8 @@ class ModelLife:
         self._started_s = time.monotonic()
         self._unwanted_s: float | None = None  # when its entry was gone
         self._ended_s: float | None = None  # when its processes were told to end
-        self.groups: set[int] = set()  # of those processes, which have left nothing once it is empty
+        self.groups: set[int] = set()  # of those processes
+        self._strays: set[int] = set()  # that those processes started, also in sessions of their own
         model.install_first(requirements(model.config, model.runtime))
         model.name_children()
         self._enter(Phase.LOADING)
@@ -114,7 +117,7 @@ class ModelLife:
     def is_over(self) -> bool:
         """Whether nothing is left of it: no process, no process that one of its processes started, and no entry."""
         is_ended = self._ended_s is not None and not any(child.pid for child in self.processes.children)
-        return is_ended and self._unwanted_s is not None and not self.groups
+        return is_ended and self._unwanted_s is not None and not self.groups and not self._strays
 
     def close(self) -> None:
         """Remove its folder. Front ends see by this that the model is gone."""
@@ -145,14 +148,24 @@ class ModelLife:
         self._retire()
         self._ended_s = now
         self.groups = {child.pid for child in self.processes.children if child.pid is not None}
+        self._strays = self._find_strays(chain.from_iterable(map(linux.descendants, self.groups)))
         for child in self.processes.children:
             child.send(signal.SIGTERM)
 
     def _kill_late(self, now: float) -> None:
         assert self._ended_s is not None
         self.groups = set(filter(linux.is_group_alive, self.groups))  # the system uses the others' numbers again
+        self._strays = self._find_strays(self._strays)
         if now - self._ended_s >= KILL_S:
             for child in self.processes.children:
                 child.send(signal.SIGKILL)
             for group in self.groups:
                 linux.send(group, signal.SIGKILL, to_group=True)
+            for pid in self._strays:
+                linux.send(pid, signal.SIGKILL)
+
+    def _find_strays(self, known: Iterable[int]) -> set[int]:
+        """Return which of the known processes are left, and those whose environment shows that they are the model's."""
+        known, variable = set(known), f"{ENVIRONMENT_NAME}={self.processes.runtime.path}"
+        ours = linux.descendants(os.getpid())
+        return {pid for pid in ours if pid in known or linux.has_variable(pid, variable)}

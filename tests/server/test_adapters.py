@@ -315,7 +315,12 @@ def faulty(**changes: object) -> dict[str, object]:
         ("?name=old", faulty(), 400, "name must be the same in the query and the body, given 'new'"),
         ("?pin=true", faulty(pin=False), 400, "pin must be the same in the query and the body, given false"),
         ("", faulty(preload=False, pin=True), 400, "preload must be true with pin=true, given false"),
-        ("", faulty(name="a/b"), 400, "name must be 1 to 256 letters, digits and . _ : -, with a letter or digit first"),
+        (
+            "",
+            faulty(name="a/b"),
+            400,
+            "name must be 1 to 256 letters, digits and . _ : -, with a letter or digit first",
+        ),
         ("", faulty(name="../x"), 400, "name must be 1 to 256"),
         ("", faulty(name="x" * 257), 400, "name must be 1 to 256"),
         ("", faulty(name="a b"), 400, "name must be 1 to 256"),

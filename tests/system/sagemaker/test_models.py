@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi.shared.linux import descendants
 from tests.served import serve
 from tests.system.container import ROOT, wait_until, write_model
 from tests.system.engines.foreign_engine import write_adapter
@@ -123,13 +124,15 @@ def test_a_client_that_leaves_does_not_end_its_load(server: SeveralServer) -> No
     assert server.invoke("left-alone").status == 200
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", "%2e%2e", "a b", "a?b", "a#b", "é", "a" * 257, 7, None])
+@pytest.mark.parametrize(
+    "name", ["", "../x", "..", ".hid", "<b>", "~", "a/b", "%2e%2e", "a b", "é", "a" * 257, 7, None]
+)
 def test_a_name_that_is_none_is_refused(server: SeveralServer, name: object) -> None:
     answer = server.request("POST", "/models", {"model_name": name, "url": server.model("fine")})
     assert answer.status == 400 and error_of(answer).startswith("model_name must be ")
 
 
-@pytest.mark.parametrize("name", ["..", "a" * 256, "~", "index.json", "a\\b"])
+@pytest.mark.parametrize("name", ["a..b", "a" * 256, "a:b_c-d", "index.json"])
 def test_a_strange_name_is_only_a_name(server: SeveralServer, name: str) -> None:
     assert server.load(name, server.model("strange")).status == 200
     assert [model["modelName"] for model in server.listed()["models"]] == [name]
@@ -316,6 +319,35 @@ def test_an_adapter_s_name_means_the_model_that_has_it(server: SeveralServer) ->
         ("formal", "based"),
         ("plain", None),
     ]
+
+
+STARTER = """
+import os, subprocess, sys
+from djl_python import Output
+SLEEP = [sys.executable, "-c", "import time; open({file!r}, 'a').close(); time.sleep(600)"]
+subprocess.Popen(SLEEP, start_new_session=True, env={{}})
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, SLEEP)
+    os._exit(0)
+def handle(inputs):
+    return None if inputs.is_empty() else Output().add("x")
+"""
+
+
+def test_what_user_code_started_ends_with_its_model(server: SeveralServer, tmp_path: Path) -> None:
+    url, file = server.model("starter", engine="auto"), str(tmp_path / "started")
+    (Path(url) / "model.py").write_text(STARTER.format(file=file))
+    assert server.load("starter", url).status == 200
+    supervisor = server.pid("lmi-supervisor")
+
+    def started() -> list[int]:
+        return [pid for pid in descendants(supervisor) if file in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    wait_until(lambda: len(started()) == 2, "both of its processes run")
+    assert server.unload("starter").status == 200
+    assert started() == []
 
 
 def test_a_model_may_be_user_code(server: SeveralServer) -> None:
