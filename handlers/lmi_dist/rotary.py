@@ -61,7 +61,8 @@ def stable_context_length(config: Any) -> int:
         first_stage = first_stage or getattr(config, "original_max_position_embeddings", None) or longest
         if first_stage < longest:
             rule = parameters["rope_type"]
-            log.warning("the context ends at %d tokens: %s scaling beyond it is not built", first_stage, rule)
+            why = "the context ends at %d tokens: beyond it %s scaling would change the keys of earlier tokens"
+            log.warning(why, first_stage, rule)
             longest = first_stage
     return longest
 

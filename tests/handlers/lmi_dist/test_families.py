@@ -14,12 +14,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.families import describe
+from handlers.lmi_dist.rotary import _FIXED_SCALINGS
 from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.weights import read_facts
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.play import Player, load_native, load_runner, play_together, random_players
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model
 
+ROOT = Path(__file__).resolve().parents[3]
 OURS = [
     family for family in FAMILIES if family not in ("olmo2", "olmo2_tied", "llama_deep")
 ]  # the families that the generic decoder knows
@@ -118,7 +120,14 @@ def test_the_context_ends_where_rope_would_change_with_the_length(caplog: pytest
     with caplog.at_level(logging.WARNING):
         architecture = describe(config)
     assert architecture is not None and architecture.context_length == 256
-    assert "256 tokens" in caplog.text
+    assert "256 tokens: beyond it dynamic scaling would change the keys of earlier tokens" in caplog.text
+
+
+def test_the_page_of_what_works_says_which_rope_scalings_end_the_context_early_and_why() -> None:
+    text = (ROOT / "handlers" / "README.md").read_text()
+    [whole, early] = next(part for part in text.split("\n\n") if part.startswith("**Context.**")).split("With ", 1)
+    assert all(f"`{kind}`" in whole for kind in ("default", *_FIXED_SCALINGS) if kind != "longrope")
+    assert all(f"`{kind}`" in early for kind in ("dynamic", "longrope")) and "cached keys would be wrong" in early
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
