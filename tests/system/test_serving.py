@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from huggingface_hub import InferenceClient
 
+from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK
 from tests.machine import MAX_TRIES
 from tests.served import Server
 from tests.system.container import Answer, wait_until
@@ -268,6 +269,26 @@ def test_metrics_of_two_workers_add_up_to_what_the_clients_saw(tiny: Server) -> 
     assert ends == len(good)
     assert grown["lmi_inter_token_latency_seconds_count"] == sum(counts) - len(good)
     assert after["lmi_engines_ready"] == 1 and grown["lmi_engine_restarts_total"] == 0
+
+
+def test_a_client_cannot_read_the_prompt_of_another_off_the_cached_tokens(tiny: Server) -> None:
+    """It guesses the next token of a prompt whose beginning it knows, within the first block and after it."""
+
+    def told(*token_ids: int) -> tuple[int, float]:
+        before = tiny.metrics()["lmi_prompt_tokens_cached_total"]
+        answer = tiny.post({"prompt": list(token_ids), "max_tokens": 1}, "/v1/completions")
+        assert answer.status == 200, answer.body
+        usage = json.loads(answer.body)["usage"]
+        wait_until(tiny.is_idle, "all is counted")
+        counted = tiny.metrics()["lmi_prompt_tokens_cached_total"] - before
+        return usage["prompt_tokens_details"]["cached_tokens"], counted
+
+    secret, wrong, rest = [5 + place * 7 % 250 for place in range(100)], 300, [301] * 80
+    told(*secret)
+    for num_known in (0, 7, 40, 62, 64, 70, 98):
+        num_cached = num_known // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
+        for guess in (secret[num_known], wrong):
+            assert told(*secret[:num_known], guess, *rest) == (num_cached, num_cached), num_known
 
 
 def workers(server: Server) -> list[str]:
