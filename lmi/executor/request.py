@@ -75,7 +75,7 @@ class Request(_Arguments, frozen=True, kw_only=True):
     kv_cache_retention_config: KvCacheRetentionConfig | None = None
     prompt_tuning_config: PromptTuningConfig | None = None
     external_draft_tokens_config: ExternalDraftTokensConfig | None = None
-    cache_salt: str | None = None  # prompts share cached keys and values only if they have the same salt
+    cache_salt: str | None = None  # prompts share what is cached only if they have the same; without one whole blocks
 
     def __post_init__(self) -> None:
         if not self.input_token_ids:
