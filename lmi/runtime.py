@@ -194,7 +194,9 @@ class Runtime:
     def sessions(self) -> Sessions | None:
         """Return the sessions of this server, or None if they are switched off."""
         server = self.config.server
-        return Sessions(self.sessions_path, server.sessions_expiration_s) if server.enable_sessions else None
+        if not server.enable_sessions:
+            return None
+        return Sessions(self.sessions_path, server.sessions_expiration_s, server.max_sessions)
 
     @property
     def sessions_path(self) -> Path:

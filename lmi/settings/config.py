@@ -37,6 +37,7 @@ class ServerConfig:
     enable_sessions: bool = True
     sessions_expiration_s: float = 1200.0  # after a session was opened
     sessions_path: str | None = None  # None: in the runtime folder
+    max_sessions: int = 20_000  # open at once
     management: bool = True  # the routes that change models and adapters
     max_adapters: int = 128  # registered ones of a model
     adapter_roots: tuple[str, ...] = ()  # folders below which registered adapters may lie

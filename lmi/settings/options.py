@@ -197,6 +197,12 @@ OPTIONS = (
         platform=("SAGEMAKER_SESSIONS_PATH",),
     ),
     Option(
+        "option.max_sessions",
+        "server.max_sessions",
+        integer(1),
+        "sessions that are open at once; a client may have as many as are free, so one alone has half of them",
+    ),
+    Option(
         "management",
         "server.management",
         BOOLEAN,

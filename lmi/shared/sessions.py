@@ -1,22 +1,27 @@
 """The open sessions of a server: one folder each, which every process of the server may read and write.
 
-    ID/session.json   the id, and when the session expires
+    ID/session.json   the id, who opened it, and when the session expires
     ID/…              what the model's own code keeps in it
+    .open/            files as long as the number of open sessions: of all, and of each owner
 
 A session is made under another name and renamed, so a reader sees a whole session or none. A process that opens or
-removes one holds the lock of the folder, so the limit is exact. An id is a random UUID, and only such an id ever
-becomes part of a path.
+removes one holds the lock of the folder, so the limits are exact. An owner may hold as many sessions as places are
+free, so nobody takes the last place from others. An id is a random UUID, and only such an id ever becomes part of a
+path.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
+import math
 import os
 import re
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,10 +30,12 @@ import msgspec
 
 from lmi.errors import LmiError, shorten
 
-MAX_SESSIONS = 10_000
+MAX_SESSIONS = 20_000  # so one owner alone may hold half of them
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 FILE = "session.json"
 HIDDEN = "."  # begins the name of a session that is being made or removed
+COUNTS, ALL = ".open", "all"
+SCAN_S, FULL_SCAN_S = 60.0, 1.0  # between two scans for sessions that have expired, and where there is no room
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +60,7 @@ class SessionFailed(LmiError):
 class Session(msgspec.Struct, frozen=True):
     id: str
     expires_s: float  # since the epoch
+    owner: str = ""  # what names who opened it: a hash
 
     @property
     def has_expired(self) -> bool:
@@ -70,17 +78,20 @@ class Sessions:
         self._expiration_s = expiration_s
         self._max_sessions = max_sessions
         self._known: dict[str, Session] = {}  # those that were read before; a session never changes
+        self._scanned_s = -math.inf
 
-    def open(self) -> Session:
-        """Open a session. Raises SessionFailed if there are too many, or if it cannot be written."""
+    def open(self, owner: str = "") -> Session:
+        """Open a session of an owner. Raises SessionFailed if there are too many, or if it cannot be written."""
+        owner = hashlib.sha256(owner.encode()).hexdigest()[:32]
         try:
             with self._lock():
-                num_open = self._remove_expired()
-                if num_open >= self._max_sessions:
-                    raise SessionFailed(f"{num_open} sessions are open, there is no room for another one")
-                return self._make()
+                self._check_room(owner)
+                session = self._make(owner)
+                self._count(owner, 1)
+                return session
         except OSError as error:
-            raise SessionFailed(f"no session can be created in {self._path}: {error.strerror}") from None
+            log.error("no session can be created in %s: %s", self._path, error.strerror)
+            raise SessionFailed(f"no session can be created: {error.strerror}") from None
 
     def find(self, session_id: str) -> Session | None:
         """Return the session, which may have expired, or None if no session has this id."""
@@ -88,15 +99,17 @@ class Sessions:
 
     def close(self, session_id: str) -> bool:
         """Remove a session with its files. Returns False if no session has this id. Raises SessionFailed."""
-        if self.find(session_id) is None:
+        if (session := self.find(session_id)) is None:
             return False
         try:
             with self._lock():
                 hidden = self._hide(session_id)
+                self._count(session.owner, -1)
         except FileNotFoundError:  # another process was faster
             return False
         except OSError as error:
-            raise SessionFailed(f"the session cannot be removed from {self._path}: {error.strerror}") from None
+            log.error("the session %s cannot be removed from %s: %s", session_id, self._path, error.strerror)
+            raise SessionFailed(f"the session cannot be removed: {error.strerror}") from None
         shutil.rmtree(hidden, ignore_errors=True)
         return True
 
@@ -110,8 +123,45 @@ class Sessions:
         """Return the folder of a session that was found."""
         return self._path / session_id
 
-    def _remove_expired(self) -> int:
-        """Remove what has expired. Returns the number of open sessions."""
+    def _check_room(self, owner: str) -> None:
+        """Raise SessionFailed unless another session of the owner has room. Sessions that have expired make room."""
+        if time.monotonic() - self._scanned_s >= (FULL_SCAN_S if self._is_full(owner) else SCAN_S):
+            self._remove_expired()
+        if not self._is_full(owner):
+            return
+        num_open, num_own = self._num_open(ALL), self._num_open(owner)
+        if num_open >= self._max_sessions:
+            raise SessionFailed(f"{num_open} sessions are open, there is no room for another one")
+        free = self._max_sessions - num_open
+        raise SessionFailed(f"{num_own} sessions of this client are open, and it may have as many as are free ({free})")
+
+    def _is_full(self, owner: str) -> bool:
+        return self._num_open(owner) >= self._max_sessions - self._num_open(ALL)
+
+    def _num_open(self, owner: str) -> int:
+        try:
+            return (self._path / COUNTS / owner).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _count(self, owner: str, by: int) -> None:
+        """Note that sessions of an owner were opened, or closed if `by` is negative."""
+        for name in (owner, ALL):
+            self._set_count(name, max(0, self._num_open(name) + by))
+
+    def _set_count(self, owner: str, number: int) -> None:
+        folder = self._path / COUNTS
+        if number:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with open(folder / owner, "ab") as file:
+                file.truncate(number)
+            return
+        (folder / owner).unlink(missing_ok=True)
+        with suppress(OSError):  # there are others
+            folder.rmdir()
+
+    def _remove_expired(self) -> None:
+        """Remove what has expired, and count the others, whose files may have been removed by their own code."""
         open_sessions = {}
         for name in os.listdir(self._path):
             session = self._known.get(name) or self.find(name)
@@ -121,11 +171,15 @@ class Sessions:
                 shutil.rmtree(self._hide(name), ignore_errors=True)
             elif ID.fullmatch(name.removeprefix(HIDDEN)):
                 shutil.rmtree(self._path / name, ignore_errors=True)
-        self._known = open_sessions
-        return len(open_sessions)
+        self._known, self._scanned_s = open_sessions, time.monotonic()
+        counted = Counter(session.owner for session in open_sessions.values()) + Counter({ALL: len(open_sessions)})
+        known = os.listdir(self._path / COUNTS) if (self._path / COUNTS).is_dir() else []
+        for owner in {*known, *counted}:
+            if self._num_open(owner) != counted[owner]:
+                self._set_count(owner, counted[owner])
 
-    def _make(self) -> Session:
-        session = Session(str(uuid.uuid4()), time.time() + self._expiration_s)
+    def _make(self, owner: str) -> Session:
+        session = Session(str(uuid.uuid4()), time.time() + self._expiration_s, owner)
         hidden = self._path / (HIDDEN + session.id)
         try:
             hidden.mkdir(mode=0o700)

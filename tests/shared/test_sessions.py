@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi.shared.sessions import FILE, HIDDEN, SessionFailed, Sessions
+from lmi.shared.sessions import COUNTS, FILE, HIDDEN, SessionFailed, Sessions
+from tests.machine import measurements
 
 HOSTILE = ["", ".", "..", "../x", "/etc/passwd", "a/b", "NEW_SESSION", "session.json", "\0", "é" * 36, "0" * 36]
 
@@ -37,14 +39,14 @@ def test_the_files_of_a_session_go_with_it(tmp_path: Path) -> None:
     assert not sessions.folder(session.id).exists()
 
 
-def test_an_expired_session_goes_when_another_is_opened_and_when_somebody_cleans(tmp_path: Path) -> None:
-    short, long = Sessions(tmp_path, 0.01), Sessions(tmp_path, 60)
+def test_an_expired_session_goes_when_another_needs_its_place_and_when_somebody_cleans(tmp_path: Path) -> None:
+    short, long = (Sessions(tmp_path, expiration_s, max_sessions=3) for expiration_s in (0.01, 60))
     first = short.open()
     time.sleep(0.02)
     assert short.find(first.id) == first and first.has_expired
     second = long.open()
     assert long.find(first.id) is None and long.find(second.id) == second
-    third = short.open()
+    third = short.open("another")
     time.sleep(0.02)
     long.remove_expired()
     assert long.find(third.id) is None and long.find(second.id) == second
@@ -59,16 +61,65 @@ def test_there_are_never_more_than_the_limit_however_many_open_one_at_once(tmp_p
     code = (
         "import sys; from pathlib import Path; from lmi.shared.sessions import *\n"
         "sessions = Sessions(Path(sys.argv[1]), 60, max_sessions=50)\n"
-        "try:\n  while True: sessions.open()\n"
+        "try:\n  for number in range(99): sessions.open(f'{sys.argv[2]}-{number}')\n"
         "except SessionFailed as error: print(error)"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(n)], stdout=subprocess.PIPE, text=True)
+        for n in range(3)
     ]
     said = [process.communicate(timeout=60)[0].strip() for process in started]
     assert said == ["50 sessions are open, there is no room for another one"] * 3
-    assert len(list(tmp_path.iterdir())) == 50
+    assert len(names(tmp_path)) == 50
+
+
+def test_an_owner_has_as_many_sessions_as_are_free_so_nobody_takes_the_last_place(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, 60, max_sessions=20)
+
+    def opened(owner: str) -> list[str]:
+        ids = []
+        with pytest.raises(SessionFailed, match="of this client are open, and it may have as many as are free|no room"):
+            while True:
+                ids.append(sessions.open(owner).id)
+        return ids
+
+    greedy = [opened("a"), opened("b"), opened("c")]
+    assert [len(ids) for ids in greedy] == [10, 5, 3]
+    sessions.open("d")
+    sessions.close(greedy[0][0])
+    sessions.open("e")
+    assert opened("a") == [], "its own place went to another"
+
+
+def test_the_count_of_sessions_is_mended_when_somebody_cleans(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, 60, max_sessions=4)
+    for session in (sessions.open(), sessions.open()):
+        shutil.rmtree(sessions.folder(session.id))  # as the model's own code may do
+    sessions.remove_expired()
+    assert names(tmp_path) == [] and not (tmp_path / COUNTS).exists()
+    assert sessions.open() and sessions.open()
+
+
+def test_the_ten_thousandth_session_opens_as_fast_as_the_first(tmp_path: Path) -> None:
+    for measurement in measurements():
+        sessions = Sessions(tmp_path / str(measurement), 60)
+        first_s = timed(sessions, 100)
+        for _ in range(9800):
+            sessions.open()
+        with measurement.within(4 * first_s):
+            timed(sessions, 100)
+
+
+def timed(sessions: Sessions, number: int) -> float:
+    """The seconds that it takes to open so many sessions."""
+    started_s = time.monotonic()
+    for _ in range(number):
+        sessions.open()
+    return time.monotonic() - started_s
+
+
+def names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir() if file.name != COUNTS]
 
 
 def test_one_of_many_that_close_a_session_at_once_closes_it(tmp_path: Path) -> None:
@@ -89,7 +140,7 @@ def test_what_a_dead_process_left_half_done_goes(tmp_path: Path) -> None:
     (tmp_path / broken / FILE).write_text('{"id": 5')
     assert sessions.find(half_removed) is None and sessions.find(broken) is None
     sessions.remove_expired()
-    assert [file.name for file in tmp_path.iterdir()] == [session.id]
+    assert names(tmp_path) == [session.id]
 
 
 def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
@@ -106,13 +157,14 @@ def test_only_a_random_uuid_is_looked_for(tmp_path: Path, given: str) -> None:
     (tmp_path / FILE).write_text("{}")
     assert sessions.find(given) is None and not sessions.close(given)
     assert sessions.find(session.id.upper()) is None
-    assert [file.name for file in (tmp_path / "sessions").iterdir()] == [session.id]
+    assert names(tmp_path / "sessions") == [session.id]
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SessionFailed, match=f"no session can be created in {tmp_path}/file/x: Not a directory"):
+    with pytest.raises(SessionFailed, match="^no session can be created: Not a directory$"):
         Sessions(tmp_path / "file" / "x", 60).open()
+    assert f"no session can be created in {tmp_path}/file/x: Not a directory" in caplog.text
 
 
 def test_a_disk_without_room_leaves_nothing_behind(tmp_path: Path) -> None:
