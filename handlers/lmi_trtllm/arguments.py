@@ -80,6 +80,8 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
     if faults:
         raise BadConfiguration("\n".join(faults))
     defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS  # guides need the tokenizer
+    if (config.max_beam_width or 1) > 1:  # a search may answer once, at its end; its iterations show that it goes on
+        defaults = {**defaults, "enable_iter_perf_stats": True}
     return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
 
 

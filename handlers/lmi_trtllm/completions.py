@@ -1,7 +1,7 @@
 """Reads one CompletionOutput of TensorRT-LLM, a sequence or a beam: its tokens, its log-probs and its end.
 
-It does not rely on how the engine reports. Log-probs are those of all tokens or of the new ones, which their number
-says. The token that ended a sequence may have been cut off, and is put back. The reason of the end may be missing.
+It does not rely on how the engine reports. The token that ended a sequence may have been cut off, and is put back. The
+reason of the end may be missing.
 Checked against the published sources of the 1.2 line and of main.
 """
 
@@ -64,16 +64,6 @@ def end_of(completion: CompletionOutput, sequence: Sequence) -> FinishReason | E
         return OutputFault(f"the engine ended it: {reason}")
     is_word = completion.stop_reason is not None and completion.stop_reason not in sequence.end_ids
     return FinishReason.STOP_WORDS if is_word else FinishReason.END_ID
-
-
-def entries_from(log_probs: SequenceOf[Entry], first: int, num_tokens: int, *, is_over: bool) -> list[Entry]:
-    """The log-probs from token `first` on, of a sequence that has `num_tokens`; fewer if the engine is behind.
-
-    At the end there may be one more, that of a token which was cut off.
-    """
-    num_over = len(log_probs) - (num_tokens - first)
-    is_of_new = len(log_probs) < first or (len(log_probs) < num_tokens and 0 <= num_over <= is_over)
-    return list(log_probs if is_of_new else log_probs[first:])
 
 
 def of_entries(token_ids: SequenceOf[int], entries: SequenceOf[Entry], num_top: int) -> LogProbs:

@@ -141,7 +141,13 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         return Work(name_of(sequence), token_ids, params, self._more(sequence), sequence, self._is_streamed(sequence))
 
     def _is_streamed(self, sequence: Sequence) -> bool:
-        """A step of a stream has the row of its last token only, so rows of several tokens come at the end."""
+        """Whether each step may be told, not only the end.
+
+        A step of a search restates its beams and appends to their log-probs, which are then those of other tokens. A
+        step of a stream has the row of its last token only.
+        """
+        if sequence.search is not None and sequence.request.output_config.return_log_probs:
+            return False
         return sequence.captured is None or self._trtllm.arguments.stream_interval == 1
 
     def _more(self, sequence: Sequence) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tensorrt_llm.llmapi import RequestOutput
 from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
 from handlers.lmi_trtllm import beams, captured
-from handlers.lmi_trtllm.completions import Ends, OutputFault, cut_off, end_of, entries_from, of_entries, of_logits
+from handlers.lmi_trtllm.completions import Ends, OutputFault, cut_off, end_of, of_entries, of_logits
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Cursor:
             token_ids += cut_off(completion, self._ends)
         new, log_probs = token_ids[self._num_read :], None
         if self._wants_log_probs:
-            entries = entries_from(completion.logprobs or (), self._num_read, num_reported, is_over=output.finished)
+            entries = (completion.logprobs or [])[self._num_read :]  # at the end also that of a token that was cut off
             new = new[: len(entries)]
             if output.finished and self._num_read + len(new) < num_reported:
                 raise OutputFault("the engine reported fewer log-probs than tokens")

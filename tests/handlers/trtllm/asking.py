@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from lmi.executor import Executor, Response
@@ -12,6 +14,7 @@ from tests.tiny_models import tiny_model
 FAMILY = "llama_wide"
 MAX_NUM_SEQUENCES = 4
 CONTEXT_LENGTH = 512
+WAIT_S = 30.0
 
 
 def start(executor_class: Any, *, max_beam_width: int = 1, **options: str) -> Any:
@@ -32,3 +35,10 @@ def answers(executor: Executor, **fields: Any) -> list[Response]:
 
 def tokens(executor: Executor, **fields: Any) -> list[int]:
     return run(executor, **fields).output_token_ids[0]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)

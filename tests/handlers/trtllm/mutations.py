@@ -109,14 +109,18 @@ MUTATIONS = [
         "cancelled",
     ),
     Mutation(
-        "log-probs that are off by one", "completions", "log_probs[first:]", "log_probs[first + 1 :]", "log_probs"
+        "log-probs that are off by one",
+        "outputs",
+        "(completion.logprobs or [])[self._num_read :]",
+        "(completion.logprobs or [])[self._num_read + 1 :]",
+        "log_probs",
     ),
     Mutation(
-        "log-probs taken for those of all tokens",
-        "completions",
-        "is_of_new = len(log_probs) < first or",
-        "is_of_new = False and",
-        "log_probs",
+        "log-probs of a search that streams",
+        "executor",
+        "if sequence.search is not None and",
+        "if False and",
+        "beams",
     ),
     Mutation(
         "the prompt's log-probs off by one",

@@ -81,6 +81,7 @@ def test_our_options_reach_the_arguments_of_llm(arguments: ModuleType, folder: P
         "pipeline_parallel_size": 3,
         "trust_remote_code": True,
         "guided_decoding_backend": "xgrammar",
+        "enable_iter_perf_stats": True,  # a search that answers at its end shows so that it goes on
     }
 
 

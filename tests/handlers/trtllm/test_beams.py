@@ -10,7 +10,7 @@ import pytest
 from lmi.errors import InvalidParameter, Unsupported
 from lmi.executor import FinishReason, OutputConfig, SamplingConfig
 from tests.conformance.asking import ask, finish, run
-from tests.handlers.trtllm.asking import answers, start
+from tests.handlers.trtllm.asking import answers, start, until
 from tests.handlers.trtllm.double import double, knobs
 
 WIDTH = 3
@@ -38,11 +38,25 @@ def test_an_answer_has_the_best_beams_first_with_parallel_log_probs(executor: An
 
 
 def test_each_response_of_a_stream_restates_all_beams(executor: Any) -> None:
-    asked = {"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, "max_tokens": 60}
-    *parts, last = answers(executor, streaming=True, **asked)
-    assert last.get_result().output_token_ids == beams(executor, **asked).output_token_ids
+    *parts, last = answers(executor, streaming=True, sampling_config=BEAMS, max_tokens=60)
+    assert last.get_result().output_token_ids == beams(executor, max_tokens=60).output_token_ids
     lengths = [[len(ids) for ids in part.get_result().output_token_ids] for part in parts]
     assert lengths and lengths == sorted(lengths) and all(len(one) == WIDTH for one in lengths)
+
+
+def test_a_search_with_log_probs_answers_once_because_its_steps_do_not_reorder_them(executor: Any) -> None:
+    asked = {"sampling_config": BEAMS, "output_config": WITH_LOG_PROBS, "max_tokens": 60}
+    [only] = answers(executor, streaming=True, **asked)
+    assert only.get_result() == beams(executor, **asked)
+
+
+def test_a_search_that_answers_at_its_end_shows_that_it_goes_on(executor: Any) -> None:
+    with knobs(step_s=0.02):
+        request_id = executor.enqueue_request(ask(sampling_config=BEAMS, output_config=WITH_LOG_PROBS, max_tokens=400))
+        executor.get_latest_iteration_stats()
+        until(lambda: len(executor.get_latest_iteration_stats()) > 0)
+        assert executor.get_num_responses_ready(request_id) == 0
+        executor.cancel_request(request_id)
 
 
 def test_fewer_beams_are_returned_than_searched_if_fewer_are_asked_for(executor: Any) -> None:

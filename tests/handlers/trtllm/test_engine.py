@@ -26,11 +26,10 @@ from lmi.executor import (
 )
 from tests.conformance.asking import TIMEOUT_S, ask, finish
 from tests.descriptors import many_descriptors
-from tests.handlers.trtllm.asking import answers, start, tokens
+from tests.handlers.trtllm.asking import answers, start, tokens, until
 from tests.handlers.trtllm.double import double, knobs
 
 LONG = 400  # tokens
-WAIT_S = 30.0
 SLOW_S = 0.02  # of a step, so that LONG takes seconds
 WAIT_FOR_OUTPUT_S = 0.1  # of the engine's thread
 
@@ -59,13 +58,6 @@ def begin(executor: Any, **fields: Any) -> int:
     request_id: int = executor.enqueue_request(ask(**{"max_tokens": LONG, "streaming": True, **fields}))
     assert executor.await_responses(request_id, TIMEOUT_S)
     return request_id
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("finish_after_abort", ["next step", "late", "never"])

@@ -17,8 +17,7 @@ from tests.handlers.trtllm.facts import PROFILES
 Answer = tuple[list[int], list[float], list[FinishReason]]
 HABITS: list[dict[str, Any]] = [
     {"end_token": "dropped"},
-    {"log_probs": "incremental"},
-    {"log_probs": "incremental", "end_token": "dropped", "tokens_per_step": 3},
+    {"end_token": "dropped", "tokens_per_step": 3},
     {"end_token": "dropped whole"},
     {"log_prob_form": "floats"},
     {"tokens_per_step": 3},

@@ -133,13 +133,12 @@ def test_an_end_that_nobody_asked_for_is_an_error(reader: Reader, reason: str) -
 
 
 @pytest.mark.parametrize("reader", [WITH_LOG_PROBS], indirect=True)
-@pytest.mark.parametrize("is_cumulative", [True, False])
 @pytest.mark.parametrize("form", [lambda token_id, value: value, lambda token_id, value: {token_id: value, 99: -9.0}])
-def test_log_probs_are_those_of_their_tokens_in_every_form(reader: Reader, is_cumulative: bool, form: Any) -> None:
+def test_log_probs_are_those_of_their_tokens_in_every_form(reader: Reader, form: Any) -> None:
     steps, known = ([4], [5, 6], [4], [END]), list[int]()
     for number, new in enumerate(steps):
         known += new
-        entries = [form(token_id, -float(token_id)) for token_id in (known if is_cumulative else new)]
+        entries = [form(token_id, -float(token_id)) for token_id in known]
         is_last = number == len(steps) - 1
         reader.read(list(known), logprobs=entries, finished=is_last, finish_reason="stop" if is_last else None)
     assert reader.ids == [4, 5, 6, 4, END]
@@ -245,9 +244,8 @@ def executor(line: str) -> Iterator[Any]:
 FORMS: list[dict[str, Any]] = [
     {},
     {"end_token": "dropped"},
-    {"log_probs": "incremental"},
     {"tokens_per_step": 3},
-    {"tokens_per_step": 3, "log_probs": "incremental", "end_token": "dropped"},
+    {"tokens_per_step": 3, "end_token": "dropped"},
 ]
 
 

@@ -38,7 +38,6 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hangs: bool = False  # it makes no step and reports nothing
     error_budget: int | None = None  # failed requests that the engine survives; None: any number
     end_token: Literal["kept", "dropped", "dropped whole"] = "kept"  # "dropped": its log-prob stays
-    log_probs: Literal["cumulative", "incremental"] = "cumulative"
     log_prob_form: Literal["dicts", "floats"] = "dicts"  # of each position: its best tokens, or only the chosen one's
     chosen_log_prob: Literal["there", "missing"] = "there"  # missing if the token is not among the asked best
     guides_without_backend: Literal["by line", "ignored", "refused"] = "by line"

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.handlers.trtllm.double.knobs import current
 from tests.handlers.trtllm.double.responses import Channel, Death, Finish, News, Refusal, Response
 
 log = logging.getLogger("tensorrt_llm")
@@ -54,7 +53,6 @@ class RequestOutput:
         ]
         for output in self._outputs:
             output._last_token_ids_len = output._last_logprobs_len = output._last_text_len = 0
-            output._num_log_probs = 0
         self._is_done = self._is_aborted = False
         self._context_logits = self._error = None
         self._num_iterations = self._num_cached_tokens = 0
@@ -205,10 +203,9 @@ class RequestOutput:
             self._note_end(output, news.reasons[beam])
 
     def _update_log_probs(self, output: Any, log_probs: list[Any]) -> None:
-        known, output._num_log_probs = output._num_log_probs, len(log_probs)
-        is_incremental = current().log_probs == "incremental" and not self._params.use_beam_search
-        output._last_logprobs_len = 0 if is_incremental else known
-        output.logprobs = log_probs[known:] if is_incremental else log_probs
+        """Append, of a beam too, though its tokens are restated and may now be others."""
+        known = output._last_logprobs_len = len(output.logprobs)
+        output.logprobs = output.logprobs + log_probs[known:]
 
     def _note_end(self, output: Any, reason: Finish) -> None:
         output.finish_reason = REASONS.get(reason)
@@ -245,7 +242,6 @@ class CompletionOutput:
     _last_token_ids_len: int
     _last_logprobs_len: int
     _last_text_len: int
-    _num_log_probs: int
 
     @property
     def length(self) -> int:
