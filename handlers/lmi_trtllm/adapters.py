@@ -10,14 +10,14 @@ What the engine would leave out of an adapter with no more than a line in its lo
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from tensorrt_llm import LLM, SamplingParams
-from tensorrt_llm.llmapi import LoRARequest
-from tensorrt_llm.lora_helper import LoraConfig
+from tensorrt_llm.llmapi import LoRARequest, TorchLlmArgs
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.lmi_trtllm import beams
@@ -25,24 +25,15 @@ from lmi.errors import Unsupported, shorten
 from lmi.executor import SamplingConfig
 from lmi.settings.adapters import CONFIG, WEIGHTS
 
+if TYPE_CHECKING:
+    from tensorrt_llm.llmapi.llm_args import LoraConfig
+else:  # its module has moved, so the argument that takes one says which class it is
+    LoraConfig = get_args(TorchLlmArgs.model_fields["lora_config"].annotation)[0]
+
 NO_PIN = "TensorRT-LLM pins no adapter; those that were used last stay, as many as option.max_loras says"
+WAY_OUT = '(option.lora_config={"trtllm_modules_to_hf_modules": …} adds names)'
 MAX_LORAS = 4  # where no option says it, as on the other engines
-# The linears that the engine can have low ranks of, by its names for them, with the last part of those in checkpoints.
-MODULES = {
-    "attn_q": "q_proj",
-    "attn_k": "k_proj",
-    "attn_v": "v_proj",
-    "attn_qkv": "qkv_proj",
-    "attn_dense": "o_proj",
-    "mlp_h_to_4h": "gate_proj",
-    "mlp_4h_to_h": "down_proj",
-    "mlp_gate": "up_proj",
-    "mlp_gate_up": "gate_up_proj",
-    "moe_h_to_4h": "w1",
-    "moe_4h_to_h": "w2",
-    "moe_gate": "w3",
-    "moe_router": "gate",
-}
+NAMES = "get_default_trtllm_modules_to_hf_modules"  # a function beside LoraConfig
 MODULE = re.compile(r"\.layers\.\d+\.(?:\w+\.)*(\w+)\.lora_[AB]\.weight$")
 # What PEFT can save and the engine would leave out: each field with the values that mean it is off.
 OFF: dict[str, tuple[object, ...]] = {
@@ -105,9 +96,15 @@ def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
     return None
 
 
+def _names() -> dict[str, str]:
+    """The names of those linears in checkpoints, by the engine's own names; none where it does not list them."""
+    listed = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)
+    return dict(listed())
+
+
 def _modules(config: LoraConfig) -> set[str]:
     """The linears that the engine has low ranks of, by the last part of their names in checkpoints."""
-    names = MODULES | config.trtllm_modules_to_hf_modules
+    names = _names() | config.trtllm_modules_to_hf_modules
     listed = [names.get(one, one) for one in config.lora_target_modules or names]
     parts = (one if isinstance(one, list) else [one] for one in listed)
     return {name.rpartition(".")[2] for group in parts for name in group}
@@ -121,7 +118,7 @@ def _weights_fault(header: dict[str, Any], config: LoraConfig) -> str | None:
             continue
         found = MODULE.search(name)
         if found is None or found[1] not in modules:
-            return f"{name} would be left out: the engine has no low ranks there"
+            return f"{name} would be left out: the engine has no low ranks there {WAY_OUT}"
         rank = described["shape"][0] if name.endswith("lora_A.weight") else 1
         if rank > max_rank:
             return f"{name} has the rank {rank}, and option.max_lora_rank is {max_rank}"

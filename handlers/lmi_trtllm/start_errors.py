@@ -39,9 +39,17 @@ ADVICE = (
         "install Open MPI (apt-get install libopenmpi-dev openmpi-bin), or serve from the image of target trtllm",
     ),
     (
-        re.compile(r"cannot open shared object|undefined symbol|cannot import name .*tensorrt_llm|named 'tensorrt_llm"),
-        "the package is not whole: its wheel on PyPI is a stub that fetches the real one, and that one needs its own "
-        "CUDA libraries; serve from the image of target trtllm",
+        re.compile(r"named 'tensorrt_llm(\.llmapi)?'|cannot import name 'LLM'"),
+        "the package is not whole: its wheel on PyPI is a stub that fetches the real one; serve from the image of "
+        "target trtllm",
+    ),
+    (
+        re.compile(r"cannot import name .*tensorrt_llm|named 'tensorrt_llm\."),
+        "this TensorRT-LLM has it elsewhere or no longer: serve from the image of target trtllm",
+    ),
+    (
+        re.compile(r"cannot open shared object|undefined symbol"),
+        "TensorRT-LLM needs its own CUDA libraries: serve from the image of target trtllm",
     ),
 )
 

@@ -35,8 +35,8 @@ def write(folder: Path, stem: str = STEM, rank: int = 4, **changes: object) -> L
 
 
 def limits(max_rank: int, **fields: Any) -> Any:
-    """The engine's own class, of the double that is importable now."""
-    from tensorrt_llm.lora_helper import LoraConfig
+    """The engine's own class, of the double that is importable now, wherever its module is."""
+    from tensorrt_llm.llmapi.llm_args import LoraConfig
 
     return LoraConfig(max_lora_rank=max_rank, **fields)
 
@@ -103,6 +103,16 @@ def test_only_linears_that_the_engines_configuration_names_pass(adapters: Any, t
     adapters.check_adapter(adapter, limits(8, lora_target_modules=["attn_dense"], trtllm_modules_to_hf_modules=other))
     with pytest.raises(ValueError, match="q_proj.lora_A.weight would be left out"):
         adapters.check_adapter(adapter, limits(8, lora_target_modules=["attn_k", "attn_v"]))
+
+
+def test_the_engine_itself_says_which_linears_it_follows(adapters: Any, tmp_path: Path) -> None:
+    """Main of August 2026 follows adapters of Mamba and of shared experts too."""
+    adapter = write(tmp_path, STEM.replace("self_attn.q_proj", "mixer.in_proj"))
+    if adapters.LoraConfig.__module__ == "tensorrt_llm.lora_helper":
+        with pytest.raises(ValueError, match="in_proj.lora_A.weight would be left out"):
+            adapters.check_adapter(adapter, limits(8))
+    else:
+        adapters.check_adapter(adapter, limits(8))
 
 
 def test_a_configuration_that_cannot_be_read_is_named_and_weights_are_left_to_the_engine(

@@ -63,12 +63,17 @@ def led_to(cause: Exception) -> Exception:
         (
             OSError("libcudart.so.13: cannot open shared object file: No such file or directory"),
             "libcudart.so.13: cannot open shared object file",
-            "its wheel on PyPI is a stub",
+            "TensorRT-LLM needs its own CUDA libraries",
         ),
         (
             ModuleNotFoundError("No module named 'tensorrt_llm.llmapi'"),
             "No module named 'tensorrt_llm.llmapi'",
-            "serve from the image of target trtllm",
+            "its wheel on PyPI is a stub",
+        ),
+        (
+            ModuleNotFoundError("No module named 'tensorrt_llm.lora_helper'"),
+            "No module named 'tensorrt_llm.lora_helper'",
+            "this TensorRT-LLM has it elsewhere or no longer: serve",
         ),
     ],
 )
@@ -138,7 +143,7 @@ except StartError as error:
     [
         ("", "its wheel on PyPI is a stub"),
         ("raise ImportError('libmpi.so.40: cannot open shared object file')", "install Open MPI"),
-        ("raise OSError('libnvinfer.so.10: cannot open shared object file')", "its wheel on PyPI is a stub"),
+        ("raise OSError('libnvinfer.so.10: cannot open shared object file')", "needs its own CUDA libraries"),
     ],
 )
 def test_a_package_that_cannot_be_imported_is_explained_by_the_entry_point(

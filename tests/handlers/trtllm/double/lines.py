@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,23 @@ UNKNOWN_TO_OLD_SAMPLER = frozenset(
 )
 
 
+LORA_MODULES = {
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_dense": "o_proj",
+    "mlp_h_to_4h": "gate_proj",
+    "mlp_4h_to_h": "down_proj",
+    "mlp_gate": "up_proj",
+}
+LATER_LORA_MODULES = {
+    "shared_expert_gate": "shared_expert.up_proj",
+    "mamba_in_proj": "in_proj",
+    "mamba_out_proj": "out_proj",
+    "moe_latent_fc1": "fc1_latent_proj",
+}
+
+
 @dataclass(frozen=True)
 class Line:
     name: str
@@ -33,6 +51,9 @@ class Line:
     max_beam_log_probs: int = 0
     has_result_timeout: bool = True
     guides_without_backend: Literal["ignored", "refused"] = "refused"
+    get_default_trtllm_modules_to_hf_modules: Mapping[str, str] = field(
+        default_factory=lambda: LORA_MODULES | LATER_LORA_MODULES
+    )
 
 
 LINES = {
@@ -48,6 +69,7 @@ LINES = {
         max_beam_log_probs=1,
         has_result_timeout=False,
         guides_without_backend="ignored",
+        get_default_trtllm_modules_to_hf_modules=LORA_MODULES,
     ),
     "main": Line(
         name="main",

@@ -76,6 +76,10 @@ def _plain(facts: Facts, module: str) -> str:
     shown = [name for name in facts.exports.get(module, ()) if name[:1].isupper()]
     own = [name for name, home in homes.items() if home == module and facts.find(module, name)]
     text = "".join(_enum(name, facts) for name in enums if enums[name] == module)
+    functions = [name.rpartition(".") for name in facts.functions]
+    text += "".join(
+        f"def {name}():\n    return MAKER.line.{name}\n\n\n" for home, _, name in functions if home == module
+    )
     for name in dict.fromkeys([*own, *shown]):
         home = (homes | enums).get(name)
         if home == module and is_dataclass(facts, name):
@@ -103,6 +107,8 @@ def _enum(name: str, facts: Facts) -> str:
 def _dataclass(name: str, facts: Facts) -> str:
     [fact] = [fact for full, fact in facts.classes.items() if full.endswith(f".{name}")]
     fields = "".join(f"    {_field(one, TYPES)}\n" for one in fact.parameters)
+    if fact.extra == "forbid":
+        return f"{MODELS.format(typing=TYPING)}\n\nclass {name}(StrictBaseModel):\n{fields}\n\n"
     for made, kind in (("[]", "list"), ("{}", "dict")):
         fields = fields.replace(f"= {made}\n", f"= field(default_factory={kind})\n")
     return (
