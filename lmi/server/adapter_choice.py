@@ -15,12 +15,13 @@ from typing import Any
 
 from lmi.capabilities import unknown_adapter
 from lmi.engine.registry import NotRegistered
-from lmi.errors import Unavailable, UnknownModel, shorten
+from lmi.errors import Unavailable, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import ENDPOINT_NAME, Exchange
 from lmi.schemas.common import Parsed
 from lmi.schemas.openai import OpenAIFormat
 from lmi.server.model_choice import OPENAI_PATHS
 from lmi.server.service import Service
+from lmi.settings.adapters import OPTION, is_enabled
 
 HEADER, QUERY = "X-Amzn-SageMaker-Adapter-Identifier", "adapter"
 ALIAS = "X-Amzn-SageMaker-Adapter-Alias"
@@ -92,6 +93,8 @@ async def _find(service: Service, name: str, said: str, *, is_model: bool) -> No
             raise UnknownModel(f"the model {shorten(name)} does not exist, only {service.served_names}") from None
         if (await engines.ready()).capabilities.lora:
             raise unknown_adapter(said) from None
+        if not is_enabled(service.config.engine.options):
+            raise Unsupported("lora_config", f"adapters are switched on by {OPTION}=true") from None
         return  # the pipeline says that this engine has no adapters
     await engines.wait_for(lambda: name in engines.adapters or engines.adapter_failure(name))
     if name not in engines.adapters:
