@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from lmi.errors import LmiError
+from lmi.errors import LmiError, shorten
 from lmi.http.exchange import Exchange, Header
-from lmi.server.outline import Outline
+from lmi.server.outline import LEFT_OUT, Outline
 from lmi.server.service import Service
 from lmi.shared.sessions import InvalidSession, Session, Sessions
 
@@ -45,7 +45,8 @@ class _Outline(Outline):
 def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
     """Return NEW_SESSION or CLOSE if the body asks for that, None if it asks for an answer. Raises InvalidSession.
 
-    If user code reads the bodies, `is_ours` is False, and every other value of the field belongs to that code.
+    Beside it a body has no other field. If user code reads the bodies, `is_ours` is False, and every other value of the
+    field and every other field but a prompt belongs to that code.
     """
     if b'"requestType"' not in body:
         return None
@@ -57,9 +58,10 @@ def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
         if not is_ours:
             return None
         raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
-    for name in ("inputs", "messages", "prompt"):
-        if fields.has(name):
-            raise InvalidSession("requestType", f"left out beside {name}", given)
+    for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+        is_prompt = name in Outline.__struct_fields__
+        if name != "requestType" and value not in LEFT_OUT and (is_ours or is_prompt):
+            raise InvalidSession("requestType", f"left out beside {shorten(name)}", given)
     return str(given)
 
 

@@ -19,7 +19,7 @@ import pytest
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.service import Service
 from lmi.server.sessions import CLOSED_HEADER, HEADER, NEW_HEADER, kept_clean, request_type
-from lmi.shared.sessions import Sessions
+from lmi.shared.sessions import InvalidSession, Sessions
 from tests.scripted import Host, host, wait_until
 
 PATHS = ["/invocations", "/predictions/scripted", "/predictions/model/1", "/models/scripted/invoke"]
@@ -114,11 +114,11 @@ def test_another_request_type_is_400(lmi: Host, given: object) -> None:
     assert message.startswith("requestType must be NEW_SESSION or CLOSE, given ")
 
 
-@pytest.mark.parametrize("name", ["inputs", "messages", "prompt"])
+@pytest.mark.parametrize("name", ["inputs", "messages", "prompt", "extra"])
 @pytest.mark.parametrize("kind", ["NEW_SESSION", "CLOSE"])
-def test_a_request_type_beside_a_prompt_is_400(lmi: Host, name: str, kind: str) -> None:
-    message = refused(lmi.post({"requestType": kind, name: "say hi"}))
-    assert message == f"requestType must be left out beside {name}, given '{kind}'"
+def test_a_request_type_beside_another_field_is_400(lmi: Host, name: str, kind: str) -> None:
+    message = refused(lmi.post({"requestType": kind, "other": None, name: "say hi"}))
+    assert message == f"requestType must be left out beside '{name}', given '{kind}'"
 
 
 @pytest.mark.parametrize("headers", [{}, {HEADER: ""}, {HEADER: "NEW_SESSION"}])
@@ -188,7 +188,9 @@ def test_a_session_may_be_closed_while_a_request_runs_in_it(lmi: Host) -> None:
 
 def test_user_code_that_reads_the_bodies_keeps_its_own_request_types() -> None:
     assert request_type(b'{"requestType": "summarise"}', is_ours=False) is None
-    assert request_type(b'{"requestType": "CLOSE"}', is_ours=False) == "CLOSE"
+    assert request_type(b'{"requestType": "CLOSE", "extra": 1}', is_ours=False) == "CLOSE"
+    with pytest.raises(InvalidSession, match="beside 'inputs'"):
+        request_type(b'{"requestType": "CLOSE", "inputs": "a"}', is_ours=False)
 
 
 def test_expired_sessions_go_while_nobody_opens_one(tmp_path: Path) -> None:

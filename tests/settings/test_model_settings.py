@@ -69,7 +69,28 @@ def test_a_model_that_the_environment_names_is_not_meant(store: Path, name: str)
     assert (config.model.path, config.model.name) == (str(store / "h" / "model"), "chat")
 
 
-@pytest.mark.parametrize("url", ["relative", "", "/etc", "/", "{store}", "{store}/h/../..", "{store}/link", "\0"])
+def test_the_url_of_a_folder_names_it_too(store: Path) -> None:
+    url = f"file://{store}/h/%6Dodel"
+    config = resolve_model("chat", url, ServerConfig(model_store=str(store)), {}).config
+    assert config.model.path == str(store / "h" / "model")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "relative",
+        "",
+        "/etc",
+        "/",
+        "{store}",
+        "{store}/h/../..",
+        "{store}/link",
+        "\0",
+        "file:///etc",
+        "file:h",
+        "file://",
+    ],
+)
 def test_a_folder_outside_of_the_store_is_refused(store: Path, url: str) -> None:
     (store / "link").symlink_to("/etc")
     with pytest.raises(ModelUnusable, match="model_store"):
