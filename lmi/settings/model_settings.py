@@ -14,6 +14,7 @@ from pathlib import Path
 from lmi.errors import ModelUnusable
 from lmi.settings.config import ServerConfig
 from lmi.settings.model_folder import find_folder
+from lmi.settings.model_urls import local_path
 from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read
@@ -30,7 +31,8 @@ def resolve_model(name: str, url: str, server: ServerConfig, environ: Mapping[st
 
     Raises BadConfiguration, SecurityRefused or ModelUnusable with the cause, also for a folder outside of model_store.
     """
-    folder = find_folder(str(checked_folder(url, server.model_store)), Path(url))
+    path = local_path(url)
+    folder = find_folder(str(checked_folder(path, server.model_store)), Path(path))
     assert folder is not None
     file = folder / "serving.properties"
     given = read(file) if file.exists() else Properties()
