@@ -69,7 +69,7 @@ def _check(given: Namespace) -> None:
 
 
 def _configuration(given: Namespace) -> dict[str, Any]:
-    variant = {"VariantName": VARIANT, "InstanceType": given.instance_type, "InitialInstanceCount": given.count}
+    variant = {"VariantName": VARIANT, "InstanceType": model.instance_type(given), "InitialInstanceCount": given.count}
     configuration: dict[str, Any] = {"EndpointConfigName": given.name}
     if given.component:
         configuration["ExecutionRoleArn"] = given.role

@@ -34,6 +34,13 @@ def create(given: Namespace, several: str | None = None, is_async: bool = False)
     return Call("sagemaker", "CreateModel", parameters | isolation)
 
 
+def instance_type(given: Namespace) -> str:
+    """The type of the instances. Raises Refused for one of EC2, which AWS would refuse only after the model is made."""
+    if not given.instance_type.startswith("ml."):
+        raise Refused(f"--instance-type takes SageMaker's types, such as ml.g6.xlarge, given {given.instance_type}")
+    return str(given.instance_type)
+
+
 def _several(given: Namespace, prefix: str) -> dict[str, str]:
     if given.model:
         raise Refused("--multi-model names the prefix of all models, so --model is one too many")

@@ -41,5 +41,5 @@ def _parameters(given: Namespace, job: str) -> dict[str, Any]:
         "ModelClientConfig": {"InvocationsTimeoutInSeconds": LONGEST_S},
         "TransformInput": {"DataSource": source, "ContentType": LINES, "SplitType": "Line"},
         "TransformOutput": {"S3OutputPath": given.output, "Accept": LINES, "AssembleWith": "Line"},
-        "TransformResources": {"InstanceType": given.instance_type, "InstanceCount": given.count},
+        "TransformResources": {"InstanceType": model.instance_type(given), "InstanceCount": given.count},
     }

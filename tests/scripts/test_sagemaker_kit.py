@@ -289,6 +289,8 @@ def test_an_environment_at_its_limits_passes(capsys: pytest.CaptureFixture[str])
         ((*DEPLOY, "--startup-timeout", "3601"), "allowed is 60 to 3600"),
         (("deploy", "my chat", *DEPLOY[2:]), "my chat"),
         ((*DEPLOY[:-4], "--role", "arn:aws:iam::12:role/admin", "--instance-type", GPU), "arn:aws:iam::12:role/admin"),
+        ((*DEPLOY[:-1], "g6"), "ml.g6.xlarge, given g6"),
+        ((*TRANSFORM[:3], "g6.xlarge", *TRANSFORM[4:]), "given g6.xlarge"),
         (("push", "chat", "--repository", "lmi"), "dkr.ecr"),
         ((*COMMANDS["push"], "--region", "us-east-1"), "eu-west-1"),
         (("adapter", "chat", "--component", "p", "--base", "b", "--artifact", "s3://a/b/"), "tar.gz"),
