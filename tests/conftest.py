@@ -1,86 +1,66 @@
-"""What all tests share: hypothesis without deadlines, since CI's cores are shared, and who may run beside whom.
+"""What all tests share: hypothesis without deadlines, since CI's cores are shared, and the order of the files.
 
 vLLM compiles each model for half a minute, so compilation is off here unless a test removes the switch.
 """
 
 import os
-import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
 
-from tests.machine import SERVERS, Lock, account
+from tests.machine import SERVERS, account
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 settings.register_profile("lmi", deadline=None)
 settings.load_profile("lmi")
 
-TESTS = Path(__file__).parent
-# Several ranks of vLLM keep every core busy, so nothing that bounds time runs beside them.
-RANKS = tuple(f"tests/system/test_vllm_{name}.py" for name in ("ranks", "ray", "scale"))
-# These start no server and bound no time, so they hold no lock.
-FREE = (
-    "formatters",
-    "handlers/lmi_dist",
-    *(f"handlers/vllm/test_{name}.py" for name in ("outputs", "sampling")),
-    "schemas",
-    "settings",
-    "text",
-    "test_layout.py",
+# What runs in one process, one after the other, because it shares servers or engines; all else goes file by file.
+SHARING = {
+    "vllm": ("tests/system/test_vllm_life.py", "tests/system/test_vllm_scale.py"),
+    "contract": ("tests/conformance/",),
+    "tiny": tuple(f"tests/system/test_{name}.py" for name in ("apis", "equality", "faults", "serving")),
+}
+# The parts of a run that take longest, the longest first: whoever begins one late keeps the others waiting at the end.
+FIRST = (
+    "vllm",
+    "contract",
+    "tests/system/test_processes.py",
+    "tests/handlers/vllm/test_compiling.py",
+    "tests/system/sagemaker/test_models.py",
+    "tests/clients/test_gateway_clients.py",
+    "tests/clients/test_clients.py",
+    "tiny",
+    "tests/handlers/lmi_dist/test_guides.py",
+    "tests/gateway/test_gateway.py",
+    "tests/system/sagemaker/test_adapter_sources.py",
+    "tests/system/sagemaker/test_adapters.py",
+    "tests/scripts/test_peers.py",
+    "tests/clients/test_schemathesis.py",
+    "tests/system/test_vllm_ranks.py",
 )
-# A guide's process has a time to start in; torch with several threads takes ten times as long beside the ranks.
-NOT_FREE = tuple(f"handlers/lmi_dist/test_{name}.py" for name in ("guides", "kernels_choice", "sampler"))
-LOCK = Lock(Path(tempfile.gettempdir()) / f"lmi-tests-{crc32(bytes(TESTS))}.lock")  # of this checkout
 
 
-def is_exclusive(item: pytest.Item | None) -> bool:
-    return item is not None and item.nodeid.startswith(RANKS)
-
-
-def is_free(item: pytest.Item) -> bool:
-    return _is_below(item.path, FREE) and not _is_below(item.path, NOT_FREE)
-
-
-def _is_below(path: Path, places: tuple[str, ...]) -> bool:
-    return any(path.is_relative_to(TESTS / each) for each in places)
+def part_of(nodeid: str) -> str:
+    """What a test runs together with: a name in SHARING, or its file."""
+    return next((name for name, places in SHARING.items() if nodeid.startswith(places)), nodeid.split("::", 1)[0])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that need the whole machine, and with those that may run beside them."""
-    items.sort(key=lambda item: 0 if is_exclusive(item) else 1 if is_free(item) else 2)
+    places = {part: place for place, part in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(part_of(item.nodeid), len(FIRST)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Hand out the tests file by file, but those that need the whole machine to one worker: none waits for another.
-
-    Those of the contract go to one worker too, which starts each executor once.
-    """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith(RANKS):
-                return "ranks"
-            return "contract" if nodeid.startswith("tests/conformance/") else super()._split_scope(nodeid)
+            return part_of(nodeid)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the timeout of a test, and before its fixtures
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Hold the machine while a test runs, and, if it needs the whole, until the last such test is over."""
-    if not is_free(item) and not LOCK.is_held:
-        LOCK.acquire(is_exclusive(item))
-    try:
-        return (yield)
-    finally:
-        if not (is_exclusive(item) and is_exclusive(nextitem)):
-            LOCK.release()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,22 +1,19 @@
-"""The machine that all tests share: who may run beside whom, and whether it kept a process from its work.
-
-A test that starts servers or bounds time holds the machine shared. A test with several ranks of vLLM, which keep every
-core busy for seconds, holds it exclusively. A turnstile makes the lock fair: whoever waits keeps later ones behind it.
-"""
+"""The machine that all tests share: whether it kept a process from its work, and how long to wait for a condition."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-MAX_TRIES = 5
+MAX_TRIES = 3
+WAIT_S = 60.0  # for what comes soon unless the machine is busy
+PATIENCE = 4
 NUM_CORES = os.cpu_count() or 1
 SERVERS: list[Server] = []  # that this process started and that may still run
 PRESSURE = Path("/proc/pressure/cpu")
@@ -27,47 +24,23 @@ class Server(Protocol):
         """What is known of it, for the report of a test that fails."""
 
 
-@dataclass
-class Lock:
-    """A fair readers-writer lock among processes, in two files. The kernel opens it when its holder dies."""
-
-    file: Path
-    _room: int | None = field(default=None, init=False)
-
-    @property
-    def turnstile(self) -> Path:
-        return self.file.with_suffix(".turnstile")
-
-    @property
-    def is_held(self) -> bool:
-        return self._room is not None
-
-    def acquire(self, is_exclusive: bool) -> None:
-        turnstile = _opened(self.turnstile)
-        fcntl.flock(turnstile, fcntl.LOCK_EX)
-        self._room = _opened(self.file)
-        fcntl.flock(self._room, fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH)
-        _leave(turnstile)
-
-    def release(self) -> None:
-        if self._room is not None:
-            _leave(self._room)
-            self._room = None
-
-
-def _opened(file: Path) -> int:
-    """A descriptor of a file to lock, which no program that is started inherits."""
-    return os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-
-
-def _leave(lock: int) -> None:
-    fcntl.flock(lock, fcntl.LOCK_UN)  # closing would not do: a forked process may have the descriptor too
-    os.close(lock)
-
-
 def own_s() -> float:
     """A clock that stands still while processes wait for a core."""
     return time.monotonic() - seconds_lost()
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, *, pause_s: float = 0.02) -> float:
+    """Poll until `condition` is true; return the seconds that it took.
+
+    Time in which cores were short is extra, up to PATIENCE times `timeout_s`.
+    """
+    started_s, own_started_s = time.monotonic(), own_s()
+    while not condition():
+        took_s = time.monotonic() - started_s
+        is_late = took_s > timeout_s and (own_s() - own_started_s > timeout_s or took_s > PATIENCE * timeout_s)
+        assert not is_late, f"in {took_s:.0f} s it did not happen that {what}"
+        time.sleep(pause_s)
+    return time.monotonic() - started_s
 
 
 def account() -> str:
@@ -99,7 +72,10 @@ def _stolen_s() -> float:
 
 @dataclass
 class Measurement:
-    """One try to measure what a test bounds."""
+    """One try to measure what a test bounds.
+
+    If the machine was short of cores meanwhile, another try follows. At the last, time in which it was short is extra.
+    """
 
     is_last: bool = False
     is_repeated: bool = False
@@ -109,19 +85,19 @@ class Measurement:
 
     @contextmanager
     def within(self, bound_s: float) -> Iterator[None]:
-        """Fail if the block takes longer. If the machine was short of cores meanwhile, ask for another try instead."""
+        """Fail if the block takes longer and no want of cores explains it."""
         started_s, lost_s = self.clock_s(), self.lost_s()
         yield
         took_s, lost_s = self.clock_s() - started_s, self.lost_s() - lost_s
         if took_s < bound_s:
             return
-        self.is_repeated = not self.is_last and took_s - self.num_cores * lost_s < bound_s
         words = f"it took {took_s:.2f} s, not {bound_s} s; in {lost_s:.2f} s of it some process waited for a core"
-        assert self.is_repeated, words
+        assert took_s - self.num_cores * lost_s < bound_s, words
+        self.is_repeated = not self.is_last
 
 
 def measurements() -> Iterator[Measurement]:
-    """Measure once, and up to four times again where the machine, and not what is measured, may have taken too long.
+    """Measure once, and up to twice again where the machine, and not what is measured, may have taken too long.
 
     for measurement in measurements():
         with launch(folder) as server, measurement.within(2.5):

@@ -73,6 +73,7 @@ from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.code_thread import CodeThread
 from lmi.user_code.runner import UserCode
 from lmi.user_code.server import CallConnection
+from tests import machine
 
 CAPABILITIES = Capabilities(max_top_log_probs=5, typical_p=True, perf_metrics=True)
 END_ID = 256
@@ -335,10 +336,7 @@ class Host:
 def wait_until(condition: object, timeout_s: float = 60.0) -> None:
     """Poll a callable until it is true."""
     assert callable(condition)
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true in time"
-        time.sleep(0.002)
+    machine.wait_until(condition, "the condition came true", timeout_s, pause_s=0.002)
 
 
 @contextmanager

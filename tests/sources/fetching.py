@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +122,6 @@ class Fetch:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"in {timeout_s} s it did not happen that {what}"
-        time.sleep(0.02)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

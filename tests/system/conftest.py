@@ -1,4 +1,4 @@
-"""Two servers, shared by the tests of this folder, since an engine takes seconds to import torch."""
+"""Servers that the tests of this folder share, since an engine takes seconds to import torch or vLLM."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.served import Server, serve
+from tests.system.vllm_server import SETTINGS
 from tests.tiny_models import tiny_model
 
 TIGHT_TOKENS = 1024  # of KV cache
@@ -24,4 +25,11 @@ def tight() -> Iterator[Server]:
     """The checkpoint of `tiny`, TGI's shape, and a KV cache that holds one long request or some short ones."""
     settings = ("option.dtype=fp32", "option.tgi_compat=true", f"option.max_kv_cache_tokens={TIGHT_TOKENS}")
     with serve(tiny_model("llama_deep"), *settings, "frontend_workers=1") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def inside() -> Iterator[Server]:
+    """The real vLLM with one rank, in the engine's process. Tests kill this engine, and wait for the next one."""
+    with serve(tiny_model("llama_long"), *SETTINGS) as server:
         yield server

@@ -24,13 +24,13 @@ from typing import Any
 from lmi.runtime import Runtime, ServerRuntime
 from lmi.shared.state import Block, EngineRecord, Phase
 from tests import machine
+from tests.machine import WAIT_S, wait_until
 from tests.scripted import write_byte_tokenizer
 
 ENGINES = Path(__file__).parent / "engines"
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180.0  # a busy machine takes long to import torch
-PING_TIMEOUT_S = 5.0
-WAIT_S = 60.0  # for what comes soon unless the machine is busy
+PING_TIMEOUT_S = 10.0
 PORTS = range(15_000, 32_000)  # below those that the kernel gives to whoever asks for any
 MAX_LOG_LINES = 100  # in an account
 ENVIRON = dict(os.environ)  # as before vllm, in another test of this process, wrote into it
@@ -51,15 +51,6 @@ def free_port() -> int:
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as taken:
             return int(taken.getsockname()[1])
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> float:
-    """Poll until `condition` is true; return the seconds that it took."""
-    started_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started_s < timeout_s, f"in {timeout_s} s it did not happen that {what}"
-        time.sleep(0.02)
-    return time.monotonic() - started_s
 
 
 def wait_within(bound_s: float, condition: Callable[[], Any], what: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.served import Server, launch, serve
 from tests.system.container import free_port, wait_until
 from tests.system.ray_cluster import PATHS, RANK, SILENT_S, Node
-from tests.system.test_vllm_life import BACK_S, SETTINGS, SHORT, end_of, streaming
+from tests.system.vllm_server import BACK_S, SETTINGS, SHORT, end_of, streaming
 from tests.tiny_models import tiny_model
 
 pytestmark = [

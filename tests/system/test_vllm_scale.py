@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine import Measurement, measurements
+from tests.machine import Measurement
 from tests.served import Server, launch, serve
 from tests.system.container import free_port, wait_until
-from tests.system.test_vllm_life import (
+from tests.system.vllm_server import (
     BACK_S,
     ENGINE,
     LONG,
@@ -25,6 +25,7 @@ from tests.system.test_vllm_life import (
     end_of,
     family,
     hurt,
+    recovers,
     refuses_a_grammar_and_leaves_no_raw_line,
     segments,
     streaming,
@@ -35,6 +36,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NUM_STREAMS = 8  # two ranks share two cores, so a stream begins slowly
 CORE, RANK = "VLLM::EngineCor", "VLLM::Worker_TP"  # the kernel keeps 15 characters of a name
+PROCESSES = {ENGINE: 1, CORE: 1, RANK: 2}
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +65,9 @@ def nodes() -> Iterator[list[Server]]:
         yield list(pool.map(start, range(2)))
 
 
-def test_two_ranks_answer_as_one_does(apart: Server) -> None:
-    assert {name: len(pids) for name, pids in family(apart).items()} == {ENGINE: 1, CORE: 1, RANK: 2}
-    two = apart.post(SHORT)
-    with serve(tiny_model("llama_long"), *SETTINGS) as inside:
-        one = inside.post(SHORT)
+def test_two_ranks_answer_as_one_does(apart: Server, inside: Server) -> None:
+    assert {name: len(pids) for name, pids in family(apart).items()} == PROCESSES
+    two, one = apart.post(SHORT), inside.post(SHORT)
     assert one.status == two.status == 200
     assert one.lines == two.lines and len(one.lines[0]["generated_text"]) > 10
     folder = Path(apart.environ["TMPDIR"])
@@ -85,29 +85,27 @@ def test_a_refused_grammar_leaves_no_raw_line_in_the_log(apart: Server) -> None:
     refuses_a_grammar_and_leaves_no_raw_line(apart)
 
 
-def test_streams_end_when_the_parent_of_core_and_ranks_is_killed(apart: Server) -> None:
-    hurt(apart, ENGINE, signal.SIGKILL, within_s=2, num_streams=NUM_STREAMS)
-
-
-def test_streams_end_when_the_core_is_killed(apart: Server) -> None:
-    hurt(apart, CORE, signal.SIGKILL, within_s=2, num_streams=NUM_STREAMS)
+# Each of these but the last waits for the engine that the next one hurts.
 
 
 def test_streams_end_when_a_rank_is_killed(apart: Server) -> None:
     hurt(apart, RANK, signal.SIGKILL, within_s=5, num_streams=NUM_STREAMS)
+    recovers(apart, PROCESSES)
 
 
 def test_streams_end_when_the_core_stands_still(apart: Server) -> None:
     hurt(apart, CORE, signal.SIGSTOP, within_s=STEP_TIMEOUT_S + 3, num_streams=NUM_STREAMS)
+    recovers(apart, PROCESSES)
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(apart: Server) -> None:
-    pids = apart.pids()
-    shared = segments(pids)
-    assert shared
-    os.kill(apart.pid("lmi-supervisor"), signal.SIGKILL)
-    wait_until(lambda: not apart.pids(), "no process is left")
-    wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
+def test_streams_end_when_the_core_is_killed(apart: Server) -> None:
+    hurt(apart, CORE, signal.SIGKILL, within_s=2, num_streams=NUM_STREAMS)
+    recovers(apart, PROCESSES)
+
+
+def test_streams_end_when_the_parent_of_core_and_ranks_is_killed(apart: Server) -> None:
+    hurt(apart, ENGINE, signal.SIGKILL, within_s=2, num_streams=NUM_STREAMS)
+    apart.kill()  # nobody needs the engine that starts
 
 
 def test_two_nodes_answer_as_one_engine(nodes: list[Server]) -> None:
@@ -138,14 +136,9 @@ def test_a_further_node_is_healthy_and_says_who_takes_requests(nodes: list[Serve
 
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_lost_node_ends_the_streams_and_both_nodes_start_again(nodes: list[Server], lost: int) -> None:
-    for measurement in measurements():
-        lose_a_node(nodes, lost, measurement)
-
-
-def lose_a_node(nodes: list[Server], lost: int, measurement: Measurement) -> None:
     pids = {pid for node in nodes for pid in node.pids() if os.getpgid(pid) == node.pid("lmi-engine")}
     shared = segments(pids)
-    with streaming(nodes[0], 4) as streams, measurement.within(10):
+    with streaming(nodes[0], 4) as streams, Measurement(is_last=True).within(10):
         os.kill(nodes[lost].pid("lmi-engine"), signal.SIGKILL)
         ends = [end_of(stream) for stream in streams]
     assert all(last["code"] == 503 for last in ends), ends
@@ -153,6 +146,15 @@ def lose_a_node(nodes: list[Server], lost: int, measurement: Measurement) -> Non
     wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
     wait_until(lambda: [node.ping() for node in nodes] == [200, 200], "both nodes are back", BACK_S)
     assert nodes[0].post(SHORT).status == 200
+
+
+def test_nothing_is_left_when_the_supervisors_are_killed(nodes: list[Server]) -> None:
+    shared = segments(pid for node in nodes for pid in node.pids())
+    assert shared
+    for node in nodes:
+        os.kill(node.pid("lmi-supervisor"), signal.SIGKILL)
+    wait_until(lambda: not any(node.pids() for node in nodes), "no process is left")
+    wait_until(lambda: not any(map(os.path.exists, shared)), "nor what they shared")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed; test_vllm_ray.py runs it")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lmi.sources.request import FAILURE, RESULT
-from tests.machine import measurements
+from tests.machine import measurements, wait_until
 from tests.sources.faulty_server import Answer
 from tests.sources.fetching import (
     MIDWAY,
@@ -25,7 +25,6 @@ from tests.sources.fetching import (
     needs_mount,
     on_read_only,
     on_small_disk,
-    wait_until,
 )
 from tests.sources.hub_server import HubServer
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.machine import measurements
+from tests.machine import measurements, wait_until
 from tests.sources.faulty_server import Answer
 from tests.sources.fetching import (
     MIDWAY,
@@ -27,7 +27,6 @@ from tests.sources.fetching import (
     model_files,
     needs_mount,
     on_small_disk,
-    wait_until,
 )
 from tests.sources.s3_server import S3Server, moto
 
