@@ -445,24 +445,20 @@ def test_responses_go_to_whoever_takes_them_step_by_step_to_the_last(fresh: Exec
     assert last.is_final and last.result is not None and last.result.finish_reasons == [FinishReason.CANCELLED]
 
 
-def test_shutdown_wakes_who_waits_and_ends_what_is_left(fresh: Executor) -> None:
+def test_shutdown_wakes_who_waits_ends_what_is_left_and_accepts_nothing_more(fresh: Executor) -> None:
+    assert fresh.can_enqueue_requests()
     request_id = fresh.enqueue_request(endless(fresh))
     queued = fresh.enqueue_requests([endless(fresh)] * fresh.info.max_num_sequences)
     woken: list[Any] = []
     waiter = threading.Thread(target=lambda: woken.append(fresh.await_responses(request_id)))
     waiter.start()
     fresh.shutdown()
+    fresh.shutdown()
     waiter.join(TIMEOUT_S)
     assert len(woken) == 1
     responses = [*woken[0], *fresh.await_responses()]
     assert {response.request_id for response in responses if response.is_final} == {request_id, *queued}
     assert all(one.finish_reasons == [FinishReason.CANCELLED] for one in results(responses))
-
-
-def test_after_shutdown_nothing_is_accepted(fresh: Executor) -> None:
-    assert fresh.can_enqueue_requests()
-    fresh.shutdown()
-    fresh.shutdown()
     assert not fresh.can_enqueue_requests()
     with pytest.raises(RuntimeError, match="shut down"):
         fresh.enqueue_request(ask())
