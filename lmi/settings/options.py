@@ -270,7 +270,7 @@ OPTIONS = (
         "untrusted_channels",
         "server.untrusted_channels",
         TEXTS,
-        "folders in which secure_mode looks for pickles and chat templates, with , between",
+        "folders in which secure_mode looks for pickles and chat templates, with , between; nothing: the model's",
         platform=("SAGEMAKER_UNTRUSTED_CHANNELS",),
     ),
     Option(

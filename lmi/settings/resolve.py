@@ -157,7 +157,7 @@ def _check_code(
     """Check what secure mode refuses. Returns what must be installed for the code that comes with the model."""
     folders = user_code_folders(values.given("option.model_id"), here.folder, here.cwd)
     untrusted = (*here.fetched.values(), *here.untrusted)
-    secure_mode.check(values, here.folder, folders, untrusted, here.cwd, problems)
+    secure_mode.check(values, here.folder, folders, untrusted, here.cwd)
     return choose_requirements(values, code, folders, problems)
 
 

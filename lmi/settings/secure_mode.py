@@ -21,7 +21,7 @@ from lmi.settings.kinds import FORMATTER_WORDS
 from lmi.settings.model_urls import local_path
 from lmi.settings.options import find
 from lmi.settings.requirements import NAME as REQUIREMENTS
-from lmi.settings.sources import FILE, Problems
+from lmi.settings.sources import FILE
 from lmi.settings.user_code import BUILT_IN
 from lmi.settings.values import Values
 
@@ -102,12 +102,11 @@ def check(
     folders: Collection[Path],
     fetched: Collection[Path],
     cwd: Path,
-    problems: Problems,
 ) -> None:
     """Raise SecurityRefused with one line for each option, path and file of a server that secure mode refuses.
 
     `folder` is the one that is served, `folders` are those that may hold scripts of the model, and `fetched` are those
-    that were downloaded.
+    that were downloaded. If no channel is named, `folders` are the channels.
     """
     if not values.final(SWITCH):
         return
@@ -117,11 +116,11 @@ def check(
     refused += _refused_paths(values, [*folders, folder or cwd, cwd], roots)
     for place in dict.fromkeys(path.resolve() for path in folders):
         refused += _refused_beside(place, names)
+    # The current folder is the model's only if it is served.
+    channels = channels or [path for path in folders if path == folder or path != cwd]
     for untrusted in dict.fromkeys((*channels, *fetched)):
         refused += _refused_within(untrusted, names)
-    _raise(refused)
-    if not channels and not fetched and any(CONTROLS[name].within for name in names):
-        problems.warnings.append(f"{CHANNELS} names no folder, so files are searched only where they are downloaded")
+    _raise(list(dict.fromkeys(refused)))
 
 
 def check_operator(values: Values) -> tuple[tuple[str, ...], list[Path]]:

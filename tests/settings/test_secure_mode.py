@@ -74,10 +74,20 @@ def test_a_channel_that_is_no_folder_is_refused_with_its_name(folder: Path) -> N
     assert line.endswith(f"{folder}/nowhere is not a folder") and "SAGEMAKER_UNTRUSTED_CHANNELS" in line
 
 
-def test_without_a_channel_the_log_says_that_nothing_is_searched(folder: Path) -> None:
-    write(folder / "weights.bin")
-    (warning,) = secured(folder, PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS="").warnings
-    assert warning.startswith("untrusted_channels names no folder")
+def test_without_a_channel_the_models_folder_is_searched(folder: Path, tmp_path: Path) -> None:
+    write(folder / "deep" / "weights.bin")
+    write(tmp_path / "elsewhere" / "weights.bin")
+    lines = refusal(folder, PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS="")
+    assert lines == [f"{folder / 'deep' / 'weights.bin'}: refused by {PICKLES}"]
+    trusted = secured(folder, PICKLES, SAGEMAKER_UNTRUSTED_CHANNELS=str(write(tmp_path / "c" / "x").parent))
+    assert trusted.warnings == ()
+
+
+def test_without_a_channel_a_model_inside_the_served_folder_is_named_once(folder: Path) -> None:
+    write(folder / "inner" / "config.json", "{}")
+    write(folder / "inner" / "chat_template.jinja")
+    lines = refusal(folder, TEMPLATE, "option.model_id=inner", SAGEMAKER_UNTRUSTED_CHANNELS="")
+    assert lines == [f"{folder / 'inner' / 'chat_template.jinja'}: refused by {TEMPLATE}"]
 
 
 FILES = {

@@ -46,12 +46,16 @@ def test_a_harmless_model_is_served_under_all_controls(tmp_path: Path) -> None:
         assert server.generate(2).status == 200
 
 
+@pytest.mark.parametrize("channels", [None, ""], ids=["a channel", "no channel"])
 @pytest.mark.parametrize("name", ["requirements.txt", "model.py", "deep/weights.PKL", "chat_template.jinja"])
-def test_a_file_that_a_control_refuses_ends_the_start_with_its_name(tmp_path: Path, name: str) -> None:
+def test_a_file_that_a_control_refuses_ends_the_start_with_its_name(
+    tmp_path: Path, name: str, channels: str | None
+) -> None:
     folder = write_model(tmp_path / "model")
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("")
-    assert f"{folder / name}: refused by DISALLOW_" in str(refused(folder, **environ(folder))["message"])
+    message = str(refused(folder, **environ(folder, channels=channels))["message"])
+    assert f"{folder / name}: refused by DISALLOW_" in message
 
 
 def test_an_option_in_the_models_own_file_that_runs_code_ends_the_start(tmp_path: Path) -> None:
