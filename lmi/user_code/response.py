@@ -28,9 +28,12 @@ class ResponseHead(NamedTuple):
 
 
 def read_results(result: Any) -> Generator[object]:
-    """Yield a handler's result, or each item of its asynchronous generator. An item is finalized after it was used."""
-    items = synchronous(result) if hasattr(result, "__aiter__") else (item for item in (result,) if item is not None)
-    with closing(items):
+    """Yield a handler's result, or each item of its generator. An item is finalized after it was used."""
+    if hasattr(result, "__aiter__"):
+        result = synchronous(result)
+    elif not isinstance(result, Generator):
+        result = (item for item in (result,) if item is not None)
+    with closing(result) as items:
         for item in items:
             try:
                 yield item

@@ -87,7 +87,7 @@ class UserCode:
             if first is None:
                 yield ResponseHead(204, "", {}), iter(())
                 return
-            head = read_head(first, is_streaming=hasattr(result, "__aiter__"))
+            head = read_head(first, is_streaming=hasattr(result, "__aiter__") or isinstance(result, Generator))
             with closing(_all_pieces(first, outputs)) as pieces:
                 yield head, pieces
 

@@ -109,6 +109,39 @@ def test_an_asynchronous_generator_of_outputs_arrives_while_it_is_made(handler: 
         assert response.read() == b'{"number": 1}\n'
 
 
+def test_a_plain_generator_of_outputs_streams_fails_and_ends_with_its_client(tmp_path: Path) -> None:
+    source = """
+import pathlib, time
+from djl_python import Output
+def handle(inputs):
+    if inputs.is_empty():
+        return
+    act = inputs.get_as_json()
+    try:
+        for number in range(act["num"]):
+            yield Output().add_as_json({"number": number})
+            while not pathlib.Path(act["go_on"]).exists():
+                time.sleep(0.01)
+        raise RuntimeError("the numbers ran out")
+    finally:
+        print("closed after", number, flush=True)
+"""
+    go_on = tmp_path / "go on"
+    with running(write_handler(tmp_path / "model", source=source)) as server:
+        with server.open({"num": 2, "go_on": str(go_on)}) as response:
+            assert (response.status, response.read1()) == (200, b'{"number": 0}')
+            go_on.touch()
+            rest = response.read().decode()
+        assert rest.startswith('{"number": 1}') and "the numbers ran out" in rest
+        go_on.unlink()
+        with server.open({"num": 1000, "go_on": str(go_on)}) as response:
+            response.read1()
+        go_on.touch()
+        said = [f"closed after {number}" for number in range(999)]
+        wait_until(lambda: sum(line.get("message") in said for line in server.log_lines()) == 2, "it was closed early")
+        assert server.post({"num": 1, "go_on": str(go_on)}).status == 200, "and others are answered"
+
+
 def test_a_multipart_body_arrives_in_its_parts(handler: Server) -> None:
     head = b'--cut\r\ncontent-disposition: form-data; name="'
     body = head + b'data"\r\n\r\n{}\r\n' + head + b'image"; filename="a.png"\r\n\r\n\x00\r\n\xff\r\n'

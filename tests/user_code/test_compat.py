@@ -176,10 +176,11 @@ def test_an_asynchronous_generator_of_outputs_is_a_stream_until_the_last(tmp_pat
     assert json.loads(last) == {"error": "cannot write bad", "code": 424}
 
 
-def test_a_handler_may_be_an_asynchronous_generator_itself(tmp_path: Path) -> None:
-    source = """
+@pytest.mark.parametrize("define", ["async def", "def"])
+def test_a_handler_may_be_a_generator_itself(tmp_path: Path, define: str) -> None:
+    source = f"""
 ended = []
-async def handle(inputs):
+{define} handle(inputs):
     try:
         for text in ("a", "b", "c"):
             yield Output().add_property("content-type", "text/plain").add(text)
@@ -193,8 +194,9 @@ async def handle(inputs):
     assert loaded._handle.__globals__["ended"] == ["c", "a"], "a client that left ends it"
 
 
-def test_what_a_generator_yields_must_be_an_output(tmp_path: Path) -> None:
-    loaded = model(tmp_path, "async def handle(inputs):\n    yield Output().add('a')\n    yield 'b'\n")
+@pytest.mark.parametrize("define", ["async def", "def"])
+def test_what_a_generator_yields_must_be_an_output(tmp_path: Path, define: str) -> None:
+    loaded = model(tmp_path, f"{define} handle(inputs):\n    yield Output().add('a')\n    yield 'b'\n")
     with loaded.handle({}, {}, b"") as (_, pieces):
         assert next(pieces) == b"a"
         with pytest.raises(TypeError, match="handle must return an Output or None, not str"):
