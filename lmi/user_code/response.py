@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 NOT_HEADERS = frozenset("content-type content-length transfer-encoding connection x-request-id".split())
 HEADER_NAME, HEADER_VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
+OCTETS = "application/octet-stream"
 WITHOUT_BODY = (204, 205, 304)
 
 
 class ResponseHead(NamedTuple):
-    """Status and headers. `media_type` is "" if the handler names none."""
+    """Status and headers. `media_type` is "" if there is no body."""
 
     status: int
     media_type: str
@@ -56,13 +57,14 @@ def read_head(output: Output, *, is_streaming: bool) -> ResponseHead:
     """Return the head of an Output's response. Raises ValueError for values that HTTP cannot carry."""
     headers = {str(name): str(value) for name, value in output.properties.items()}
     given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
-    media_type = given or output.media_type or ""
-    others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
     status = _status(output.code)
+    is_streaming = (is_streaming or output.stream_content is not None) and status not in WITHOUT_BODY
+    has_body = is_streaming or not output.content.is_empty()
+    media_type = given or output.media_type or (OCTETS if has_body else "")
+    others = {name: value for name, value in headers.items() if name.lower() not in NOT_HEADERS}
     for name, value in [("content-type", media_type), *others.items()]:
         _check_header(name, value)
-    is_streaming = is_streaming or output.stream_content is not None
-    return ResponseHead(status, media_type, others, is_streaming and status not in WITHOUT_BODY)
+    return ResponseHead(status, media_type, others, is_streaming)
 
 
 def read_pieces(output: Output) -> Iterator[bytes]:

@@ -32,14 +32,18 @@ def test_djl_python_is_importable_nowhere_else() -> None:
 @pytest.mark.parametrize(
     ("expression", "media_type", "body"),
     [
-        ("Output().add(b'\\x00')", "", b"\x00"),
+        ("Output().add(b'\\x00')", "application/octet-stream", b"\x00"),
         ("Output().add('ä')", "text/plain; charset=utf-8", "ä".encode()),
         ("Output().add({'a': 'ä'})", "application/json", '{"a": "ä"}'.encode()),
         ("Output().add([1]).add('second')", "application/json", b"[1]"),
         ("Output().add('first').add('the data', key='data')", "text/plain; charset=utf-8", b"the data"),
         ("Output().add_property('content-type', 'x/y').add('a')", "x/y", b"a"),
         ("Output()", "", b""),
-        ("Output().add_stream_content(['a', b'b', {'c': 1}], output_formatter=None)", "", b'ab{"c": 1}'),
+        (
+            "Output().add_stream_content(['a', b'b', {'c': 1}], output_formatter=None)",
+            "application/octet-stream",
+            b'ab{"c": 1}',
+        ),
         ("Output().add_stream_content(['a'])", "application/jsonlines", b'{"outputs": "a"}\n'),
     ],
 )
