@@ -12,6 +12,7 @@ from lmi.settings.model_folder import user_code_folders
 from lmi.settings.reference import NEURON
 from lmi.settings.sources import Problems
 from lmi.settings.values import Values
+from lmi.sources.complete import CONFIG
 
 ENTRY_KEY, HANDLER_KEY = "option.entryPoint", "option.handler"
 
@@ -111,4 +112,7 @@ def _warn_of_nothing_to_run(values: Values, path: Path, names: frozenset[str], p
     if wanted in names:
         entry = values.given(ENTRY_KEY)
         lacks = f"has no formatter, and option.entryPoint={entry} answers in place of its function {wanted}"
+    if "option.model_id" not in values and not (path.parent / CONFIG).is_file():
+        problems.unusable = ModelUnusable(f"{path}: {lacks}, and there is no {CONFIG} of a model beside it")
+        return
     problems.warnings.append(f"{path}: {lacks}, so it is not run")

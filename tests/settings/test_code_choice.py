@@ -28,6 +28,17 @@ def test_code_that_holds_nothing_to_run_is_told(folder: Path) -> None:
     assert resolved.config.user_code is None
 
 
+def test_code_with_nothing_to_run_and_no_model_says_so(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model.py").write_text("def predict(inputs): ...")
+    with pytest.raises(ModelUnusable) as caught:
+        settle(folder)
+    assert str(caught.value) == (
+        f"{folder / 'model.py'}: has neither a function handle nor a formatter, "
+        "and there is no config.json of a model beside it"
+    )
+
+
 def test_a_handler_that_an_entry_point_hides_is_told_as_what_it_is(folder: Path) -> None:
     (folder / "model.py").write_text("def handle(inputs): ...")
     resolved = settle(folder, "option.entryPoint=djl_python.huggingface")
