@@ -265,6 +265,13 @@ def writable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def without_paths(text: str, said: Mapping[str, str]) -> str:
+    """Return a text for a client, with each path of this server under the name that the client knows."""
+    for path in sorted(filter(None, said), key=len, reverse=True):
+        text = text.replace(path, said[path])
+    return text
+
+
 def shorten(value: object, max_chars: int = 80) -> str:
     """Return a value for an error message: one line, quoted, at most `max_chars` long.
 

@@ -36,6 +36,7 @@ from pathlib import Path
 import msgspec
 
 from lmi.errors import StartError
+from lmi.settings.adapters import FOLDER
 from lmi.settings.config import Config, ServerConfig, dump, load
 from lmi.shared.desired_models import ModelFolder
 from lmi.shared.desired_state import Adapter, Folder, Model, State, key
@@ -206,7 +207,7 @@ class Runtime:
         """Register the adapters beside the model, which every engine loads before it is ready."""
         folder = self.adapters()
         for name, path in self.config.model.adapters.items():
-            folder.add(Adapter(name=name, path=path, src=path, is_static=True, state=State.READY))
+            folder.add(Adapter(name=name, path=path, src=f"{FOLDER}/{name}", is_static=True, state=State.READY))
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

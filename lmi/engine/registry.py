@@ -14,7 +14,15 @@ import msgspec
 
 from lmi.engine.adapter_keeper import settings_of
 from lmi.engine.client import Engines
-from lmi.errors import DeadlineExceeded, LmiError, ModelUnusable, OutOfMemory, Unavailable, UnknownAdapter
+from lmi.errors import (
+    DeadlineExceeded,
+    LmiError,
+    ModelUnusable,
+    OutOfMemory,
+    Unavailable,
+    UnknownAdapter,
+    without_paths,
+)
 from lmi.shared.desired_state import Adapter, Folder, State, is_abandoned
 
 log = logging.getLogger(__name__)
@@ -139,7 +147,7 @@ class AdapterRegistry:
             async with asyncio.timeout(self._timeout_s):
                 await self._engines.load_adapter(entry.name, settings_of(entry))
         except ModelUnusable as error:
-            raise AdapterUnusable(str(error)) from None
+            raise AdapterUnusable(without_paths(str(error), {entry.path: entry.src})) from None
         except TimeoutError:
             reason = f"the adapter was not loaded within model_loading_timeout ({self._timeout_s:g} s)"
             raise DeadlineExceeded(reason) from None

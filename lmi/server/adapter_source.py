@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
-from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten
+from lmi.errors import InvalidParameter, InvalidRequest, StartError, shorten, without_paths
 from lmi.server.fetches import Fetches
 from lmi.settings.adapters import check_files
 from lmi.settings.config import Config
@@ -17,6 +18,8 @@ from lmi.sources.source import is_remote
 PLATFORM = "/opt/ml"  # where SageMaker lays the files of models and adapters
 SCRIPT = "model.py"
 
+log = logging.getLogger(__name__)
+
 
 async def fetch_adapter(src: str, config: Config, fetches: Fetches) -> Path:
     """Return the local folder of a source, after its fetch if it is remote.
@@ -27,7 +30,7 @@ async def fetch_adapter(src: str, config: Config, fetches: Fetches) -> Path:
     folder = await asyncio.to_thread(find_local, src, config)
     if folder is None:
         folder = await fetches.fetch(_wanted(src, config), config.engine.model_loading_timeout_s)
-        await asyncio.to_thread(_check, folder, config, is_fetched=True)
+        await asyncio.to_thread(_check, folder, src, config, is_fetched=True)
     return folder
 
 
@@ -44,7 +47,7 @@ def find_local(src: str, config: Config) -> Path | None:
     except StartError as error:
         raise InvalidRequest(f"src {error}") from None
     _check_place(folder, src, config)
-    _check(folder, config)
+    _check(folder, src, config)
     return folder
 
 
@@ -58,12 +61,13 @@ def _wanted(src: str, config: Config) -> WantedSource:
     )
 
 
-def _check(folder: Path, config: Config, *, is_fetched: bool = False) -> None:
+def _check(folder: Path, src: str, config: Config, *, is_fetched: bool = False) -> None:
     try:
         check_adapter(config.server, folder, Path(config.model.path), is_fetched=is_fetched)
         check_files(folder, allow_pickle=config.engine.allow_pickle)
     except StartError as error:
-        raise InvalidRequest(f"src {error}") from None
+        log.info("src %s: %s", shorten(src, 300), error)
+        raise InvalidRequest(f"src {without_paths(str(error), {str(folder): src})}") from None
 
 
 def _check_place(folder: Path, src: str, config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from lmi.sources.request import (
 )
 
 LOOK_S = 0.05
+log = logging.getLogger(__name__)
+
 CLIENT_FAULTS = (ModelUnusable.exit_code, SecurityRefused.exit_code)
 
 
@@ -55,7 +58,8 @@ class Fetches:
             folder.mkdir(parents=True)
             write(folder / REQUEST, request)
         except OSError as error:
-            raise Unavailable(f"a fetch cannot be asked for: {folder}: {error.strerror}") from None
+            log.error("a fetch cannot be asked for: %s: %s", folder, error.strerror)
+            raise Unavailable(f"a fetch cannot be asked for: {error.strerror}") from None
         try:
             yield folder
         finally:

@@ -27,7 +27,7 @@ from lmi.errors import (
     from_info,
     shorten,
 )
-from lmi.server.several import LOOK_S, SeveralModels, until
+from lmi.server.several import LOOK_S, SeveralModels, said_of, until
 from lmi.settings.config import Config
 from lmi.settings.memory_need import MB, need_bytes
 from lmi.settings.model_settings import resolve_model
@@ -70,11 +70,13 @@ class ModelRegistry:
         """
         check_model_name(name)
         self._check_is_serving()
-        try:
-            entry = await asyncio.to_thread(self._write_entry, name, url)
-        except AlreadyLoading as loading:
-            await self._wait_for(loading.entry)
-            return
+        while True:
+            try:
+                entry = await asyncio.to_thread(self._write_entry, name, url)
+                break
+            except AlreadyLoading as loading:
+                if await self._is_loaded_by(loading.entry):
+                    return
         try:
             await self._load(entry)
         except Exception as error:
@@ -100,7 +102,7 @@ class ModelRegistry:
             resolved = resolve_model(name, url, self._runtime.config, os.environ)
             need = need_bytes(resolved.config)
         except (StartError, OSError) as error:
-            raise InvalidRequest(str(error)) from None
+            raise InvalidRequest(said_of(str(error), url)) from None
         entry = self._folder.register(lambda others: self._new_entry(resolved.config, url, need, others))
         for line in (*resolved.notes, *resolved.warnings):
             log.info("model %s: %s", name, line)
@@ -156,7 +158,7 @@ class ModelRegistry:
                 await self._models.here(entry)
                 await self._until_ready(entry)
         except StartError as error:
-            raise InvalidRequest(str(error)) from None
+            raise InvalidRequest(said_of(str(error), entry.url)) from None
         except (UnknownModel, FileNotFoundError):
             raise self._gone(entry) from None
         except TimeoutError:
@@ -170,7 +172,7 @@ class ModelRegistry:
         while record.phase != Phase.READY:
             if record.phase == Phase.FAILED:
                 kind = OutOfMemory if NO_MEMORY.search(record.reason) else InvalidRequest
-                raise kind(record.reason)
+                raise kind(said_of(record.reason, entry.url))
             self._check_is_serving()
             if not self._folder.holds(entry) or not self._runtime.has_folder(entry):
                 raise self._gone(entry)
@@ -206,16 +208,18 @@ class ModelRegistry:
         if self._models.front_end.is_draining:
             raise Unavailable("the server is shutting down, it loads and unloads no model")
 
-    async def _wait_for(self, entry: Model) -> None:
-        """Wait for a load that another request began, and answer what it answers."""
+    async def _is_loaded_by(self, entry: Model) -> bool:
+        """Wait for a load that another request began, and raise what it raises. False: its front end died."""
         while (found := self._folder.read(entry.name)) is not None and found.folder == entry.folder:
             if found.state is State.READY:
-                return
+                return True
             if found.state is State.FAILED:
                 raise from_info(ErrorInfo(found.cause, found.reason))
             if is_abandoned(found):
-                raise Unavailable("the front end that loaded the model died, ask again")
+                break
             await asyncio.sleep(LOOK_S)
+        if is_abandoned(entry):
+            return False
         raise unloaded(entry)
 
 

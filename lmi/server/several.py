@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from lmi.errors import LmiError, Overloaded, StartError, Unavailable, UnknownModel, shorten
+from lmi.errors import LmiError, Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
@@ -22,6 +23,7 @@ from lmi.server.model_choice import must_name, name_in_body, name_outside_of_bod
 from lmi.server.models import UNKNOWN, ModelLoader, Models, load_service
 from lmi.server.service import Service
 from lmi.settings.config import Config, EngineConfig
+from lmi.settings.model_urls import local_path
 from lmi.shared.desired_state import Model, State, is_abandoned
 from lmi.shared.state import Block, Phase
 
@@ -125,7 +127,7 @@ class SeveralModels(Models):
         with suppress(OSError, StartError):
             record = self.block(entry).supervisor
             if record.phase == Phase.FAILED:
-                return State.FAILED, record.reason
+                return State.FAILED, said_of(record.reason, entry.url)
         return entry.state, entry.reason
 
     def block(self, entry: Model) -> Block:
@@ -229,3 +231,12 @@ async def until(is_so: Callable[[], bool], timeout_s: float) -> bool:
             return False
         await asyncio.sleep(LOOK_S)
     return True
+
+
+def said_of(reason: str, url: str) -> str:
+    """Return a reason for a client, which knows the model's folder by its url."""
+    try:
+        folder = str(Path(local_path(url)).resolve())
+    except (OSError, ValueError):  # it is no path
+        return reason
+    return without_paths(reason, {folder: url})

@@ -7,6 +7,7 @@ refused, and its whole folder is searched.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,10 +55,11 @@ def checked_folder(url: str, store: str) -> Path:
     """Return the folder that `url` names. Raises ModelUnusable unless it is absolute and lies below `store`."""
     path, top = Path(url), Path(store).resolve()
     if "\0" in url or not path.is_absolute():
-        raise ModelUnusable(f"url must be an absolute folder below {store} (model_store), given {url!r}")
-    resolved = path.resolve()
-    if top not in resolved.parents:
-        raise ModelUnusable(f"url must be a folder below {store} (model_store), {url} leads elsewhere")
+        raise ModelUnusable(f"url must be an absolute folder below model_store, given {url!r}")
+    plain, resolved = Path(os.path.normpath(path)), path.resolve()
+    is_below = plain.is_relative_to(top) or plain.is_relative_to(os.path.normpath(Path(store).absolute()))
+    if not is_below or top not in resolved.parents:
+        raise ModelUnusable(f"url must be a folder below model_store, {url} leads elsewhere")
     if not resolved.is_dir():
         raise ModelUnusable(f"url {url}: {'is not a folder' if resolved.exists() else 'does not exist'}")
     return resolved

@@ -259,7 +259,7 @@ def test_an_adapter_is_on_all_engines_or_on_none(server: Server, tmp_path: Path)
                 await registry.register(entry("formal", path))
             with pytest.raises(AdapterUnusable, match="an adapter's folder has an adapter_config.json"):
                 await registry.register(entry("formal", tmp_path))
-            with pytest.raises(InvalidParameter, match="name must be 1 to 256 visible"):
+            with pytest.raises(InvalidParameter, match="name must be 1 to 256 letters"):
                 await registry.register(entry("../formal", path))
             with pytest.raises(NotRegistered, match="Adapter formal is not registered"):
                 await registry.unregister("formal")

@@ -341,7 +341,7 @@ def faulty(**changes: object) -> dict[str, object]:
         ("", faulty(src="x" * 5000), 400, "src must be the path of a folder, given 'xxx"),
         ("", faulty(src="file://["), 400, "src must be the path of a folder, given 'file://['"),
         ("", faulty(src="loras/nowhere/deep"), 400, "src 'loras/nowhere/deep' is no folder"),
-        ("", faulty(src="loras"), 400, "an adapter's folder has an adapter_config.json"),
+        ("", faulty(src="loras"), 400, "src loras: an adapter's folder has an adapter_config.json"),
         ("", faulty(src="ftp://host/a"), 400, "src 'ftp://host/a': no source has the scheme ftp://"),
         ("", faulty(src="s3:///a"), 400, "src 's3:///a': names no bucket"),
     ],
@@ -352,6 +352,7 @@ def test_a_registration_that_cannot_be_done_names_the_field(
     before = call(server, "GET", "/adapters")
     got, said = call(server, "POST", f"/adapters{query}", body)
     assert got == status and sentence in said["error"], said
+    assert server.config.model.path not in said["error"]
     assert call(server, "GET", "/adapters") == before
 
 

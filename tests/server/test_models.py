@@ -30,14 +30,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 def test_the_only_model_is_listed_and_described_as_the_reference_does(server: Host) -> None:
-    path = server.config.model.path
     response, body = server.send("GET", "/models")
     assert response.status == 200
-    assert json.loads(body) == {"models": [{"modelName": "scripted", "modelUrl": path, "status": "READY"}]}
+    assert json.loads(body) == {"models": [{"modelName": "scripted", "modelUrl": "scripted", "status": "READY"}]}
     [workflow] = json.loads(server.send("GET", "/models/scripted")[1])
     assert (workflow["workflowName"], workflow["version"]) == ("scripted", "1")
     [model] = workflow["models"]
-    assert (model["modelName"], model["modelUrl"], model["status"]) == ("scripted", path, "READY")
+    assert (model["modelName"], model["modelUrl"], model["status"]) == ("scripted", "scripted", "READY")
     [group] = model["workerGroups"]
     assert (group["device"]["deviceType"], group["minWorkers"], group["maxWorkers"]) == ("cpu", 1, 1)
     assert [(worker["id"], worker["status"]) for worker in group["workers"]] == [(1, "READY")]

@@ -85,6 +85,7 @@ def test_the_url_of_a_folder_names_it_too(store: Path) -> None:
         "{store}",
         "{store}/h/../..",
         "{store}/link",
+        "/proc/self/root{store}/h/model",
         "\0",
         "file:///etc",
         "file:h",

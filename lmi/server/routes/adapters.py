@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from lmi.engine.registry import AdapterRegistry, NameTaken
-from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten
+from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Reader, boolean, read_object, text
 from lmi.server.adapter_choice import alias
@@ -134,7 +134,7 @@ def _shown(entry: Adapter, service: Service) -> dict[str, object]:
     """Return an adapter as a client sees it, with the reason if an engine could not load it again."""
     shown = {"name": entry.name, "src": entry.src, "preload": entry.preload, "pin": entry.is_pinned}
     reason = None if service.engines is None else service.engines.adapter_failure(entry.name)
-    return shown if reason is None else {**shown, "reason": reason}
+    return shown if reason is None else {**shown, "reason": without_paths(reason, {entry.path: entry.src})}
 
 
 ROUTES = [

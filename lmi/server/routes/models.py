@@ -61,7 +61,7 @@ async def _described(models: Models) -> list[dict[str, str]]:
         return [_describe(models, entry) for entry in models.folder.entries()]
     service = models.the_only()
     model = service.config.model
-    return [{"modelName": model.name, "modelUrl": model.path, "status": state_of(service).upper()}]
+    return [{"modelName": model.name, "modelUrl": model.name, "status": state_of(service).upper()}]
 
 
 async def _describe_one(models: SeveralModels, name: str) -> dict[str, str]:
@@ -94,7 +94,7 @@ def as_in_reference(service: Service) -> dict[str, object]:
     }
     model = {
         "modelName": config.model.name,
-        "modelUrl": config.model.path,
+        "modelUrl": config.model.name,  # its folder is the server's own affair
         "status": state_of(service).upper(),
         "workerGroups": [group],
     }

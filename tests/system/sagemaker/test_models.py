@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi.runtime import ServerRuntime
 from lmi.shared.linux import descendants
 from tests.served import serve
 from tests.system.container import ROOT, wait_until, write_model
@@ -114,6 +115,22 @@ def test_a_model_may_be_unloaded_while_it_loads(server: SeveralServer) -> None:
     assert server.folders() == [] and server.pids("lmi-engine") == []
 
 
+def test_a_load_goes_on_for_others_when_the_front_end_that_began_it_dies(server: SeveralServer) -> None:
+    url = server.model("taken-over", "option.load_s=4", engine="slow")
+    [runtime] = Path(server.environ["TMPDIR"]).glob("lmi-*")
+    folder = ServerRuntime.at(runtime).models()
+    with ThreadPoolExecutor(12) as clients:
+        loads = [clients.submit(server.load, "taken-over", url) for _ in range(12)]
+        wait_until(lambda: server.pids("lmi-engine"), "it loads")
+        begun = folder.read("taken-over")
+        assert begun is not None
+        os.kill(begun.writer, signal.SIGKILL)
+        answers = [load.result().status for load in loads if load.exception() is None]
+    assert answers and set(answers) == {200}, "those of other front ends"
+    assert server.invoke("taken-over").status == 200
+    server.wait_for_front_ends(NUM_FRONT_ENDS)
+
+
 def test_a_client_that_leaves_does_not_end_its_load(server: SeveralServer) -> None:
     url = server.model("left-alone", "option.load_s=4", engine="slow")
     body = json.dumps({"model_name": "left-alone", "url": url}).encode()
@@ -151,6 +168,7 @@ def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path
         str(server.store / "link"): "leads elsewhere",
         str(server.store / "inside/../../empty"): "leads elsewhere",
         str(server.store): "leads elsewhere",
+        f"/proc/self/root{server.store}/inside/model": "leads elsewhere",
         "models/inside": "must be an absolute folder",
         "s3://bucket/model": "must be an absolute folder",
         str(server.store / "missing"): "does not exist",
@@ -159,6 +177,7 @@ def test_a_model_outside_of_the_store_is_refused(server: SeveralServer, tmp_path
     for url, why in given.items():
         answer = server.load("outside", url)
         assert answer.status == 400 and why in error_of(answer), url
+        assert str(server.store) not in error_of(answer).replace(url, ""), "only what the client has sent"
     assert server.listed() == {"models": []}
 
 
@@ -522,8 +541,7 @@ def test_a_server_with_one_model_describes_it_and_loads_no_other(tmp_path: Path)
     (tmp_path / "one").mkdir()
     with serve(write_model(tmp_path / "one"), "option.rolling_batch=echo") as server:
         page = json.loads(server.request("GET", "/models").body)
-        url = str(tmp_path / "one")
-        assert page == {"models": [{"modelName": "one", "modelUrl": url, "status": "READY"}]}
+        assert page == {"models": [{"modelName": "one", "modelUrl": "one", "status": "READY"}]}
         [workflow] = json.loads(server.request("GET", "/models/one").body)
         [group] = workflow["models"][0]["workerGroups"]
         assert (workflow["workflowName"], group["maxWorkers"]) == ("one", 1)
