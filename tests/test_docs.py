@@ -96,6 +96,18 @@ def expanded(word: str) -> str:
     return re.sub(r"\$(\w+)", lambda match: EXPORTED.get(match[1], "value"), word)
 
 
+def test_no_page_installs_from_an_index_that_does_not_have_the_package() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for page in (readme, (ROOT / "scripts" / "README.md").read_text(), *(path.read_text() for path in PAGES.values())):
+        assert not re.search(r"pip install '?lmi", page)
+    assert "`.venv/bin/lmi`" in readme and "pip install '.[torch]'" in readme
+
+
+def test_the_pages_say_how_their_commands_are_found() -> None:
+    assert "source .venv/bin/activate" in PAGES["sagemaker"].read_text().partition("```")[0]
+    assert "buildx" in PAGES["docker"].read_text().partition("```")[0]
+
+
 def check_lmi(words: list[str]) -> None:
     """A word of lmi with flags that it has. Raises click's own error otherwise."""
     command: click.Command = lmi.commands[words[0]]
