@@ -53,6 +53,32 @@ def check_references(document: dict[str, Any]) -> None:
         assert set(re.findall(rf'"#/components/{kind}/(\w+)"', json.dumps(document))) == parts.keys()
 
 
+USER_CODE = UserCodeConfig(path="model.py", handler="handle")
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("code", [None, USER_CODE])
+def test_generators_of_clients_can_read_it(several: bool, code: UserCodeConfig | None) -> None:
+    server, model = ServerConfig(multi_model=several), ModelConfig(path=".", name="m")
+    document = document_of(Config(server=server, model=model, engine=EngineConfig(), user_code=code))
+    assert document["openapi"].startswith("3.1.")
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len({name.rstrip("_") for name in ids}) == len(ids) and all(map(str.isidentifier, ids))
+    for part in objects_in(document):
+        types = part.get("type", ())
+        assert "array" not in types or "items" in part, part
+        assert not ("default" in part and (isinstance(types, list) or "anyOf" in part)), part
+        assert "itemSchema" not in part, "OpenAPI 3.2's"
+
+
+def objects_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects_in(inner)
+
+
 def test_the_description_can_be_read(document: dict[str, Any]) -> None:
     assert len(json.dumps(document)) < 170_000
 
@@ -100,8 +126,8 @@ def test_examples_fit_the_settings(tmp_path: Path, setting: str) -> None:
 
 
 def test_user_code_as_the_model_has_no_other_api() -> None:
-    code = UserCodeConfig(path="model.py", handler="handle")
-    config = Config(server=ServerConfig(), model=ModelConfig(path=".", name="m"), engine=EngineConfig(), user_code=code)
+    model = ModelConfig(path=".", name="m")
+    config = Config(server=ServerConfig(), model=model, engine=EngineConfig(), user_code=USER_CODE)
     described = document_of(config)
     assert {path.replace(":path}", "}") for path, _, _ in USER_CODE_ROUTES} <= described["paths"].keys()
     assert not [path for path in described["paths"] if path.startswith(("/v1", "/v2", "/generate"))]
@@ -134,7 +160,7 @@ def test_a_streamed_completion_at_invocations_is_described_in_each_framing(
     jsonschema = pytest.importorskip("jsonschema")
     response, answer = server.post({"prompt": "say hi", "stream": True}, headers=headers)
     assert response.getheader("content-type") == media_type
-    schema = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"][media_type]["itemSchema"]
+    schema = document["paths"]["/invocations"]["post"]["responses"]["200"]["content"][media_type]["x-itemSchema"]
     lines = [line.removeprefix(b"data: ") for line in answer.splitlines() if line]
     assert (lines[-1] == b"[DONE]") == (media_type == SSE)
     if media_type == SSE:

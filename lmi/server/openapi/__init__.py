@@ -1,12 +1,13 @@
-"""/openapi.json: every route of this server with its settings, in OpenAPI 3.2. Each API has a module.
+"""/openapi.json: every route of this server with its settings, in OpenAPI 3.1, which generators read.
 
-The schemas of requests are made from the tables that read the requests, so the two cannot differ.
+Each API has a module. The schemas of requests are made from the tables that read them, so the two cannot differ.
 tests/server/test_openapi.py compares the rest with the server: the document has exactly the routes of the server, each
 example is answered, and schemathesis finds no answer that is not described.
 """
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -21,8 +22,10 @@ def document(config: Config) -> dict[str, Any]:
     if not config.is_user_code:
         apis[1:1] = [triton.describe(config), tgi.describe(config), openai.describe(config)]
     paths = {path: methods for api in apis for path, methods in api.paths.items()}
+    for path, method, operation in ((path, *each) for path, methods in paths.items() for each in methods.items()):
+        operation["operationId"] = _id(method, path)
     return {
-        "openapi": "3.2.0",
+        "openapi": "3.1.0",
         "info": {
             "title": f"lmi: {config.model.name}",
             "version": version("lmi"),
@@ -35,6 +38,11 @@ def document(config: Config) -> dict[str, Any]:
         },
         "paths": paths,
     }
+
+
+def _id(method: str, path: str) -> str:
+    """Return the name of an operation, from which generators make the names of functions: post_v1_completions."""
+    return re.sub(r"\W+", "_", f"{method} {path}{'slash' if path.endswith('/') else ''}").strip("_")
 
 
 def _share_failures(paths: dict[str, dict[str, Operation]]) -> dict[str, Any]:

@@ -36,11 +36,12 @@ MESSAGE = asked(
     {
         "role": {"enum": list(ROLES)},
         "content": {"anyOf": [STRING, array(TEXT_PART), {"type": "null"}]},
-        "tool_calls": {"type": ["array", "null"]},
+        "tool_calls": or_null(array({"type": "object"})),
     },
     "role",
 )
-PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1}]}
+PROMPTS = array({"anyOf": [STRING, INTEGER, array(INTEGER)]})
+PROMPT: Schema = {"anyOf": [{"type": "string", "minLength": 1}, {**PROMPTS, "minItems": 1}]}
 
 
 def describe(config: Config) -> ApiDescription:

@@ -1,7 +1,8 @@
 """Parts of a description: schemas from readers, answers, operations.
 
-Source of the format: the OpenAPI 3.2 specification, whose schemas are JSON Schema 2020-12. `itemSchema` describes one
-record of a stream. It describes a server-sent event as an object with the text of its `data`.
+Source of the format: the OpenAPI 3.1 specification, whose schemas are JSON Schema 2020-12. `x-itemSchema`, the
+`itemSchema` of 3.2, describes one record of a stream. It describes a server-sent event as an object with the text of
+its `data`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lmi.settings.config import ModelConfig
 Schema = dict[str, Any]
 Operation = dict[str, Any]
 
+ITEM_SCHEMA = "x-itemSchema"
 JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
 STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
@@ -101,11 +103,11 @@ def _medium(schema: Schema, media_type: str, end: str) -> Schema:
     if media_type == JSON:
         return {"schema": schema}
     if not media_type.startswith(SSE):
-        return {"itemSchema": schema}
+        return {ITEM_SCHEMA: schema}
     data: Schema = {"type": "string", "contentMediaType": JSON, "contentSchema": schema}
     if end:
         data = {"anyOf": [{"const": end}, data]}
-    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
+    return {ITEM_SCHEMA: {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
 def answers(ok: Mapping[str, Schema], error: Mapping[str, Schema], statuses: Iterable[int]) -> dict[str, Schema]:

@@ -39,13 +39,14 @@ def _input(entry: Input) -> Schema:
     schema = JSON_SCHEMAS.get(entry.read, {})
     if not schema or entry.is_list:
         return schema
-    forms = [schema, {"type": "array", "prefixItems": [schema], "minItems": 1, "maxItems": 1}]
+    forms = [schema, {**array(schema), "minItems": 1, "maxItems": 1}]
     return {
         "anyOf": forms if entry.datatype == "BYTES" else [*forms, {"type": "string", "description": "the same as text"}]
     }
 
 
 FIELDS = {name: _input(entry) for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)}
+NEEDED: Schema = {"required": ["text_input"]}
 REQUEST: Schema = {
     "allOf": [ref("TritonInputs")],
     **asked(
@@ -55,11 +56,11 @@ REQUEST: Schema = {
             "parameters": ref("TritonInputs"),
         }
     ),
-    "anyOf": [asked({}, "text_input"), asked({"parameters": asked({}, "text_input")}, "parameters")],
+    "anyOf": [NEEDED, {"properties": {"parameters": NEEDED}, "required": ["parameters"]}],
     "description": "Each name once, at the top or in parameters; text_input is required.",
     "examples": [EXAMPLE],
 }
-PROMPT: Schema = {"type": ["string", "array"], "minLength": 1, "minItems": 1, "maxItems": 1}
+PROMPT: Schema = {"type": ["string", "array"], "items": STRING, "minLength": 1, "minItems": 1, "maxItems": 1}
 
 
 def describe(config: Config) -> ApiDescription:
