@@ -151,6 +151,20 @@ def test_the_page_loads_nothing_from_elsewhere_and_may_run_only_what_is_in_it(se
     policy = str(response.getheader("content-security-policy"))
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     assert re.findall(rb'fetch\("(.*?)"\)', body) == [b"openapi.json"]
+    assert re.findall(rb'<link rel="icon" href="(data:)', body) == [b"data:"] and "img-src data:;" in policy
+
+
+def test_the_page_is_no_wider_than_a_telephone() -> None:
+    """In a browser it was 390 px wide with every part of it open. What may be wider scrolls in a box of its own."""
+    [style] = re.findall(rb"<style>(.*?)</style>", PAGE, re.DOTALL)
+    for rule in (
+        b"nav { display: flex; flex-wrap: wrap",
+        b"body { overflow-wrap: anywhere",
+        b"div.wide { overflow-x: auto",
+    ):
+        assert rule in style
+    boxes = re.findall(rb'(.{12})make\("table"', PAGE)
+    assert boxes == [b'make("div", '] * 2 and PAGE.count(b'class: "wide"') == 2
 
 
 @pytest.mark.parametrize(("headers", "media_type"), [({}, JSONLINES), ({"accept": SSE}, SSE)])

@@ -21,7 +21,8 @@ def _policy(page: bytes) -> str:
         " ".join(f"'sha256-{b64encode(sha256(block).digest()).decode()}'" for block in found)
         for found in blocks.values()
     )
-    return f"default-src 'none'; connect-src 'self'; script-src {script}; style-src {style}; base-uri 'none'"
+    parts = ("default-src 'none'", "connect-src 'self'", "img-src data:", f"script-src {script}", f"style-src {style}")
+    return "; ".join((*parts, "base-uri 'none'"))
 
 
 POLICY = _policy(PAGE)
