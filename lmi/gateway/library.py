@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from lmi.sources.archive import unpack
 from lmi.sources.complete import descended
 from lmi.sources.fetch import fetch
 from lmi.sources.job import Job
+from lmi.sources.place import Place
 from lmi.sources.request import WantedSource
 from lmi.sources.source import ARCHIVE_SUFFIXES
 
@@ -63,8 +64,9 @@ class Library:
         home = self._folder / self.name(key)
         try:
             found = self._fetch(key) if self._is_remote else self._find(key)
+            place = Place(self._folder, "--models-dir")
             with _locked(home):
-                return Laid(home / "model", _update(found, home))
+                return Laid(home / "model", _update(found, home, lambda num_bytes: place.check_room(num_bytes, key)))
         except StartError as error:
             raise ModelBroken(f"TargetModel {key}: {error}") from error
         except OSError as error:
@@ -83,6 +85,8 @@ class Library:
             raise NoSuchModel(f"TargetModel {key} is not below {source}")
         if not found.is_dir() and not found.name.endswith(ARCHIVE_SUFFIXES):
             raise NoSuchModel(f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}")
+        if (link := _link_out_of(source, found)) is not None:
+            raise ModelBroken(f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source")
         return found
 
 
@@ -95,7 +99,21 @@ def _locked(home: Path) -> Iterator[None]:
         yield
 
 
-def _update(found: Path, home: Path) -> bool:
+def _link_out_of(source: Path, found: Path) -> Path | None:
+    """Return a link in a model's folder, or in a folder that it links to, that leads out of the source, if any does."""
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(found, followlinks=True):
+        if (real := os.path.realpath(parent)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(source):
+                return path
+    return None
+
+
+def _update(found: Path, home: Path, check_room: Callable[[int], None]) -> bool:
     """Make the model, unless it is there as it should be. Returns whether other files were there before."""
     stamp, model = home / "stamp.json", home / "model"
     wanted = json.dumps(_versions(found))
@@ -104,7 +122,7 @@ def _update(found: Path, home: Path) -> bool:
     part = home / "part"
     _remove(part)  # of a process that was killed
     try:
-        made = _make(found, part)
+        made = _make(found, part, check_room)
         stamp.unlink(missing_ok=True)
         is_new = not model.exists()
         _remove(model)
@@ -121,13 +139,13 @@ def _versions(found: Path) -> list[tuple[str, int, int]]:
     return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
-def _make(found: Path, folder: Path) -> Path:
+def _make(found: Path, folder: Path, check_room: Callable[[int], None]) -> Path:
     """Copy or unpack a model to a folder. Returns the folder with its files, which may be the only one in it."""
     if found.is_dir():
         shutil.copytree(found, folder, copy_function=_link_or_copy)
         return folder
     folder.mkdir()
-    unpack(found, folder)
+    unpack(found, folder, check_room=check_room)
     return descended(folder)
 
 

@@ -7,7 +7,7 @@ import hmac
 import re
 import time
 from calendar import timegm
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
 from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
@@ -24,6 +24,8 @@ AUTHORIZATION = re.compile(
     r"SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>[0-9a-f]{64})"
 )
 REQUIRED = {"host", "x-amz-date"}  # among the signed headers
+SIGNED_IF_SENT = ("x-amz-", "x-amzn-sagemaker-")  # AWS's rule, and what chooses the model or its session
+DIGEST = "x-amz-content-sha256"  # is compared with the body
 TIME_FORM = "%Y%m%dT%H%M%SZ"
 
 
@@ -50,13 +52,15 @@ class Signatures:
         date = exchange.headers.get("x-amz-date", "")
         if not _is_now(date) or not date.startswith(given["day"]):
             raise _wrong(f"Signature expired or not yet current: X-Amz-Date is more than {MAX_SKEW_S:g} s off.")
+        if unsigned := _unsigned(exchange, given["headers"].split(";")):
+            raise _wrong(f"There were headers present in the request which were not signed: {', '.join(unsigned)}")
         if not hmac.compare_digest(self._sign(exchange, body, given, date), given["signature"]):
             raise _wrong("The request signature we calculated does not match the signature you provided.")
 
     def _sign(self, exchange: AwsExchange, body: bytes, given: re.Match[str], date: str) -> str:
         """Return the signature that the request must have."""
         names, headers = given["headers"].split(";"), exchange.headers
-        digest = headers.get("x-amz-content-sha256", hashlib.sha256(body).hexdigest())
+        digest = headers.get(DIGEST, hashlib.sha256(body).hexdigest())
         is_bound = REQUIRED <= set(names) and digest == hashlib.sha256(body).hexdigest()
         if not is_bound or given["service"] != SERVICE:
             return ""  # it would be good for other requests too
@@ -68,6 +72,12 @@ class Signatures:
         signer = SigV4Auth(self._credentials, SERVICE, given["region"])
         text: str = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
         return text
+
+
+def _unsigned(exchange: AwsExchange, signed: Iterable[str]) -> list[str]:
+    """Return the headers that anyone could have added to a signed request, whose meaning they change."""
+    sent = {name for name in exchange.headers.keys() if name.startswith(SIGNED_IF_SENT)}
+    return sorted(sent - {DIGEST, *signed})
 
 
 def _is_now(date: str) -> bool:

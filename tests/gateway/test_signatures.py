@@ -115,6 +115,12 @@ def test_a_signature_is_good_for_one_body_path_method_and_service(aws: Gateway) 
     assert post(aws, {**headers, "X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}) == WRONG
 
 
+@pytest.mark.parametrize("name", ["X-Amzn-SageMaker-Target-Model", "X-Amzn-SageMaker-Session-Id", "X-Amz-Target"])
+def test_a_header_that_was_added_to_a_signed_request_is_refused(aws: Gateway, name: str) -> None:
+    assert post(aws, {**signed(aws), name: "other"}) == WRONG
+    assert post(aws, {**signed(aws), "X-Amzn-Trace-Id": "Root=1"}) == (200, None), "proxies add it"
+
+
 @pytest.mark.parametrize(("late_s", "found"), [(290, (200, None)), (310, WRONG), (-290, (200, None)), (-310, WRONG)])
 def test_a_signature_is_good_for_five_minutes(aws: Gateway, late_s: float, found: tuple[int, str | None]) -> None:
     assert post(aws, signed(aws, late_s=late_s)) == found

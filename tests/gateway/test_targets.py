@@ -161,6 +161,33 @@ def test_a_model_that_cannot_be_laid_out_or_loaded_is_a_model_error_with_its_cau
         assert mme.invoke("deep/a")["say"] == "I am a"
 
 
+def test_a_link_in_a_folder_that_leads_out_of_the_source_is_refused(tmp_path: Path) -> None:
+    with store(tmp_path) as mme:
+        shared, model = mme.source / "shared", mme.source / "deep" / "a"
+        (shared / "more").mkdir(parents=True)
+        (shared / "notes").write_text("x")
+        (model / "notes").symlink_to(shared / "notes")
+        (model / "round").symlink_to(model)
+        (model / "shared").symlink_to(shared)
+        (shared / "more" / "passwd").symlink_to("/etc/passwd")
+        refused = mme.refusal("deep/a")
+        assert (refused["Error"]["Code"], refused["OriginalStatusCode"]) == ("ModelError", 0)
+        assert "the link shared/more/passwd leads out of the source" in refused["OriginalMessage"]
+        (shared / "more" / "passwd").unlink()
+        (model / "round").unlink()
+        assert mme.invoke("deep/a")["say"] == "I am a"
+
+
+def test_an_archive_is_unpacked_only_where_the_disk_has_room(tmp_path: Path) -> None:
+    with store(tmp_path) as mme:
+        info = tarfile.TarInfo("weights.bin")
+        info.size = 1 << 50
+        (mme.source / "vast.tar").write_bytes(info.tobuf() + bytes(1 << 20))
+        refused = mme.refusal("vast.tar")
+        assert refused["Error"]["Code"] == "ModelError" and "models is full" in refused["OriginalMessage"]
+        assert list(mme.models_dir.rglob("weights.bin")) == []
+
+
 def test_a_container_that_lost_its_models_loads_them_again(tmp_path: Path) -> None:
     with store(tmp_path) as mme:
         mme.invoke("deep/a")
