@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -26,7 +26,7 @@ import yaml
 from lmi.cli import lmi
 from lmi.gateway.command import gateway
 from scripts.sagemaker_kit.__main__ import main as sagemaker
-from tests.system.container import ENVIRON, free_port, wait_until
+from tests.system.container import ENVIRON, free_port, wait_until, write_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -118,7 +118,7 @@ def check_lmi(words: list[str]) -> None:
 
 
 def check_curl(words: list[str]) -> None:
-    [url] = [word for word in words if word.startswith("localhost:8080/")]
+    [url] = [word for word in words if word.startswith(("localhost:8080/", "localhost:8090/"))]
     flags = {"-d": 1, "-H": 1, "-X": 1, "--data-binary": 1}
     assert rest_of(words, flags) == [url]
 
@@ -292,24 +292,36 @@ def test_every_block_says_what_it_is() -> None:
 
 
 SERVER = "lmi serve demo --with-gateway"  # the command with which a page begins on a laptop
+STORE = "/tmp/lmi-store"
+OF_SEVERAL = f"lmi serve --multi-model --model-store {STORE}"
 
 
 @pytest.fixture(scope="module")
-def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The ports of a server that runs SERVER, in place of those of the pages."""
-    port, gateway_port, folder = free_port(), free_port(), tmp_path_factory.mktemp("server")
-    words = f"{SERVER}={gateway_port} --host 127.0.0.1 --port {port}".split()
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The ports and the folder of servers that run SERVER and OF_SEVERAL, in place of those of the pages."""
+    port, gateway_port, port_of_several = free_port(), free_port(), free_port()
+    store = tmp_path_factory.mktemp("store")
+    write_model(store / "qwen3-8b")
+    alone = serving(f"{SERVER}={gateway_port}", (port, gateway_port), tmp_path_factory.mktemp("server"))
+    several = serving(OF_SEVERAL.replace(STORE, str(store)), (port_of_several,), tmp_path_factory.mktemp("several"))
+    with alone, several:
+        yield {"8080": str(port), "8081": str(gateway_port), "8090": str(port_of_several), STORE: str(store)}
+
+
+@contextmanager
+def serving(command: str, ports: tuple[int, ...], folder: Path) -> Iterator[None]:
+    words = f"{command} --host 127.0.0.1 --port {ports[0]}".split()
     environ = ENVIRON | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen([sys.executable, "-P", "-m", *words], cwd=folder, env=environ, stdout=log, stderr=log)
     try:
         wait_until(
-            lambda: all(map(is_healthy, (port, gateway_port))) or server.poll() is not None,
+            lambda: all(map(is_healthy, ports)) or server.poll() is not None,
             "it is ready",
             START_TIMEOUT_S,
         )
         assert server.poll() is None, (folder / "log").read_text()
-        yield {"8080": str(port), "8081": str(gateway_port)}
+        yield
     finally:
         server.terminate()
         server.wait(60)
@@ -317,10 +329,10 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @dataclass
 class Reader:
-    """Somebody who follows a page in an empty folder, with other ports than the page's."""
+    """Somebody who follows a page in an empty folder, with other ports and another store than the page's."""
 
     folder: Path
-    ports: dict[str, str]
+    places: dict[str, str]
     environ: dict[str, str] = field(default_factory=dict)
 
     def follow(self, page: str) -> int:
@@ -360,7 +372,7 @@ class Reader:
         return done.stdout
 
     def here(self, text: str) -> str:
-        return re.sub("|".join(self.ports), lambda match: self.ports[match[0]], text)
+        return re.sub("|".join(self.places), lambda match: self.places[match[0]], text)
 
 
 TOOLS = {
@@ -401,8 +413,8 @@ def expect_shown(shown: str, printed: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES)
-def test_a_reader_who_follows_a_page_sees_what_it_shows(page: str, ports: dict[str, str], tmp_path: Path) -> None:
-    assert Reader(tmp_path, ports).follow(page) > 0
+def test_a_reader_who_follows_a_page_sees_what_it_shows(page: str, places: dict[str, str], tmp_path: Path) -> None:
+    assert Reader(tmp_path, places).follow(page) > 0
 
 
 @pytest.mark.parametrize("page", PAGES)
