@@ -24,7 +24,7 @@ import msgspec
 from lmi.errors import InvalidParameter, OutOfMemory
 from lmi.shared.files import write_whole
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,255}")
+NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._:-]{0,255}"
 NAME_RULE = "1 to 256 letters, digits and . _ : -, with a letter or digit first"
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def key(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidParameter("name", NAME_RULE, name)
 
 

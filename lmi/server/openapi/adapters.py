@@ -22,6 +22,7 @@ from lmi.server.openapi.parts import (
     struct,
 )
 from lmi.settings.config import Config
+from lmi.shared.desired_state import NAME_PATTERN
 
 NAME = "adapters"
 STATUSES = (400, *OF_HTTP)
@@ -33,7 +34,7 @@ SRC = {
     "description": "a LoRA adapter: a folder below the model's, /opt/ml, download_dir or adapter_roots; "
     "owner/name of a hub; s3://bucket/prefix; s3://bucket/key.tar.gz",
 }
-NEW: dict[str, Schema] = {"name": TEXT, "src": SRC, **SETTINGS}
+NEW: dict[str, Schema] = {"name": {**TEXT, "pattern": f"^{NAME_PATTERN}$"}, "src": SRC, **SETTINGS}
 ADAPTER_NAME: Schema = {"name": "adapter", "in": "path", "required": True, "schema": STRING}
 SAID: Schema = {
     "name": ALIAS,

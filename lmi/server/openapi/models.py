@@ -22,6 +22,7 @@ from lmi.server.openapi.parts import (
     struct,
 )
 from lmi.settings.config import Config
+from lmi.shared.desired_state import NAME_PATTERN
 
 NAME = "models"
 ABOUT = "The models of the server. With multi_model=true they are loaded and unloaded here, as SageMaker does it."
@@ -47,7 +48,7 @@ SCHEMAS: dict[str, Schema] = {
             ),
         }
     ),
-    "NewModel": asked({"model_name": {**STRING, "minLength": 1, "maxLength": 256}, "url": STRING}, "model_name", "url"),
+    "NewModel": asked({"model_name": {**STRING, "pattern": f"^{NAME_PATTERN}$"}, "url": STRING}, "model_name", "url"),
     "ModelStatus": struct({"status": STRING}),
     "ModelError": asked({"error": STRING, "code": INTEGER}, "error", "code"),
 }
