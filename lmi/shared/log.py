@@ -20,6 +20,7 @@ import orjson
 
 from lmi.shared.sink import STDERR, Sink
 
+CLEAR_LINE = b"\r\x1b[2K"  # of a terminal
 MAX_LINE = 16 << 10  # bytes, with the line end
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
@@ -45,6 +46,7 @@ class _Unrecorded:
 
 _settings: Settings | None = None
 _fd = STDERR
+_line_start = b""
 _tally: tuple[object, str] = _Unrecorded(), "num_log_lines_dropped"
 
 
@@ -56,6 +58,12 @@ def settings() -> Settings | None:
 def fd() -> int:
     """Return the descriptor that this process logs to. It is standard error, unless the supervisor reads that."""
     return _fd
+
+
+def has_bar(is_there: bool) -> None:
+    """Note whether a progress bar of this process stands on the terminal. Each line clears it first."""
+    global _line_start
+    _line_start = CLEAR_LINE if is_there else b""
 
 
 def setup(role: str, level: str = "INFO", format: str = "auto", fd: int = STDERR) -> None:
@@ -120,7 +128,7 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def _line(self, record: logging.LogRecord) -> bytes:
-        return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+        return _line_start + self.format(record).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _note(num_dropped: int) -> logging.LogRecord:

@@ -20,6 +20,8 @@ from lmi.supervisor.hints import hint
 
 CLEAR_BAR = "\r\x1b[2K\x1b[?25h"  # clears the line and shows the cursor, which a bar hides
 
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
 
 class Failure(Struct, frozen=True, kw_only=True):
     """Why the server ends."""
@@ -100,18 +102,28 @@ def banner(config: Config, port: int, report: LoadReport, after_s: float) -> str
     replicas = f"{config.engine.num_engines} replicas" if config.engine.num_engines > 1 else ""
     kernels = f"{report.kernels} kernels" if report.kernels else ""
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.stages_s.items())
-    context = f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once"
-    if config.is_user_code and config.user_code is not None:
-        context = f"of {config.user_code.handler} in {config.user_code.path}, one request at a time"
     rows = {
         "model": f"{config.model.name} ({config.model.path})",
-        "engine": ", ".join(filter(None, (report.engine, report.device, report.dtype, kernels, replicas))),
-        "context": context,
+        "engine": ", ".join(filter(None, (report.engine, report.device, _dtype(config, report), kernels, replicas))),
+        "context": f"{report.max_sequence_length} tokens, {report.max_num_sequences} requests at once",
+    }
+    body = """'{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'"""
+    if (code := config.user_code) is not None and code.handler is not None:
+        answering = f"{code.handler} in {code.path}, one request at a time"
+        rows = {"model": config.model.name, "code": ", ".join(filter(None, (answering, replicas)))}
+        body = f"@FILE    # FILE holds what {code.handler} reads"
+    rows |= {
         "ready": f"after {after_s:.1f} s ({stages})",
         "answers": f"{url}/invocations",
         "health": f"{url}/ping",
         "metrics": f"{url}/metrics",
     }
     table = "\n".join(f"  {name:<8} {escape(value)}" for name, value in rows.items())
-    body = '{"inputs": "Tell me a story about a fox.", "parameters": {"max_new_tokens": 100}}'
-    return f"\nlmi is ready\n{table}\n\n  curl {url}/invocations -d '{body}'\n"
+    return f"\nlmi is ready\n{table}\n\n  curl {url}/invocations -d {body}\n"
+
+
+def _dtype(config: Config, report: LoadReport) -> str | None:
+    """Return the type that the engine computes in, and the one that was asked for if it is another."""
+    asked = DTYPES.get(config.engine.dtype)
+    is_other = asked is not None and report.dtype in DTYPES.values() and report.dtype != asked
+    return f"{report.dtype} in place of {asked}" if is_other else report.dtype

@@ -65,6 +65,16 @@ def test_text_says_the_same_on_one_line(capfd: pytest.CaptureFixture[str]) -> No
     assert re.fullmatch(rf"\S+Z WARNING frontend\[{os.getpid()}\] lmi\.x: slow request_id=r1", line)
 
 
+def test_a_line_clears_the_bar_that_it_would_follow(capfd: pytest.CaptureFixture[str]) -> None:
+    log.setup("test", format="text")
+    log.has_bar(True)
+    logging.info("one")
+    log.has_bar(False)
+    logging.info("two")
+    one, two = capfd.readouterr().err.removesuffix("\n").split("\n")
+    assert one.startswith("\r\x1b[2K20") and two.startswith("20")
+
+
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_no_message_extra_or_traceback_can_make_a_second_line(capfd: pytest.CaptureFixture[str], format: str) -> None:
     log.setup("x", format=format)

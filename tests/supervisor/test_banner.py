@@ -51,9 +51,20 @@ def test_what_computes_is_told_where_an_engine_has_a_choice(capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["kernels"] == "native x86-64-v4"
 
 
+@pytest.mark.parametrize(
+    ("asked", "runs", "said"),
+    [("fp16", "float32", "cpu, float32 in place of float16\n"), ("auto", "float32", "cpu, float32\n")],
+)
+def test_another_type_than_the_one_that_was_asked_for_is_told(asked: str, runs: str, said: str) -> None:
+    wanted = replace(config("text"), engine=EngineConfig(dtype=asked))
+    assert said in banner(wanted, 8080, structs.replace(REPORT, dtype=runs), after_s=2.0)
+
+
 def test_a_handler_is_announced_by_its_file_and_has_no_context_length(capsys: pytest.CaptureFixture[str]) -> None:
     fox = replace(config("text"), user_code=UserCodeConfig(path="/models/fox/model.py", handler="handle"))
-    assert "handle in /models/fox/model.py" in banner(fox, 8080, REPORT, after_s=2.0)
+    text = banner(fox, 8080, REPORT, after_s=2.0)
+    assert "  model    fox\n  code     handle in /models/fox/model.py, one request at a time\n" in text
+    assert text.endswith("/invocations -d @FILE    # FILE holds what handle reads\n") and "context" not in text
     report = LoadReport(engine="model.py", stages_s={"load": 0.5})
     say_ready(replace(fox, server=config().server), 8080, report, after_s=2.0)
     assert json.loads(capsys.readouterr().out)["max_sequence_length"] is None
