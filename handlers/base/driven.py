@@ -26,7 +26,7 @@ from handlers.base.driven_beams import BeamRounds, Row, check_beams
 from handlers.base.outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import MAX_STATS, EngineStopped, Step, SteppedExecutor
-from lmi.errors import InvalidRequest, LmiError, OutOfMemory, UnknownAdapter
+from lmi.errors import InvalidRequest, LmiError, OutOfMemory, Unavailable, UnknownAdapter
 from lmi.executor import EngineInfo, ErrorKind, KvCacheStats, Request
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,8 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
     def _kind_of(self, error: Exception) -> ErrorKind:
         if isinstance(error, MemoryError | OutOfMemory):
             return ErrorKind.OUT_OF_MEMORY
+        if isinstance(error, Unavailable):
+            return ErrorKind.UNAVAILABLE
         return ErrorKind.INVALID if isinstance(error, ValueError | InvalidRequest) else ErrorKind.GENERATION
 
     # The contract.

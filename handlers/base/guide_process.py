@@ -1,8 +1,9 @@
 """The process that compiles guides, apart from the engine, because a compilation cannot be stopped otherwise.
 
-It has read the vocabulary once and forks for each guide. A fork has limits on its processor time and its memory, and
-the kernel ends the fork that reaches one. So a guide that explodes harms nobody. Each guide has a connection of its
-own: the text goes in up to the end of the stream, and the answer comes out. No answer means that the fork was ended.
+It has read the vocabulary once and forks for each guide. A fork has limits on its processor time, its time and its
+memory, and the kernel ends the fork that reaches one. So a guide that explodes harms nobody. Each guide has a
+connection of its own: the text goes in up to the end of the stream, and the answer comes out. No answer means that the
+fork was ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -36,10 +37,11 @@ PAGE_BYTES = resource.getpagesize()
 
 
 class Start(msgspec.Struct):
-    """What the first connection brings. `vocab_size` is the width of the logits."""
+    """What the process reads first. `vocab_size` is the width of the logits, `max_compile_s` the time of a guide."""
 
     config: GuidedDecodingConfig
     vocab_size: int
+    max_compile_s: float
 
 
 def compile_guide(vocabulary: Vocabulary, params: GuidedDecodingParams) -> CompiledGrammar:
@@ -67,9 +69,9 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def _answer(vocabulary: Vocabulary, connection: socket.socket) -> None:
+def _answer(vocabulary: Vocabulary, connection: socket.socket, max_compile_s: float) -> None:
     """Compile the guide of a connection within the limits."""
-    _limit()
+    _limit(max_compile_s)
     if (message := read_all(connection)) == PROBE:
         connection.sendall(COMPILED)
         return
@@ -96,7 +98,8 @@ def _try_mask(compiled: CompiledGrammar) -> None:
         raise ValueError("no text of this vocabulary fits it")
 
 
-def _limit() -> None:
+def _limit(max_compile_s: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, max_compile_s)  # its signal ends a process that does not handle it
     os.nice(NICENESS)
     with open("/proc/self/statm") as file:
         num_bytes = int(file.read().split()[0]) * PAGE_BYTES
@@ -105,13 +108,13 @@ def _limit() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # xgrammar warns of each client's guide
 
 
-def _fork(vocabulary: Vocabulary, connection: socket.socket) -> None:
+def _fork(vocabulary: Vocabulary, connection: socket.socket, max_compile_s: float) -> None:
     parent_pid = os.getpid()
     if os.fork():
         return
     try:
         linux.die_with_parent(parent_pid, signal.SIGKILL)
-        _answer(vocabulary, connection)
+        _answer(vocabulary, connection, max_compile_s)
     finally:
         os._exit(0)
 
@@ -122,26 +125,19 @@ def _next(control: socket.socket) -> socket.socket | None:
     return socket.socket(fileno=fds[0]) if fds else None
 
 
-def _read_vocabulary(connection: socket.socket) -> Vocabulary:
-    start = msgspec.msgpack.decode(read_all(connection), type=Start)
-    return Vocabulary(start.config, start.vocab_size)
-
-
-def main(control: socket.socket) -> None:
+def main(control: socket.socket, start: BinaryIO) -> None:
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the engine ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
-    if (first := _next(control)) is None:
-        return
-    with first:
-        vocabulary = _read_vocabulary(first)
-        first.sendall(COMPILED)
+    with start:
+        given = msgspec.msgpack.decode(start.read(), type=Start)
+    vocabulary = Vocabulary(given.config, given.vocab_size)
     while (connection := _next(control)) is not None:
         with connection:
-            _fork(vocabulary, connection)
+            _fork(vocabulary, connection, given.max_compile_s)
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(socket.socket(fileno=int(sys.argv[1])), open(int(sys.argv[2]), "rb"))
     os._exit(0)  # at once, with what it compiles

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from handlers.base.configuration import AnyConfig, both
+from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
@@ -88,7 +89,9 @@ class EmbeddedExecutor(SteppedExecutor):
         self._beam_sampler = BeamSampler(self._runner.vocab_size, processors)
         self._capture = Capture(self._runner)
         folder = _server_folder(model, config)
-        self._guides, why_no_guides = open_guides(settings.guided_decoding_config, folder, self._runner.vocab_size)
+        self._guides, why_no_guides = open_guides(
+            settings.guided_decoding_config, folder, self._runner.vocab_size, compile_limit_s(options.step_timeout_s)
+        )
         self._info = describe(self._runner, limits, settings, why_no_guides=why_no_guides, post_processors=processors)
         self._start()
 
@@ -209,6 +212,10 @@ class EmbeddedExecutor(SteppedExecutor):
             if sequence.error is None:
                 self._scheduler.add(sequence)
         return [sequence for sequence in ready if sequence.error is not None]
+
+    @property
+    def is_waiting_for_guides(self) -> bool:
+        return (guides := self._guides) is not None and guides.is_waiting
 
     # Adapters, between two steps.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 
-from handlers.base.guide_compiler import FIELD, Compiled, GuideCompiler
+from handlers.base.guide_compiler import FIELD, Compiled, GuideCompiler, may_change
 from handlers.base.guide_vocabulary import read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guide import Guide
@@ -39,9 +39,10 @@ class Awaited:
 
 
 class Guides:
-    def __init__(self, read_config: Callable[[], GuidedDecodingConfig], vocab_size: int) -> None:
+    def __init__(self, read_config: Callable[[], GuidedDecodingConfig], vocab_size: int, max_compile_s: float) -> None:
         self.num_compiled = 0
-        self._compiler = GuideCompiler(read_config, vocab_size)
+        self.is_waiting = False  # nothing else is to do
+        self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s)
         self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
         self._kept = Kept()
         self._awaited: dict[GuidedDecodingParams, Awaited] = {}
@@ -86,8 +87,10 @@ class Guides:
 
     def wait(self) -> None:
         """Sleep until a guide is ready, `wake` is called, or some time has passed."""
+        self.is_waiting = True
         self._changed.wait(WAIT_S)
         self._changed.clear()
+        self.is_waiting = False
 
     def wake(self) -> None:
         """End a `wait`; called from any thread."""
@@ -143,14 +146,16 @@ class Kept:
 
     def put(self, params: GuidedDecodingParams, outcome: Outcome) -> None:
         """Keep an outcome that a second attempt would not change."""
-        if isinstance(outcome, Compiled | InvalidRequest):
+        if isinstance(outcome, Compiled) or not may_change(outcome):
             self._outcomes[params] = outcome
             self.num_bytes += _num_bytes(params, outcome)
         while len(self._outcomes) > self.max_num or self.num_bytes > self.max_bytes:
             self.num_bytes -= _num_bytes(*self._outcomes.popitem(last=False))
 
 
-def open_guides(config: GuidedDecodingConfig | None, folder: str | None, vocab_size: int) -> tuple[Guides | None, str]:
+def open_guides(
+    config: GuidedDecodingConfig | None, folder: str | None, vocab_size: int, max_compile_s: float
+) -> tuple[Guides | None, str]:
     """The guides of an engine, or None and the reason why it has none.
 
     Without a config it is that of the model's folder, which is given where a server runs. It is read with the first
@@ -161,13 +166,13 @@ def open_guides(config: GuidedDecodingConfig | None, folder: str | None, vocab_s
     path = Path(folder or ".")
     if reason := why_no_guides(path if config is None else None):
         return None, reason
-    return Guides(partial(read_config, path) if config is None else lambda: config, vocab_size), ""
+    return Guides(partial(read_config, path) if config is None else lambda: config, vocab_size, max_compile_s), ""
 
 
 def equip(sequence: Sequence, outcome: Outcome) -> None:
     """Give a sequence the state of its guide, or the error that there was."""
     if isinstance(outcome, LmiError):
-        kind = ErrorKind.INVALID if isinstance(outcome, InvalidRequest) else ErrorKind.GENERATION
+        kind = ErrorKind.INVALID if isinstance(outcome, InvalidRequest) else ErrorKind.UNAVAILABLE
         sequence.fail(outcome.message, kind, outcome.field)
     elif isinstance(outcome, Exception):
         sequence.fail(f"the guide cannot be compiled: {cause_line(outcome)}")

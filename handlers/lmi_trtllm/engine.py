@@ -53,6 +53,7 @@ class Engine:
         self._workers = Workers()
         self._error: Exception | None = None  # after which TensorRT-LLM cannot go on
         self._open: set[str] = set()  # the ids of the sequences that it has
+        self._checked: set[str] = set()  # the ids of those that wait for the check of their structure
         self._statistics = Statistics()
         self._loop = EngineLoop("trtllm")
         if self.arguments.get("enable_iter_perf_stats"):
@@ -98,6 +99,10 @@ class Engine:
         """TensorRT-LLM drops an adapter by itself when newer ones need its place."""
 
     @property
+    def is_waiting_for_guides(self) -> bool:
+        return 0 < len(self._open) <= len(self._checked)
+
+    @property
     def is_alive(self) -> bool:
         return self._error is None and self._workers.are_alive
 
@@ -138,7 +143,11 @@ class Engine:
     async def _run(self, work: Work) -> None:
         guide = work.sequence.request.guided_decoding_params
         if guide is not None and self._guides is not None:
-            await self._guides.check(guide)
+            self._checked.add(work.id)
+            try:
+                await self._guides.check(guide)
+            finally:
+                self._checked.discard(work.id)
         try:
             output = self._submit(work)
         except (TypeError, ValueError) as error:  # of a check of the arguments

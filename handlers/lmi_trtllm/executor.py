@@ -15,6 +15,7 @@ import torch
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
+from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
@@ -171,6 +172,10 @@ class TrtllmExecutor(DrivenExecutor[Work]):
             captured.note(sequence, output.rows, len(output.token_ids))
         super()._take(output, step)
 
+    @property
+    def is_waiting_for_guides(self) -> bool:
+        return self._trtllm.is_waiting_for_guides
+
     def _kind_of(self, error: Exception) -> ErrorKind:
         if isinstance(error, torch.OutOfMemoryError):
             return ErrorKind.OUT_OF_MEMORY
@@ -179,7 +184,7 @@ class TrtllmExecutor(DrivenExecutor[Work]):
 
 def _guides(config: EngineConfig, folder: str) -> Guides | None:
     kinds, size = guides.kinds(config, folder)[0], vocab_size(folder)
-    return Guides(folder, size) if kinds else None
+    return Guides(folder, size, compile_limit_s(config.step_timeout_s)) if kinds else None
 
 
 def _warm_up_requests(info: EngineInfo) -> list[Request]:

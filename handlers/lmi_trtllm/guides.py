@@ -15,11 +15,11 @@ from pathlib import Path
 
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
-from handlers.base.guide_compiler import GuideCompiler
+from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler, may_change
 from handlers.base.guide_process import ANY_OBJECT
 from handlers.base.guide_vocabulary import NO_TEXTS, read_config, why_no_guides
 from handlers.base.sequence import Sequence
-from lmi.errors import GenerationFailed, InvalidRequest, LmiError, Unsupported, cause_line
+from lmi.errors import GenerationFailed, LmiError, Unsupported, cause_line
 from lmi.executor import GuidedDecodingParams, GuideType, Request
 from lmi.settings.config import EngineConfig
 from lmi.settings.kinds import WORDS
@@ -79,14 +79,19 @@ class Guides:
     """The structures of an engine whose `kinds` are not empty. Any thread may use it."""
 
     def __init__(
-        self, model_path: str, vocab_size: int, max_kept: int = MAX_KEPT, max_kept_chars: int = MAX_KEPT_CHARS
+        self,
+        model_path: str,
+        vocab_size: int,
+        max_compile_s: float = MAX_COMPILE_WAIT_S,
+        max_kept: int = MAX_KEPT,
+        max_kept_chars: int = MAX_KEPT_CHARS,
     ) -> None:
         """`vocab_size` is the width of the logits. Reads the tokenizer's files."""
         self.max_kept, self.max_kept_chars = max_kept, max_kept_chars
         vocabulary = read_config(model_path)
         self.num_compiled = 0
         self._end_ids = frozenset(vocabulary.stop_token_ids or ())
-        self._compiler = GuideCompiler(lambda: vocabulary, vocab_size)
+        self._compiler = GuideCompiler(lambda: vocabulary, vocab_size, max_compile_s)
         self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
         self._outcomes: OrderedDict[GuidedDecodingParams, Future[None]] = OrderedDict()
         self._num_chars = 0
@@ -96,7 +101,7 @@ class Guides:
         sequence.end_ids |= self._end_ids
 
     async def check(self, params: GuidedDecodingParams) -> None:
-        """Raise InvalidRequest for a structure that is wrong or too large, GenerationFailed if that is not found out.
+        """Raise InvalidRequest for a structure that is wrong or too large, another LmiError if that is not found out.
 
         No other error leaves it: one would end the engine. Call it on one event loop.
         """
@@ -135,7 +140,7 @@ def _may_change(future: Future[None]) -> bool:
     """Whether a second attempt may end otherwise: not if the structure is wrong."""
     if not future.done():
         return False
-    return future.cancelled() or not isinstance(future.exception(), InvalidRequest | None)
+    return future.cancelled() or may_change(future.exception())
 
 
 def _num_chars(params: GuidedDecodingParams) -> int:

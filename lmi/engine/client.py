@@ -316,6 +316,7 @@ LABELS = {
     ErrorKind.OUT_OF_MEMORY: OutOfMemory.label,
     ErrorKind.ENGINE_LOST: EngineLost.label,
     ErrorKind.INVALID: InvalidRequest.label,
+    ErrorKind.UNAVAILABLE: Unavailable.label,
 }
 
 

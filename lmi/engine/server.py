@@ -150,7 +150,7 @@ class Dispatcher:
         elif has_output:
             self._record.step += 1
             self._record.step_s = time.monotonic()
-        elif self._is_loading_adapter():
+        elif self._is_loading_adapter() or self._executor.is_waiting_for_guides:
             self._record.step_s = time.monotonic()
         self._count(steps[-1].num_active_requests if steps else None)
 

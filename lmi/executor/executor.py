@@ -80,6 +80,11 @@ class Executor(ABC):
         """Whether the weights of an adapter are read now, while the running requests make no step."""
         return False
 
+    @property
+    def is_waiting_for_guides(self) -> bool:
+        """Whether every request waits until its guide is compiled, which has a limit, and the engine has no step."""
+        return False
+
     def load_adapter(self, name: str, path: str, *, pinned: bool = False, preload: bool = True) -> None:
         """Let requests use the LoRA adapter in folder `path` as `name`. `info.adapters` then lists it.
 

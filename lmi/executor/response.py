@@ -27,6 +27,7 @@ class ErrorKind(enum.IntEnum):
     OUT_OF_MEMORY = 1
     ENGINE_LOST = 2  # the engine died or was replaced while it worked on the request
     INVALID = 3  # the engine refused the request after acceptance
+    UNAVAILABLE = 4  # what the request needs beside the engine is not there; a second attempt may succeed
 
 
 class TokenLogProb(msgspec.Struct, frozen=True, array_like=True, gc=False):

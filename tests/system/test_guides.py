@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +20,7 @@ import pytest
 from lmi.settings.model_folder import demo_folder
 from tests.served import Server, serve
 from tests.system import weather
+from tests.system.container import wait_until
 from tests.system.weather import CALL_IT, CITY, FORM, PARAMETERS, USER, WEATHER, check_call_of_it
 
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
@@ -136,3 +143,70 @@ def test_a_structure_that_cannot_be_followed_is_the_client_s_fault(server: Serve
     answer = server.post({"inputs": "Say", "parameters": {"guided_json": {"type": "array", "uniqueItems": True}}})
     assert answer.status == 424, answer.body
     assert "parameters.guided_json must be a structure that xgrammar can follow: uniqueItems" in answer.body.decode()
+
+
+# With a short limit of a step. A wait for a guide is no step, and never ends the engine.
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Server]:
+    settings = ("step_timeout=2", "first_step_timeout=2", "frontend_workers=1")
+    with serve(demo_folder(), "option.model_name=demo", *settings) as server:
+        yield server
+
+
+def ask(server: Server, regex: str) -> int:
+    body = {"messages": [USER], "max_tokens": 8, "guided_regex": regex}
+    return server.post(body, "/v1/chat/completions").status
+
+
+def ask_until_it_is_answered(server: Server, regex: str) -> None:
+    """A guide that is late on a busy machine gets 400, one whose compiler is not there 503."""
+    statuses: list[int] = []
+    wait_until(lambda: statuses.append(ask(server, regex)) or statuses[-1] == 200, "a guide is followed", 120.0)
+    assert set(statuses) <= {200, 400, 503}
+
+
+@contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """One core for a process and those that it starts, and on it six others that never rest."""
+    cores, core = os.sched_getaffinity(pid), {min(os.sched_getaffinity(pid))}
+    code = f"import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(6)]
+    threads = [int(one) for one in os.listdir(f"/proc/{pid}/task")]
+    for thread in threads:
+        os.sched_setaffinity(thread, core)
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, cores)
+
+
+def test_the_first_guide_of_an_engine_on_a_slow_machine_does_not_end_it(hasty: Server) -> None:
+    before = hasty.pid("lmi-engine")
+    with slowed(before):
+        ask_until_it_is_answered(hasty, "[ab]{3}")
+    assert hasty.pid("lmi-engine") == before
+
+
+def test_many_guides_that_explode_end_their_requests_and_not_the_engine(hasty: Server) -> None:
+    before = hasty.pid("lmi-engine")
+    words = ["|".join(f"{bomb}{word:x}{'ab' * 30}{word}" for word in range(20_000)) for bomb in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        statuses = set(pool.map(partial(ask, hasty), words))
+    assert statuses <= {400, 503} and hasty.pid("lmi-engine") == before
+    ask_until_it_is_answered(hasty, "[ab]{4}")
+
+
+def test_a_compiler_that_hangs_is_started_again_and_the_engine_is_not(hasty: Server) -> None:
+    before = hasty.pid("lmi-engine")
+    ask_until_it_is_answered(hasty, "[ab]{5}")
+    os.kill(hasty.pid("lmi-guides"), signal.SIGSTOP)
+    assert ask(hasty, "[ab]{6}") == 503
+    ask_until_it_is_answered(hasty, "[ab]{6}")
+    assert hasty.pid("lmi-engine") == before

@@ -439,7 +439,7 @@ def test_a_guide_whose_process_is_ended_meanwhile_is_not_refused_for_good(execut
     popen.wait()
     [response] = collect_ids(executor, [executor.enqueue_request(regex("b"))]).popitem()[1]
     compiler._process.popen = popen
-    assert response.error is not None and response.error.kind is ErrorKind.GENERATION, response.error
+    assert response.error is not None and response.error.kind is ErrorKind.UNAVAILABLE, response.error
     assert text_of(result_of(executor, regex("b")).output_token_ids[0]) == "b"
 
 

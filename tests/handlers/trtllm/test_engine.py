@@ -91,6 +91,17 @@ def test_a_guided_request_that_is_wrong_never_reaches_the_engine(executor: Any) 
         assert len(tokens(executor)) == 8
 
 
+def test_a_wait_for_a_guide_is_known_as_such(executor: Any) -> None:
+    slow = GuidedDecodingParams(GuideType.REGEX, "((a{0,100}){0,100}){0,100}")
+    assert not executor.is_waiting_for_guides
+    guided = executor.enqueue_request(ask(max_tokens=4, guided_decoding_params=slow))
+    while not executor.is_waiting_for_guides:
+        assert not executor.await_responses(guided, 0.001), "it was over before anyone looked"
+    begin(executor)
+    while executor.is_waiting_for_guides:
+        time.sleep(0.001)
+
+
 WRONG: dict[str, tuple[dict[str, Any], type[LmiError]]] = {
     "input_token_ids": ({"input_token_ids": (1, 320)}, InvalidParameter),
     "inputs": ({"input_token_ids": (1,) * 512}, PromptTooLong),
