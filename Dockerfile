@@ -129,6 +129,7 @@ RUN { command -v ssh && command -v sshd; } >/dev/null \
         && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*; } \
     && mkdir -p /run/sshd
 COPY --from=build-trtllm /opt/lmi /opt/lmi
+ENV OPTION_ROLLING_BATCH=trtllm
 ENTRYPOINT ["bash", "-c", "exec lmi \"$@\"", "lmi"]
 CMD ["serve"]
 

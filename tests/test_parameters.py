@@ -66,7 +66,14 @@ class Verdict(enum.Enum):
 
 
 ENGINE, TEXT, IGNORED, REFUSED = Verdict
-UNREAD_BY_1_2 = {"seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"}
+UNREAD_IN_2025 = {
+    "seed",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+}
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,12 @@ class Row:
     beside: dict[str, object] = field(default_factory=dict)
 
     def verdict(self, engine: str) -> Verdict:
-        """The verdict of an engine. TensorRT-LLM has two: its 1.2 line refuses what its sampler would not read."""
-        if engine == "trtllm-1.2" and self.trtllm is ENGINE and not UNREAD_BY_1_2.isdisjoint((self.name, *self.beside)):
+        """The verdict of an engine. TensorRT-LLM has two: the older one refuses what its sampler would not read."""
+        if (
+            engine == "trtllm-main-2025-10"
+            and self.trtllm is ENGINE
+            and not UNREAD_IN_2025.isdisjoint((self.name, *self.beside))
+        ):
             return REFUSED
         columns = {"lmi-dist": self.lmi_dist, "vllm": self.vllm, "trtllm": self.trtllm, "echo": self.echo}
         return next(verdict for name, verdict in columns.items() if engine.startswith(name))
@@ -166,8 +177,8 @@ ROWS = [
 ENGINES = [
     pytest.param("lmi-dist"),
     pytest.param("vllm", marks=pytest.mark.vllm),
-    pytest.param("trtllm-1.2"),
-    pytest.param("trtllm-main"),
+    pytest.param("trtllm-main-2025-10"),
+    pytest.param("trtllm-main-2026-08"),
     pytest.param("echo"),
 ]
 

@@ -19,10 +19,11 @@ from handlers.lmi_trtllm.options import (
     Translated,
 )
 from lmi.settings.config import EngineConfig, SamplingDefaults, SamplingValues
-from lmi.settings.handler import Auto, Handler, folder_of
+from lmi.settings.handler import Handler, folder_of
 
 CHECKED = (
-    "checked against the published signatures of TensorRT-LLM's 1.2 line and of its main branch, never run on the wheel"
+    "checked against the published sources of TensorRT-LLM's main of October 2025 and of August 2026, never run on the "
+    "wheel"
 )
 NOTHING_IS_SENT = {"TRTLLM_NO_USAGE_STATS": "1", "TELEMETRY_DISABLED": "1", "DO_NOT_TRACK": "1"}
 ARGUMENT_CLASSES = ("BaseLlmArgs", "TorchLlmArgs")
@@ -133,7 +134,6 @@ HANDLER = Handler(
     load="handlers.lmi_trtllm:load",
     library="tensorrt_llm",
     distributions=("tensorrt-llm",),
-    auto=Auto.ON_GPUS_ALONE,
     other_names=("tensorrt-llm",),  # as the reference names its image
     defaults=DEFAULTS,
     sampling_defaults=SAMPLING,

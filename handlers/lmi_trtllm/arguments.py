@@ -2,7 +2,8 @@
 
 Every field of `TorchLlmArgs` can be given as option.<name>; a nested configuration is JSON, and some of its fields have
 options of their own. Each value is read as the type of its pydantic field, here and before anything starts. This module
-knows nothing of requests. Checked against the published sources of the 1.2 line and of main.
+knows nothing of requests. Checked against the published sources of main of October 2025 and of
+August 2026.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from lmi.settings.config import EngineConfig
 DEFAULTS: dict[str, Any] = {"guided_decoding_backend": "xgrammar"}
 LEFT_TO_LLM = frozenset({"cuda_graph_config"})  # on main, LLM chooses between two classes by what the object holds
 ENGINE_FOLDER = (
-    "a built engine of TensorRT: tensorrt_llm.LLM reads none in the 1.2 line, and main has removed them; name the "
+    "a built engine of TensorRT: tensorrt_llm.LLM reads none in 1.2, and later versions have removed them; name the "
     "folder of the checkpoint that the engine was built from, as Hugging Face has it"
 )
 CONVERTED_FOLDER = (
@@ -244,7 +245,7 @@ def _read(name: str, value: Any) -> Any:
 def _class_of_word(annotation: Any, value: Mapping[str, Any]) -> Any:
     """The class of a union that has the object's decoding_type as its own word, or None.
 
-    The classes of the 1.2 line have their words outside of their fields, so an object with the word fits none of them.
+    Older classes have their words outside of their fields, so an object with the word fits none of them.
     """
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if WORD in value and getattr(kind, WORD, None) == value[WORD]), None)

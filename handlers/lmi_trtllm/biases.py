@@ -1,7 +1,7 @@
 """The dense bias that TensorRT-LLM adds to the logits of a request, which also bans single tokens.
 
-The engine has a list of banned tokens too, but its torch sampler of the 1.2 line leaves that list out without a word.
-Both lines add the bias, so a bad word of one token is a bias of minus infinity.
+The engine has a list of banned tokens too, but an older torch sampler leaves that list out without a word.
+All add the bias, so a bad word of one token is a bias of minus infinity.
 """
 
 from __future__ import annotations

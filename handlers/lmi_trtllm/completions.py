@@ -2,7 +2,7 @@
 
 It does not rely on how the engine reports. The token that ended a sequence may have been cut off, and is put back. The
 reason of the end may be missing.
-Checked against the published sources of the 1.2 line and of main.
+Checked against the published sources of main of October 2025 and of August 2026.
 """
 
 from __future__ import annotations

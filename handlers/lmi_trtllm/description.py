@@ -10,7 +10,7 @@ import msgspec
 
 from handlers.lmi_trtllm import guides, processors
 from handlers.lmi_trtllm.effective import Effective
-from handlers.lmi_trtllm.profile import CPP_SAMPLER, Profile
+from handlers.lmi_trtllm.profile import AUTO, CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.sampling import Sampler
 from lmi.errors import ModelUnusable
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig
@@ -40,7 +40,8 @@ def vocab_size(folder: str) -> int:
 
 
 def sampler_of(arguments: Effective, profile: Profile, folder: str) -> Sampler:
-    is_cpp = profile.has_cpp_sampler and arguments.sampler_type == CPP_SAMPLER
+    searches_by_it = profile.has_cpp_beams and arguments.sampler_type == AUTO and arguments.max_beam_width > 1
+    is_cpp = searches_by_it or (profile.has_cpp_sampler and arguments.sampler_type == CPP_SAMPLER)
     return Sampler(profile, vocab_size(folder), is_cpp)
 
 
@@ -89,7 +90,7 @@ def _capabilities(
         seed=sampler.has_rules,
         no_repeat_ngram_size=sampler.has_rules,
         embedding_bias=True,
-        max_top_log_probs=0 if sampler.is_cpp else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
+        max_top_log_probs=0 if sampler.is_cpp and max_beam_width == 1 else min(MAX_TOP_LOG_PROBS, sampler.vocab_size),
         context_logits=True,
         generation_logits=max_beam_width == 1,
         perf_metrics=True,

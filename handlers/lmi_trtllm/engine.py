@@ -4,8 +4,8 @@
                       ◀──────────outputs, batched────────────────────
 
 A request that TensorRT-LLM refuses or gives up ends by itself. Any other error means that it cannot go on, and so does
-the end of one of its processes. After a cancel nobody waits for it. Checked against the published sources of the 1.2
-line and of main.
+the end of one of its processes. After a cancel nobody waits for it. Checked against the published
+sources of main of October 2025 and of August 2026.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import secrets
 from typing import Any
 
 import torch
+from tensorrt_llm import LLM
 
 from handlers.base.configuration import AnyConfig, settled
 from handlers.base.driven import DrivenExecutor, name_of
@@ -86,7 +87,7 @@ class TrtllmExecutor(DrivenExecutor[Work]):
 
     def _arguments(self, folder: str, options: EngineConfig) -> dict[str, Any]:
         """Read what the model and the operator say. Returns the arguments of LLM."""
-        self._profile = profile.installed()
+        self._profile = profile.installed(LLM.generate_async)
         arguments = llm_arguments(options, folder, self._profile)
         self._file = processors.file_of(options, folder)
         self._guides = _guides(options, folder)

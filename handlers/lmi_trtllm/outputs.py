@@ -34,7 +34,7 @@ class Cursor:
 
     def read(self, output: RequestOutput) -> Output | None:
         """What is new, or None if nothing is. Raises OutputFault if something is missing at the end."""
-        if error := getattr(output, "error", None):  # the 1.2 line has no such attribute
+        if error := getattr(output, "error", None):  # older versions have no such attribute
             raise OutputFault(str(error))
         prompt = self._prompt(output) if self._lacks_prompt else None
         if self._lacks_prompt and prompt is None:

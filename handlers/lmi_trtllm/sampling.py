@@ -4,7 +4,7 @@
 (`ends.py`), so that it stops at the same token. Its own `ignore_eos` would drop the stop words too, so a sequence
 without an end gets an end token that no vocabulary has.
 
-Checked against the published signatures of the 1.2 line and of main.
+Checked against the published sources of main of October 2025 and of August 2026.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _log_probs(sequence: Sequence, sampler: Sampler) -> dict[str, Any]:
     output, profile = sequence.request.output_config, sampler.profile
     wanted: dict[str, Any] = {}
     if output.return_log_probs or output.num_top_log_probs:
-        wanted["logprobs"] = max(int(output.num_top_log_probs), profile.min_log_probs)
+        wanted["logprobs"] = max(int(output.num_top_log_probs), profile.min_log_probs, int(sampler.is_cpp))
     if sequence.lacks_prompt_log_probs:
         if profile.names_prompt_tokens:
             wanted["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)

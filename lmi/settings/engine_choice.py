@@ -165,9 +165,7 @@ def _automatic(
 
 
 def _engine_of_several_devices(handlers: Mapping[str, Handler]) -> str | None:
-    usable = installed(handlers).items()
-    places = (Auto.ON_GPUS, Auto.ON_GPUS_ALONE)
-    return next((name for place in places for name, handler in usable if handler.auto is place), None)
+    return next((name for name, handler in installed(handlers).items() if handler.auto is Auto.ON_GPUS), None)
 
 
 def _why_not(word: str, handlers: Mapping[str, Handler]) -> str:

@@ -33,7 +33,6 @@ class Auto(Enum):
 
     NEVER = "never"
     ON_GPUS = "on GPUs"  # also in place of an engine for one device, if the options ask for several devices
-    ON_GPUS_ALONE = "on GPUs where no engine of ON_GPUS is installed"
     ELSEWHERE = "elsewhere"
 
 

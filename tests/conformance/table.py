@@ -19,7 +19,7 @@ from lmi.executor import Capabilities, GuideType
 README = Path(__file__).parents[2] / "handlers" / "README.md"
 BEGIN, END = "<!-- written by scripts/conformance-table -->", "<!-- end -->"
 FILES = sorted({path.stem for path in Path(__file__).parent.glob("test_*.py")} - {"test_table"})
-ENGINES = ("lmi-dist", "vllm", "trtllm-1.2", "trtllm-main", "echo")
+ENGINES = ("lmi-dist", "vllm", "trtllm-main-2025-10", "trtllm-main-2026-08", "echo")
 ENGINE_FIXTURES = {"executor", "fresh", "adaptable"}
 YES, NO = "yes", "–"
 

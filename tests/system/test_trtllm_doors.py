@@ -1,8 +1,8 @@
 """Every API over TensorRT-LLM's handler, on whole servers with the strict double of its package.
 
 The double chooses tokens by a small function of the last ones, so texts, log-probs, beams and structures are real, and
-some failed requests end its engine. One server has the line of main. The other one has the 1.2 line and runs every
-request as a beam search, since TensorRT-LLM runs all at one width. None of this has run on the real package.
+some failed requests end its engine. One server has main of August 2026. The other one has main of October 2025 and runs
+every request as a beam search, since TensorRT-LLM runs all at one width. None of this has run on the real package.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def on_double(folder: Path, profile: str, *settings: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with on_double(tmp_path_factory.mktemp("main"), "main", *ABLE) as server:
+    with on_double(tmp_path_factory.mktemp("main"), "main-2026-08", *ABLE) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def search(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with on_double(tmp_path_factory.mktemp("search"), "1.2", f"option.max_beam_width={WIDTH}") as server:
+    with on_double(tmp_path_factory.mktemp("search"), "main-2025-10", f"option.max_beam_width={WIDTH}") as server:
         yield server
 
 
@@ -397,7 +397,9 @@ def test_a_bad_request_is_refused_in_its_api_s_form_and_the_good_one_beside_it_i
     assert "".join(json.loads(line)["token"]["text"] for line in lines) == whole
 
 
-@pytest.mark.parametrize(("name", "good"), [("server", {}), ("search", {"num_beams": WIDTH})], ids=["main", "1.2"])
+@pytest.mark.parametrize(
+    ("name", "good"), [("server", {}), ("search", {"num_beams": WIDTH})], ids=["main-2026-08", "main-2025-10"]
+)
 def test_a_burst_of_bad_requests_does_not_reach_the_engine(
     request: pytest.FixtureRequest, name: str, good: dict[str, int]
 ) -> None:

@@ -66,7 +66,7 @@ class Knobs:
 
 def environ(folder: Path) -> dict[str, str]:
     """The environment in which the double and the programs that start ranks are found. The knobs are in a file."""
-    write_double(folder / "double", "1.2")
+    write_double(folder / "double", "main-2025-10")
     programs = folder / "programs"
     programs.mkdir()
     write_launcher(programs)

@@ -1,6 +1,6 @@
 """What upstream publishes about TensorRT-LLM's Python surface: names, kinds, defaults, members; no code.
 
-    facts = load("1.2")
+    facts = load("main-2025-10")
     facts.signature("tensorrt_llm.LLM.generate_async").bind(llm, inputs, sampling_params=params)
 
 `facts/{1.2,main}.json` were extracted once from the sources that they name, each with its commit. Nobody has compared
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-PROFILES = ("1.2", "main")
+PROFILES = ("main-2025-10", "main-2026-08")
 FOLDER = Path(__file__).with_name("facts")
 KINDS = {kind.name.lower(): kind for kind in (
     Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL,
@@ -123,5 +123,5 @@ def signature(parameters: list[Fact]) -> Signature:
 
 @functools.cache
 def load(profile: str) -> Facts:
-    """The facts of "1.2" or "main"."""
+    """The facts of "main-2025-10" or "main-2026-08"."""
     return msgspec.json.decode((FOLDER / f"{profile}.json").read_bytes(), type=Facts)

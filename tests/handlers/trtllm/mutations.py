@@ -44,7 +44,7 @@ class Mutation:
     old: str
     new: str
     found_by: str  # STATIC or a scene
-    profile: str = "main"  # of the scene
+    profile: str = "main-2026-08"  # of the scene
 
     def text(self, folder: Path = FOLDER) -> str:
         """The module's text with the mistake. Raises Gone."""
@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation(
         "a field of a nested argument that is none", "options", '"moe_config.backend"', '"moe_config.kind"', STATIC
     ),
-    Mutation("a priority on the 1.2 line", "executor", "if self._profile.takes_priority:", "if True:", STATIC),
+    Mutation("a priority on main of October 2025", "executor", "if self._profile.takes_priority:", "if True:", STATIC),
     Mutation("a private name", "engine", "if not output.finished:", "if not output._done:", STATIC),
     Mutation("a lost await", "guides", "await asyncio.shield(", "asyncio.shield(", "wrong_structure"),
     Mutation(
@@ -128,7 +128,7 @@ MUTATIONS = [
         "torch.tensor(token_ids[1:]",
         "torch.tensor(token_ids[:-1]",
         "prompt_log_probs",
-        "1.2",
+        "main-2025-10",
     ),
     Mutation(
         "parameters that sequences share",

@@ -19,7 +19,7 @@ CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_pr
 STEM = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
-@pytest.fixture(params=["1.2", "main"])
+@pytest.fixture(params=["main-2025-10", "main-2026-08"])
 def adapters(request: pytest.FixtureRequest) -> Iterator[Any]:
     with loaded(request.param):
         from handlers.lmi_trtllm import adapters

@@ -12,24 +12,35 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from handlers.lmi_trtllm import profile as lines
-from handlers.lmi_trtllm.profile import Profile
+from handlers.lmi_trtllm.profile import Profile, of_version
 from lmi.errors import BadConfiguration, ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm import facts
 from tests.handlers.trtllm.published import arguments_module
 
-LINES = {line.name: line for line in (lines.V1_2, lines.MAIN)}
+LINES = dict(
+    zip(
+        facts.PROFILES,
+        [of_version("1.2.1", takes_priority=False), of_version("1.3.0rc26", takes_priority=True)],
+        strict=True,
+    )
+)
 
 
 @pytest.fixture(params=facts.PROFILES)
-def line(request: pytest.FixtureRequest) -> Profile:
-    return LINES[request.param]
+def published(request: pytest.FixtureRequest) -> str:
+    """The name of the facts of which the package is made."""
+    return str(request.param)
 
 
 @pytest.fixture
-def arguments(line: Profile, tmp_path: Path) -> Iterator[ModuleType]:
-    with arguments_module(tmp_path / "site", line.name) as module:
+def line(published: str) -> Profile:
+    return LINES[published]
+
+
+@pytest.fixture
+def arguments(published: str, tmp_path: Path) -> Iterator[ModuleType]:
+    with arguments_module(tmp_path / "site", published) as module:
         yield module
 
 
@@ -85,10 +96,12 @@ def test_our_options_reach_the_arguments_of_llm(arguments: ModuleType, folder: P
     }
 
 
-def test_every_argument_is_one_that_llm_takes(arguments: ModuleType, folder: Path, line: Profile) -> None:
-    published = facts.load(line.name).cls("tensorrt_llm.llmapi.TorchLlmArgs")
+def test_every_argument_is_one_that_llm_takes(
+    arguments: ModuleType, folder: Path, line: Profile, published: str
+) -> None:
+    known = facts.load(published).cls("tensorrt_llm.llmapi.TorchLlmArgs")
     given = arguments.llm_arguments(config({"enable_lora": "true", "max_loras": "2"}), str(folder), line)
-    assert given.keys() <= published.keywords
+    assert given.keys() <= known.keywords
     arguments.TorchLlmArgs(**given)
 
 
@@ -193,7 +206,7 @@ def test_a_wrong_value_is_one_line_with_the_option_and_the_rule(
 
 
 class NGramDrafts(BaseModel):
-    """As a class of drafts of the 1.2 line: its word is no field."""
+    """As a class of drafts of main of October 2025: its word is no field."""
 
     model_config = ConfigDict(extra="forbid")
     decoding_type: ClassVar[str] = "NGram"
@@ -260,13 +273,13 @@ def test_adapters_need_no_option_but_the_one_that_enables_them(
 
 def test_what_a_line_lacks_is_told_with_the_reason(arguments: ModuleType, folder: Path, line: Profile) -> None:
     engine = config({"onboard_blocks": "true"})
-    if line is lines.V1_2:
+    if line.has_cpp_sampler:
         assert arguments.llm_arguments(engine, str(folder), line)["kv_cache_config"].onboard_blocks is True
         return
     (fault,) = faults(arguments, folder, engine, line)
     assert fault.endswith("nothing: this TensorRT-LLM has no kv_cache_config.onboard_blocks, main has removed it")
     (fault,) = faults(arguments, folder, config({"kv_cache_config": '{"onboard_blocks": true}'}), line)
-    assert fault.endswith("TensorRT-LLM (main) has no kv_cache_config.onboard_blocks, main has removed it")
+    assert fault.endswith("TensorRT-LLM (1.3.0rc26) has no kv_cache_config.onboard_blocks, main has removed it")
 
 
 def test_an_unknown_option_is_told_with_the_closest(

@@ -18,7 +18,7 @@ BEAMS = SamplingConfig(WIDTH)
 WITH_LOG_PROBS = OutputConfig(True)
 
 
-@pytest.fixture(scope="module", params=["1.2", "main"])
+@pytest.fixture(scope="module", params=["main-2025-10", "main-2026-08"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
     with double(request.param) as executor_class, start(executor_class, max_beam_width=WIDTH) as executor:
         yield executor

@@ -38,7 +38,7 @@ class Answer:
     outputs: list[Output] = field(default_factory=lambda: [Output()])
 
 
-@pytest.fixture(params=["1.2", "main"])
+@pytest.fixture(params=["main-2025-10", "main-2026-08"])
 def captured(request: pytest.FixtureRequest) -> Iterator[Any]:
     with loaded(request.param):
         from handlers.lmi_trtllm import captured

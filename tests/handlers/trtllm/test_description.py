@@ -66,13 +66,13 @@ def test_the_info_of_an_engine_is_honest_about_its_line(line: str) -> None:
     can = info.capabilities
     assert (info.name, info.vocab_size, info.max_sequence_length, info.max_num_sequences) == ("trtllm", 320, 512, 4)
     assert (info.dtype, info.device) == ("float32", "cuda")
-    is_main = line == "main"
+    is_main = line == "main-2026-08"
     assert (can.seed, can.min_p, can.no_repeat_ngram_size, can.priority) == (is_main,) * 4
     assert not can.typical_p and can.max_beam_width == 1 and not can.lora and can.log_probs and can.prompt_log_probs
 
 
 def test_the_cpp_sampler_of_the_older_line_reads_every_rule_and_reports_chosen_tokens_only() -> None:
-    with double("1.2") as executor_class, start(executor_class, sampler_type="TRTLLMSampler") as executor:
+    with double("main-2025-10") as executor_class, start(executor_class, sampler_type="TRTLLMSampler") as executor:
         can = executor.info.capabilities
         assert can.seed and can.min_p and can.no_repeat_ngram_size and can.max_top_log_probs == 0
         assert len(tokens(executor)) == 8

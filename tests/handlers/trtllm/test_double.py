@@ -128,7 +128,7 @@ def test_the_models_of_arguments_are_readable_text(tmp_path: Path) -> None:
 
 def test_two_doubles_may_be_open_and_nothing_of_them_stays() -> None:
     for later_is_closed_first in (True, False):
-        contexts = [loaded("1.2"), loaded("main")]
+        contexts = [loaded("main-2025-10"), loaded("main-2026-08")]
         folders = [str(context.__enter__()) for context in contexts]
         assert sys.modules.get("tensorrt_llm") is None
         import tensorrt_llm
@@ -180,7 +180,7 @@ def test_a_step_brings_as_many_tokens_as_the_engine_makes(lab: Lab) -> None:
 
 
 def test_sequences_end_apart_and_only_the_last_one_says_why(lab: Lab) -> None:
-    sampler = {"sampler_type": "TRTLLMSampler"} if lab.profile == "1.2" else {}
+    sampler = {"sampler_type": "TRTLLMSampler"} if lab.profile == "main-2025-10" else {}
     llm = lab.llm(**sampler)
     free = lab.ask(llm, n=2, temperature=1.0, seed=5, max_tokens=12).result().outputs
     assert free[0].token_ids != free[1].token_ids, "child i has seed + i"
@@ -203,7 +203,7 @@ def test_the_best_sequences_are_sorted_and_numbered_anew(lab: Lab) -> None:
 def test_beams_are_restated_and_have_the_engines_width(lab: Lab) -> None:
     llm = lab.llm(max_beam_width=3)
     search = {"use_beam_search": True, "best_of": 3, "n": 2}
-    output = lab.ask(llm, **search, more={"streaming": True}, logprobs=1 if lab.profile == "1.2" else 0)
+    output = lab.ask(llm, **search, more={"streaming": True}, logprobs=1 if lab.profile == "main-2025-10" else 0)
     steps = [[list(one.token_ids) for one in step.outputs] for step in output]
     assert any(
         token not in known for one in output.outputs for token, known in zip(one.token_ids, one.logprobs, strict=True)
@@ -229,7 +229,7 @@ def test_log_probs_come_in_every_form(lab: Lab) -> None:
         rare = lab.ask(llm, logprobs=1, embedding_bias=_bias(7)).result().outputs[0]
         assert not any(7 in known for known in rare.logprobs)
     zero = lab.ask(llm, logprobs=0).result().outputs[0].logprobs
-    if lab.profile == "1.2":
+    if lab.profile == "main-2025-10":
         assert zero == [], "0 asks for nothing"
     else:
         assert [len(known) for known in zero] == [1] * 8
@@ -314,7 +314,7 @@ def _end() -> Any:
 
 
 def test_a_prompt_that_is_too_long_raises_what_its_line_raises(lab: Lab) -> None:
-    kind = ValueError if lab.profile == "1.2" else lab.llmapi.RequestError
+    kind = ValueError if lab.profile == "main-2025-10" else lab.llmapi.RequestError
     with pytest.raises(kind, match=r"should not exceed max_num_tokens \(4\)"):
         lab.ask(lab.llm(max_num_tokens=4), [11] * 5)
     assert lab.ask(lab.llm(max_num_tokens=4, enable_chunked_prefill=True), [11] * 5).result().finished
@@ -385,9 +385,9 @@ def test_nothing_is_taken_after_shutdown(lab: Lab) -> None:
 
 
 def test_a_timeout_is_ignored_or_raised(lab: Lab) -> None:
-    with knobs(step_s=0.01 if lab.profile == "1.2" else 0.2):
+    with knobs(step_s=0.01 if lab.profile == "main-2025-10" else 0.2):
         output = lab.ask(lab.llm(), max_tokens=60)
-        if lab.profile == "1.2":
+        if lab.profile == "main-2025-10":
             assert output.result(timeout=0.01).outputs[0].length == 60
         else:
             with pytest.raises(TimeoutError):
@@ -488,7 +488,7 @@ def test_a_start_is_slow_or_fails(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_the_package_or_a_library_of_it_may_be_missing(tmp_path: Path) -> None:
-    folder = write_double(tmp_path, "main")
+    folder = write_double(tmp_path, "main-2026-08")
     imported = "import tensorrt_llm"
     found = "from importlib.metadata import version; print(version('tensorrt_llm'))"
 
@@ -506,7 +506,7 @@ def test_each_line_takes_its_own_arguments(lab: Lab) -> None:
     llm = lab.llm()
     assert lab.ask(llm, more={"cache_salt": "a"}).result().finished
     for name, value in (("priority", 0.9), ("trace_headers", {})):
-        if lab.profile == "1.2":
+        if lab.profile == "main-2025-10":
             with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
                 lab.ask(llm, more={name: value})
         else:
@@ -518,7 +518,7 @@ def test_each_line_takes_its_own_arguments(lab: Lab) -> None:
 
 def test_the_samplers_of_the_old_line_differ(lab: Lab) -> None:
     sampled = {"temperature": 1.0, "seed": 3}
-    if lab.profile == "main":
+    if lab.profile == "main-2026-08":
         with pytest.raises(ValueError, match="sampler_type"):
             lab.llm(sampler_type="TRTLLMSampler")
         llm = lab.llm()

@@ -65,7 +65,7 @@ logits_post_processors = LogitsPostProcessorConfig(
 """
 
 
-@pytest.fixture(scope="module", params=["1.2", "main"])
+@pytest.fixture(scope="module", params=["main-2025-10", "main-2026-08"])
 def executor_class(request: pytest.FixtureRequest) -> Iterator[Any]:
     with double(request.param) as executor_class:
         yield executor_class

@@ -36,7 +36,7 @@ BAD = [
 SLOW = GuidedDecodingParams(GuideType.REGEX, "((a{0,100}){0,100}){0,100}")
 
 
-@pytest.fixture(scope="module", params=["1.2", "main"])
+@pytest.fixture(scope="module", params=["main-2025-10", "main-2026-08"])
 def guides(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The module, over one line of the package."""
     with loaded(request.param):
@@ -48,7 +48,7 @@ def guides(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def compiling() -> Iterator[Any]:
     """The module that checks structures, which is the same over both lines."""
-    with loaded("main"):
+    with loaded("main-2026-08"):
         from handlers.lmi_trtllm import guides
 
         yield guides

@@ -10,12 +10,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from handlers.lmi_trtllm import about, options
 from handlers.lmi_trtllm.options import CONFIG_CLASSES, OPTIONS, OURS, Ignored, Refused, Translated
+from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from lmi.settings.engine_choice import choose_handler
 from lmi.settings.handler import announced
@@ -251,14 +254,14 @@ def test_a_configuration_says_what_was_proven_and_what_was_not(folder: Path, pro
     said = f"trtllm: {about.CHECKED}"
     assert said in served(folder).warnings
     assert about.HANDLER.describe() == about.CHECKED and "never run on the wheel" in said
-    for published in map(facts.load, facts.PROFILES):
-        assert published.version in about.CHECKED
+    for month in ("October 2025", "August 2026"):
+        assert f"main-{datetime.strptime(month, '%B %Y'):%Y-%m}" in facts.PROFILES and month in about.CHECKED
 
 
-def test_the_readme_says_it_too() -> None:
-    old, new = facts.PROFILES
-    said = f"Checked against published signatures of the {old} line and of {new}, never run on the wheel"
-    assert said in (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", ["README.md", "docs/docker.md", "docs/kubernetes.md"])
+def test_each_page_that_names_it_says_that_nobody_has_run_it(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert "never run" in text[text.index("TensorRT-LLM") :].partition("\n\n")[0].lower(), "where it comes first"
 
 
 def test_lmi_config_shows_what_options_set_and_warns_of_what_nobody_has_run(
@@ -315,9 +318,12 @@ def test_a_value_that_asks_for_what_happens_anyway_is_taken(folder: Path, profil
     assert resolved.warnings == (f"trtllm: {about.CHECKED}",)
 
 
-def test_auto_takes_this_engine_where_it_is_the_only_one_for_gpus(folder: Path, profile: str) -> None:
-    handlers = {name: handler for name, handler in announced().items() if name != "vllm"}
-    assert choose_handler("auto", FOUR_GPUS, handlers) == ("trtllm", "trtllm is installed and a GPU is visible")
+def test_auto_never_picks_an_engine_that_nobody_has_run(folder: Path, profile: str) -> None:
+    handlers = announced()
+    handlers["vllm"] = replace(handlers["vllm"], library="no_such_library")
+    assert choose_handler("auto", FOUR_GPUS, handlers) == ("lmi-dist", "vllm is not installed")
+    with pytest.raises(BadConfiguration, match="trtllm"):
+        choose_handler("auto", FOUR_GPUS, {"trtllm": handlers["trtllm"]})
     assert choose_handler("tensorrt-llm", FOUR_GPUS, handlers)[0] == "trtllm"
 
 

@@ -12,7 +12,7 @@ from lmi.executor import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from tests.handlers.trtllm.double import loaded
 
 
-@pytest.fixture(params=["1.2", "main"])
+@pytest.fixture(params=["main-2025-10", "main-2026-08"])
 def retention(request: pytest.FixtureRequest) -> Iterator[Any]:
     with loaded(request.param):
         from handlers.lmi_trtllm.retention import retention

@@ -149,7 +149,7 @@ except StartError as error:
 def test_a_package_that_cannot_be_imported_is_explained_by_the_entry_point(
     prelude: str, advice: str, tmp_path: Path
 ) -> None:
-    write_package(tmp_path, "main", prelude)
+    write_package(tmp_path, "main-2026-08", prelude)
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", LOAD], env=environ, capture_output=True, text=True, timeout=60)
     assert advice in done.stdout, done.stderr

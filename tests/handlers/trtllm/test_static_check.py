@@ -7,6 +7,7 @@ import pytest
 from tests.handlers.trtllm.adapter_source import Source
 from tests.handlers.trtllm.static_check import check
 
+BOTH = "main-2025-10 and main-2026-08"
 PROFILE = """
 class Profile:
     name: str
@@ -25,12 +26,13 @@ def test_the_adapter_has_no_fault() -> None:
 @pytest.mark.parametrize(
     "text, what",
     [
-        ("from tensorrt_llm import RequestOutput", "from tensorrt_llm import RequestOutput: not in 1.2 and main"),
-        ("from tensorrt_llm.llmapi import BuildConfig", "from tensorrt_llm.llmapi import BuildConfig: not in main"),
-        ("import tensorrt_llm.engine", "import tensorrt_llm.engine: not in 1.2 and main"),
+        ("from tensorrt_llm import RequestOutput", f"from tensorrt_llm import RequestOutput: not in {BOTH}"),
+        ("from tensorrt_llm.llmapi import BuildConfig",
+         "from tensorrt_llm.llmapi import BuildConfig: not in main-2026-08"),
+        ("import tensorrt_llm.engine", f"import tensorrt_llm.engine: not in {BOTH}"),
         ("from tensorrt_llm._utils import mpi_rank", "from tensorrt_llm._utils import mpi_rank: _utils is private"),
         ("from tensorrt_llm.bindings.executor import Executor",
-         "from tensorrt_llm.bindings.executor import Executor: not in 1.2 and main"),
+         f"from tensorrt_llm.bindings.executor import Executor: not in {BOTH}"),
     ],
 )  # fmt: skip
 def test_an_import_must_be_published_in_both_profiles(text: str, what: str) -> None:
@@ -55,13 +57,13 @@ def f(llm: LLM, params: SamplingParams, profile, more):
     "arguments, what",
     [
         ("[1], params, None", "LLM.generate_async: 3 positional arguments, at most 2 are safe"),
-        ("inputs=[1], stream=True", "LLM.generate_async has no argument stream in 1.2 and main"),
-        ("inputs=[1], priority=1.0", "LLM.generate_async has no argument priority in 1.2"),
-        ("sampling_params=params", "generate_async: missing a required argument: 'inputs' in 1.2 and main"),
-        ("[1], inputs=[2]", "generate_async: multiple values for argument 'inputs' in 1.2 and main"),
+        ("inputs=[1], stream=True", f"LLM.generate_async has no argument stream in {BOTH}"),
+        ("inputs=[1], priority=1.0", "LLM.generate_async has no argument priority in main-2025-10"),
+        ("sampling_params=params", f"generate_async: missing a required argument: 'inputs' in {BOTH}"),
+        ("[1], inputs=[2]", f"generate_async: multiple values for argument 'inputs' in {BOTH}"),
         ("inputs={'prompt_ids': [1]}", "inputs has no key prompt_ids"),
         ("inputs=[1], _postproc_params=None", "LLM.generate_async: the argument _postproc_params is private"),
-        ("inputs=[1], **{'streamin': True}", "LLM.generate_async has no argument streamin in 1.2 and main"),
+        ("inputs=[1], **{'streamin': True}", f"LLM.generate_async has no argument streamin in {BOTH}"),
         ("inputs=[1], streaming=True, **{'streaming': True}",
          "LLM.generate_async: streaming is given a second time at adapter.py:5"),
     ],
@@ -86,16 +88,16 @@ def test_a_call_that_fits_is_no_fault(arguments: str) -> None:
     "text, what",
     [
         ("from tensorrt_llm import SamplingParams as P\nP(16)",
-         "SamplingParams: too many positional arguments in 1.2 and main"),
+         f"SamplingParams: too many positional arguments in {BOTH}"),
         ("from tensorrt_llm import SamplingParams as P\nP(max_new_tokens=16)",
-         "SamplingParams has no argument max_new_tokens in 1.2 and main"),
+         f"SamplingParams has no argument max_new_tokens in {BOTH}"),
         ("from tensorrt_llm import LLM\nLLM('m', max_sequences=4)",
-         "LLM has no argument max_sequences in 1.2 and main"),
-        ("from tensorrt_llm import LLM\nLLM('m', enable_tqdm=True)", "LLM has no argument enable_tqdm in main"),
+         f"LLM has no argument max_sequences in {BOTH}"),
+        ("from tensorrt_llm import LLM\nLLM('m', enable_tqdm=True)", "LLM has no argument enable_tqdm in main-2026-08"),
         ("from tensorrt_llm.llmapi import KvCacheConfig\nKvCacheConfig(onboard_blocks=True)",
-         "KvCacheConfig has no argument onboard_blocks in main"),
+         "KvCacheConfig has no argument onboard_blocks in main-2026-08"),
         ("from tensorrt_llm.llmapi import KvCacheRetentionConfig as K\nK.TokenRangeRetentionConfig(token_start=0)",
-         "TokenRangeRetentionConfig: missing a required argument: 'token_end' in 1.2 and main"),
+         f"TokenRangeRetentionConfig: missing a required argument: 'token_end' in {BOTH}"),
     ],
 )  # fmt: skip
 def test_an_object_must_be_made_as_published(text: str, what: str) -> None:
@@ -105,19 +107,25 @@ def test_an_object_must_be_made_as_published(text: str, what: str) -> None:
 @pytest.mark.parametrize(
     "expression, what",
     [
-        ("output.output", "RequestOutput has no output in 1.2 and main"),
-        ("output.error", "RequestOutput has no error in 1.2"),
-        ("output.mm_embedding_handle", "RequestOutput has no mm_embedding_handle in main"),
+        ("output.output", f"RequestOutput has no output in {BOTH}"),
+        ("output.error", "RequestOutput has no error in main-2025-10"),
+        ("output.mm_embedding_handle", "RequestOutput has no mm_embedding_handle in main-2026-08"),
         ("output._done", "RequestOutput._done is private"),
-        ("output.outputs[0].tokens", "CompletionOutput has no tokens in 1.2 and main"),
-        ("[one.ids for one in output.outputs]", "CompletionOutput has no ids in 1.2 and main"),
-        ("output.outputs[0].logprobs[0][7].value", "Logprob has no value in 1.2 and main"),
-        ("[v.value for _, v in output.outputs[0].logprobs[0].items()]", "Logprob has no value in 1.2 and main"),
-        ("output.sampling_params.max_new_tokens", "SamplingParams has no max_new_tokens in 1.2 and main"),
-        ("getattr(output, 'errors', None)", "RequestOutput has no errors in 1.2 and main"),
-        ("output.abort(True)", "abort: too many positional arguments in 1.2 and main"),
-        ("FinishReason.STOP", "FinishReason has no STOP in 1.2 and main"),
-        ("TorchLlmArgs.fields", "TorchLlmArgs has no fields in 1.2 and main"),
+        ("output.outputs[0].tokens", f"CompletionOutput has no tokens in {BOTH}"),
+        ("[one.ids for one in output.outputs]", f"CompletionOutput has no ids in {BOTH}"),
+        ("output.outputs[0].logprobs[0][7].value", f"Logprob has no value in {BOTH}"),
+        (
+            "[v.value for _, v in output.outputs[0].logprobs[0].items()]",
+            f"Logprob has no value in {BOTH}",
+        ),
+        (
+            "output.sampling_params.max_new_tokens",
+            f"SamplingParams has no max_new_tokens in {BOTH}",
+        ),
+        ("getattr(output, 'errors', None)", f"RequestOutput has no errors in {BOTH}"),
+        ("output.abort(True)", f"abort: too many positional arguments in {BOTH}"),
+        ("FinishReason.STOP", f"FinishReason has no STOP in {BOTH}"),
+        ("TorchLlmArgs.fields", f"TorchLlmArgs has no fields in {BOTH}"),
     ],
 )
 def test_an_attribute_must_be_published(expression: str, what: str) -> None:
@@ -148,7 +156,7 @@ def test_types_are_followed_through_fields_and_results_of_the_adapter() -> None:
         "    return output.outputs[0]\n"
         "from tensorrt_llm.llmapi import CompletionOutput\n"
     )
-    assert faults(text) == ["adapter.py:7: CompletionOutput has no text_delta in 1.2 and main"]
+    assert faults(text) == [f"adapter.py:7: CompletionOutput has no text_delta in {BOTH}"]
 
 
 SPLAT = """
@@ -166,7 +174,7 @@ def test_the_keys_of_a_splatted_result_are_followed_into_another_module() -> Non
     rules = "def of(config):\n    names = ('min_p', {})\n    return {{name: getattr(config, name) for name in names}}\n"
     assert faults(SPLAT, rules=rules.format("'seed'")) == []
     assert faults(SPLAT, rules=rules.format("'random_seed'")) == [
-        "rules.py:3: SamplingParams has no argument random_seed in 1.2 and main"
+        f"rules.py:3: SamplingParams has no argument random_seed in {BOTH}"
     ]
     assert faults(SPLAT, rules=rules.format("'end_id'")) == [
         "rules.py:3: SamplingParams: end_id is given a second time at adapter.py:8"
@@ -192,7 +200,7 @@ def work(profile, request):
 
 def test_the_keys_that_an_object_of_the_adapter_carries_are_checked_where_they_are_given() -> None:
     assert faults(CARRIED.replace("{guard}", "")) == [
-        "adapter.py:13: LLM.generate_async has no argument priority in 1.2"
+        "adapter.py:13: LLM.generate_async has no argument priority in main-2025-10"
     ]
     assert faults(CARRIED.replace("{guard}", "if profile.takes_priority: ")) == []
     assert faults(CARRIED.replace("{guard}", "if not profile.takes_priority: return Work([1], {})\n    ")) == []
@@ -203,9 +211,9 @@ def test_the_arguments_that_options_become_are_arguments_of_the_llm() -> None:
     assert faults(text.format("max_batch_size")) == []
     assert faults(text.format("kv_cache_config.onboard_blocks")) == []
     assert faults(text.format("option.max_model_len")) == []
-    assert faults(text.format("max_batch")) == ["adapter.py:2: LLM has no argument max_batch in 1.2 and main"]
+    assert faults(text.format("max_batch")) == [f"adapter.py:2: LLM has no argument max_batch in {BOTH}"]
     assert faults(text.format("kv_cache_config.blocks")) == [
-        "adapter.py:2: LLM has no argument kv_cache_config.blocks in 1.2 and main"
+        f"adapter.py:2: LLM has no argument kv_cache_config.blocks in {BOTH}"
     ]
     made = "def llm_arguments(config):\n    return {'model': config.model, 'max_sequences': 4}\n"
-    assert faults(made) == ["adapter.py:2: LLM has no argument max_sequences in 1.2 and main"]
+    assert faults(made) == [f"adapter.py:2: LLM has no argument max_sequences in {BOTH}"]

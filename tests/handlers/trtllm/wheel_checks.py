@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from lmi.executor import (
 )
 from lmi.settings.config import EngineConfig
 from lmi.settings.handler import folder_of
-from tests.handlers.trtllm.facts import Facts, load
+from tests.handlers.trtllm.facts import PROFILES, Facts, load
 from tests.handlers.trtllm.surface import (
     class_differences,
     enum_differences,
@@ -72,9 +71,12 @@ def why_no_gpu() -> str | None:
 
 
 def profile_name() -> str:
-    from handlers.lmi_trtllm.profile import of_version
+    """The facts that are nearest to the installed package."""
+    from tensorrt_llm import LLM
 
-    return of_version(version("tensorrt_llm")).name
+    from handlers.lmi_trtllm.profile import installed
+
+    return PROFILES[installed(LLM.generate_async).takes_priority]
 
 
 # Its surface.

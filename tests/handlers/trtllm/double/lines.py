@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-# The Torch sampler of the 1.2 line knows temperature, top_k, top_p and stop words only.
+# The Torch sampler of main of October 2025 knows temperature, top_k, top_p and stop words only.
 UNKNOWN_TO_OLD_SAMPLER = frozenset(
     {
         "seed",
@@ -40,7 +40,7 @@ LATER_LORA_MODULES = {
 
 @dataclass(frozen=True)
 class Line:
-    name: str
+    name: str  # of its facts
     version: str  # of the package that the double writes
     long_prompt: Literal["ValueError", "RequestError"]  # over max_num_tokens without chunked prefill
     samplers: frozenset[str]  # values of sampler_type
@@ -51,14 +51,15 @@ class Line:
     max_beam_log_probs: int = 0
     has_result_timeout: bool = True
     guides_without_backend: Literal["ignored", "refused"] = "refused"
+    has_cpp_beams: bool = False  # `auto` is the C++ sampler where there are beams
     get_default_trtllm_modules_to_hf_modules: Mapping[str, str] = field(
         default_factory=lambda: LORA_MODULES | LATER_LORA_MODULES
     )
 
 
 LINES = {
-    "1.2": Line(
-        name="1.2",
+    "main-2025-10": Line(
+        name="main-2025-10",
         version="1.2.1",
         long_prompt="ValueError",
         samplers=frozenset({"auto", "TorchSampler", "TRTLLMSampler"}),
@@ -69,12 +70,17 @@ LINES = {
         max_beam_log_probs=1,
         has_result_timeout=False,
         guides_without_backend="ignored",
+        has_cpp_beams=True,
         get_default_trtllm_modules_to_hf_modules=LORA_MODULES,
     ),
-    "main": Line(
-        name="main",
-        version="1.4.0rc0",
+    "main-2026-08": Line(
+        name="main-2026-08",
+        version="1.3.0rc26",
         long_prompt="RequestError",
         samplers=frozenset({"auto", "TorchSampler"}),
     ),
 }
+# A candidate between the two, as far as its pages and pull requests say: it has the arguments of the first one.
+LINES["1.3.0rc5"] = replace(
+    LINES["main-2025-10"], version="1.3.0rc5", is_zero_log_probs_none=False, has_cpp_beams=False, max_beam_log_probs=0
+)

@@ -103,10 +103,11 @@ class LLM:
 
     @cached_property
     def _is_torch_sampler(self) -> bool:
-        """Of the 1.2 line, `auto` is the Torch sampler unless there are beams."""
         given = self.args.sampler_type
         name = str(getattr(given, "value", given))
-        return name == "TorchSampler" or (name == "auto" and (not self._maker.line.ignored or self._max_width == 1))
+        return name == "TorchSampler" or (
+            name == "auto" and not (self._maker.line.has_cpp_beams and self._max_width > 1)
+        )
 
     @property
     def _max_width(self) -> int:

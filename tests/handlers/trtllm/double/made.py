@@ -32,8 +32,8 @@ class Maker:
     """The classes of one profile, each made once."""
 
     def __init__(self, profile: str) -> None:
-        self.facts: Facts = load(profile)
         self.line: Line = LINES[profile]
+        self.facts: Facts = load(self.line.name)
         self._by_short_name = {name.rpartition(".")[2]: name for name in self.facts.classes}
         self._made: dict[str, type] = {}
 
@@ -105,6 +105,7 @@ def _with_signature(signature: Signature, function: Callable[..., Any]) -> Calla
         del given["self"]
         return function(self, **given)
 
+    method.__signature__ = signature  # type: ignore[attr-defined]
     return method
 
 

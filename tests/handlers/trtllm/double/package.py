@@ -43,8 +43,8 @@ TYPES |= {"int", "float", "str", "bool", "dict", "list", "tuple", "bytes", "obje
 
 
 def write_double(folder: Path, profile: str) -> Path:
-    """Write the package of profile "1.2" or "main" into a folder. Returns the folder, for sys.path or PYTHONPATH."""
-    facts, version = load(profile), LINES[profile].version
+    """Write the package of a line, as "main-2025-10", into a folder. Returns the folder, for sys.path or PYTHONPATH."""
+    facts, version = load(LINES[profile].name), LINES[profile].version
     texts = dict(_modules(facts, profile, version))
     for name, text in texts.items():
         is_package = any(other.startswith(f"{name}.") for other in texts)
