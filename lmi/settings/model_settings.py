@@ -17,6 +17,7 @@ from lmi.settings.config import ServerConfig
 from lmi.settings.model_folder import find_folder
 from lmi.settings.model_urls import local_path
 from lmi.settings.options import OPTIONS, find, is_of_server, key_of_env
+from lmi.settings.other_images import is_of_other_image
 from lmi.settings.ports import RANGE
 from lmi.settings.properties import Properties, read
 from lmi.settings.report import Resolved
@@ -71,9 +72,11 @@ def _is_of_model(key: str) -> bool:
 
 
 def _of_models(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables that name a model or belong to the server."""
+    """Return the environment without variables that name a model, belong to the server or were told at its start."""
     return {
-        name: text for name, text in environ.items() if all(_is_of_model(key) and key != MODEL for key in _keys(name))
+        name: text
+        for name, text in environ.items()
+        if not is_of_other_image(name) and all(_is_of_model(key) and key != MODEL for key in _keys(name))
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmi.errors import BadConfiguration
-from lmi.settings import secure_mode
+from lmi.settings import other_images, secure_mode
 from lmi.settings.adapters import OPTION, by_name, check_files, folders_beside, is_enabled
 from lmi.settings.code_choice import choose_code
 from lmi.settings.config import Config, EngineConfig, ModelConfig, RequirementsConfig, ServerConfig, UserCodeConfig
@@ -106,7 +106,8 @@ def resolve(
     names the remote sources that are not in `fetched`. Until they are, its settings are what is known without them.
     Secure mode searches the folders of `untrusted` as it does those that were fetched.
     """
-    problems = Problems(warnings=list(properties.warnings), details=unused_of_platform(environ))
+    warnings = [*properties.warnings, *other_images.warnings(environ)]
+    problems = Problems(warnings=warnings, details=unused_of_platform(environ))
     here = Surroundings(environ, folder, cwd, machine or Machine.here(environ), announced(), fetched or {}, untrusted)
     placed = place(_expand(collect(properties, environ, flags), here.machine), folder, cwd, here.fetched, problems)
     values = Values(pick(placed.givens, problems))

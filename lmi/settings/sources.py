@@ -16,6 +16,7 @@ from typing import Any
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
 from lmi.settings.kinds import TEXT, TooLarge
 from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
+from lmi.settings.other_images import is_of_other_image
 from lmi.settings.properties import Properties
 from lmi.settings.reference import OTHER_ENV, OWN_KINDS, TRANSLATED
 
@@ -111,7 +112,8 @@ def pick(givens: list[Given], problems: Problems) -> dict[str, Picked]:
 def unused_of_platform(environ: Mapping[str, str]) -> list[str]:
     """Return the line about SageMaker's variables that set no option, or no line."""
     used = {name for option in OPTIONS for name in option.platform}
-    unused = sorted(name for name in environ if name.startswith(PLATFORM_PREFIX) and name not in used)
+    named = {name for name in environ if name.startswith(PLATFORM_PREFIX) and not is_of_other_image(name)}
+    unused = sorted(named - used)
     return [f"{', '.join(unused)}: set no option"] if unused else []
 
 

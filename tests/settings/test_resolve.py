@@ -388,6 +388,22 @@ def test_other_variables_of_sagemaker_are_one_line_for_a_log_at_debug(folder: Pa
     assert resolved.warnings == settle(folder).details == ()
 
 
+def test_variables_of_other_images_are_one_warning_with_their_names_and_no_values(folder: Path) -> None:
+    environ = {
+        **dict.fromkeys(("SM_VLLM_MAX_MODEL_LEN", "SM_LLAMA_CPP_CTX_SIZE", "CUSTOM_FASTAPI_PING_HANDLER"), "hf_secret"),
+        **dict.fromkeys(("PROCESS_AUTO_RECOVERY", "SAGEMAKER_MODEL_PATH", "SUPERVISOR_PROGRAM_STARTSECS"), "hf_secret"),
+        **{"PROCESS_MAX_START_RETRIES": "3", "SUPERVISOR_PROCESS_NAME": "lmi", "SM_NUM_GPUS": "1"},
+    }
+    resolved = settle(folder, environ=environ)
+    assert [line for line in resolved.warnings if "images" in line] == [
+        "6 variables of AWS's other images not read yet: CUSTOM_FASTAPI_PING_HANDLER, PROCESS_AUTO_RECOVERY, "
+        "SAGEMAKER_MODEL_PATH, SM_LLAMA_CPP_CTX_SIZE, SM_VLLM_MAX_MODEL_LEN, SUPERVISOR_PROGRAM_STARTSECS"
+    ]
+    assert "hf_secret" not in str(resolved.warnings) and resolved.details == ()
+    (warning,) = settle(folder, environ={"SM_SGLANG_MODEL": "x"}).warnings
+    assert warning == "1 variable of AWS's other images not read yet: SM_SGLANG_MODEL"
+
+
 def test_a_checkpoint_with_code_says_that_its_code_is_not_run(folder: Path) -> None:
     (folder / "config.json").write_text('{"auto_map": {"AutoModel": "modeling.Model"}}')
     note = f"{folder / 'config.json'}: auto_map names Python code of the checkpoint, which is not run; "
