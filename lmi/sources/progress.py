@@ -25,6 +25,8 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
     total_files: int = 0
 
     def __str__(self) -> str:
+        if not self.total_files:
+            return f"{self.stage} of {self.source}: waits for the list of its files"
         amount = f"{readable(self.num_bytes)} of {readable(self.total_bytes)}, {readable(self.bytes_per_s)}/s"
         return (
             f"{self.stage} of {self.source}: {self.share:.0%}, {amount}, {self.num_files} of {self.total_files} files"

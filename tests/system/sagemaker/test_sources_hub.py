@@ -141,6 +141,27 @@ def test_the_log_says_how_far_it_is(hub: HubServer, reader: Reader) -> None:
     fetch.folders()
 
 
+def test_a_hub_that_does_not_answer_is_told_as_waited_for(hub: HubServer, reader: Reader) -> None:
+    hub.publish(ID, model_files())
+    rule = hub.hold("GET .*/revision/", after=0)
+    fetch = reader.fetch(arguments=(*QUICK, "--log-s", "0.1"))
+    assert rule.reached.wait(60)
+    wait_until(lambda: f"download of {ID}: waits for the list of its files" in fetch.lines(), "the log says it")
+    rule.released.set()
+    fetch.folders()
+    assert not any("0 B of 0 B" in line for line in fetch.lines())
+
+
+def test_a_download_that_breaks_is_one_line(hub: HubServer, reader: Reader) -> None:
+    commit = hub.publish(ID, model_files(1 << 20))
+    hub.cut("GET .*/model.safetensors", after=1 << 19)
+    fetch = reader.fetch()
+    fetch.folders()
+    first, broken, last = fetch.lines()
+    assert first == f"{ID}: revision main is commit {commit}" and f"{ID} is in " in last
+    assert broken.startswith(f"{ID}: model.safetensors: {hub.url}: RemoteProtocolError: ")
+
+
 def test_a_terminal_gets_a_bar_and_no_lines(hub: HubServer, reader: Reader) -> None:
     hub.publish(ID, model_files(1 << 20))
     rule = hub.hold("GET .*/model.safetensors", after=1 << 19)
