@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from lmi.errors import ModelUnusable, SecurityRefused, cause_line
 
@@ -21,7 +25,8 @@ COUNTED_BYTES = 256 << 20  # of the unpacked archive, whose members are counted 
 MAX_HEADER_BYTES = 1 << 20  # of a member's long name or its further fields, which tarfile holds in memory
 BUFFER_BYTES = 1 << 20
 BLOCK_BYTES = 512
-GZIP = b"\x1f\x8b"
+GZIP, ZSTD, BZIP2 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", re.compile(rb"BZh[1-9]1AY&SY")
+ZSTANDARD = "zstandard"  # which reads zstd
 HEADERS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -56,16 +61,17 @@ class Member(tarfile.TarInfo):
 
 
 class TarStream(io.BufferedIOBase):
-    """The bytes of a tar file, unpacked if gzip packed them, which remembers how they end."""
+    """The bytes of a tar file, unpacked if gzip, bzip2 or zstd packed them, which remembers how they end."""
 
     def __init__(self, file: io.FileIO) -> None:
-        packed = io.BufferedReader(file, BUFFER_BYTES)
-        is_gzip = packed.peek(2)[:2] == GZIP
-        self._file = gzip.GzipFile(fileobj=packed) if is_gzip else packed
+        self._file, self._faults = _unpacked(io.BufferedReader(file, BUFFER_BYTES))
         self._end = b""
 
     def read(self, size: int | None = -1) -> bytes:
-        data = self._file.read(-1 if size is None else size)
+        try:
+            data = self._file.read(-1 if size is None else size)
+        except self._faults as error:
+            raise tarfile.ReadError(str(error)) from error
         self._end = (self._end + data[-BLOCK_BYTES:])[-BLOCK_BYTES:]
         return data
 
@@ -89,7 +95,7 @@ def unpack(
     check_room: Callable[[int], None] = lambda num_bytes: None,
     max_members: int = MAX_MEMBERS,
 ) -> None:
-    """Unpack a tar file, packed by gzip or not, into `folder`.
+    """Unpack a tar file, packed by gzip, bzip2, zstd or not at all, into `folder`.
 
     `count` gets the bytes of the archive that were read. `check_room` gets the size of each member before it is
     written. Raises SecurityRefused for a member that leaves the folder or is not a file, folder or link, and
@@ -109,11 +115,38 @@ def unpack(
         stream.finish()
 
 
+def check_readable(name: str) -> None:
+    """Raise ModelUnusable if the package is missing that unpacks an archive of this name."""
+    if name.lower().endswith(".zst") and find_spec(ZSTANDARD) is None:
+        raise _missing(name)
+
+
+def _missing(subject: str) -> ModelUnusable:
+    said = f"zstd needs {ZSTANDARD}, which is not installed: pip install {ZSTANDARD}"
+    return ModelUnusable(f"{subject}: {said}")
+
+
+def _unpacked(packed: io.BufferedReader) -> tuple[IO[bytes], tuple[type[Exception], ...]]:
+    """Return the bytes in a file, and what else than an OSError says that they are broken."""
+    start = packed.peek(16)
+    if start.startswith(GZIP):
+        return gzip.GzipFile(fileobj=packed), (zlib.error, EOFError)  # type: ignore[return-value]
+    if BZIP2.match(start):
+        return bz2.BZ2File(packed), (EOFError,)
+    if start.startswith(ZSTD):
+        zstandard = import_module(ZSTANDARD)
+        reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+        return reader, (zstandard.ZstdError,)
+    return packed, ()
+
+
 @contextmanager
 def _broken_explained(subject: str) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, EOFError, RecursionError, zlib.error, OSError) as error:
+    except ModuleNotFoundError as error:
+        raise _missing(subject) from error
+    except (tarfile.TarError, RecursionError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
         raise ModelUnusable(f"{subject}: the archive is broken: {cause_line(error)}") from error

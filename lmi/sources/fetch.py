@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lmi.errors import ModelUnusable
+from lmi.sources.archive import check_readable
 from lmi.sources.complete import check
 from lmi.sources.job import Job
 from lmi.sources.request import FetchedSource
@@ -34,6 +35,7 @@ def _from_hub(source: HubModel, job: Job) -> tuple[Path, str]:
 def _from_s3(source: S3Folder | S3Archive, job: Job) -> Path:
     if find_spec("boto3") is None:
         raise ModelUnusable(f"{source}: S3 needs boto3, which is not installed: pip install boto3")
+    check_readable(str(source))
     from lmi.sources.s3 import S3Fetch
 
     return S3Fetch(source, job).fetch()

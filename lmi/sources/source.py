@@ -3,7 +3,7 @@
     /opt/ml/model, ./model, file:///…   a local folder
     owner/name                          a repository of the hub; option.model_id may leave the owner out
     s3://bucket/prefix                  every object below `prefix/`
-    s3://bucket/key.tar.gz              an archive; .tgz and .tar too
+    s3://bucket/key.tar.gz              an archive; .tgz, .tar.bz2, .tar.zst and .tar too
 
 This module looks at no folder and asks nobody.
 """
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from lmi.errors import ModelUnusable, shorten
 
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar")
+ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.zst", ".tar")
 # The hub's rule for names: letters, digits, "_", "-" and ".", of which the last two neither begin nor end a name. A
 # name in .gguf is meant as a file.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 HUB_ID = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$|\.gguf$))(?:{_PART}/)?{_PART}")
-KNOWN = "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, .tar)"
+KNOWN = "a folder, owner/name of a hub, s3://bucket/prefix, s3://bucket/key.tar.gz (.tgz, .tar.bz2, .tar.zst, .tar)"
 
 
 @dataclass(frozen=True, slots=True)

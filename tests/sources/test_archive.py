@@ -1,10 +1,15 @@
+import bz2
+import gzip
 import io
 import random
+import subprocess
+import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
+import zstandard
 
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.sources.archive import unpack
@@ -120,15 +125,84 @@ def test_a_member_cannot_be_written_through_a_link_before_it(tmp_path: Path) -> 
     assert not list(tmp_path.rglob("lmi-was-here"))
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_an_archive_that_was_cut_anywhere_is_broken(tmp_path: Path, mode: Literal["w", "w:gz"]) -> None:
-    with tarfile.open(tmp_path / "whole.tar", mode) as tar:
+def plain(data: bytes) -> bytes:
+    return data
+
+
+PACKERS = [plain, gzip.compress, bz2.compress, zstandard.ZstdCompressor().compress]
+PACKED = pytest.mark.parametrize("pack", PACKERS, ids=["tar", "gzip", "bzip2", "zstd"])
+
+
+def tar_of(*members: tarfile.TarInfo, num_bytes: int = 700) -> bytes:
+    """A tar file with three files of bytes that cannot be packed, then the members."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for number in range(3):
             member = tarfile.TarInfo(f"{number}.json")
-            member.size = 700
-            tar.addfile(member, io.BytesIO(random.Random(number).randbytes(700)))
-    data = (tmp_path / "whole.tar").read_bytes()
-    for size in range(0, 3 * (512 + 1024) if mode == "w" else len(data), 97):
+            member.size = num_bytes
+            tar.addfile(member, io.BytesIO(random.Random(number).randbytes(num_bytes)))
+        for member in members:
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+@PACKED
+def test_an_archive_of_each_form_is_unpacked(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "a").write_bytes(pack(tar_of(num_bytes=3 << 20)))
+    unpack(tmp_path / "a", tmp_path / "out")
+    assert [(tmp_path / "out" / f"{number}.json").stat().st_size for number in range(3)] == [3 << 20] * 3
+    assert (tmp_path / "out/2.json").read_bytes() == random.Random(2).randbytes(3 << 20)
+
+
+@PACKED
+def test_an_archive_of_each_form_is_guarded(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    def has_room(num_bytes: int) -> None:
+        assert num_bytes < 1 << 40, "no room"
+
+    bomb = tarfile.TarInfo("bomb")
+    bomb.size = 1 << 50
+    guarded: list[tuple[bytes, type[Exception], int]] = [
+        (tar_of(link("weights", "/etc/passwd")), SecurityRefused, 9),
+        (tar_of(tarfile.TarInfo("../lmi-was-here")), SecurityRefused, 9),
+        (tar_of(), SecurityRefused, 2),
+        (tar_of()[:1536] + bomb.tobuf(), AssertionError, 9),
+    ]
+    for data, error, max_members in guarded:
+        (tmp_path / "a").write_bytes(pack(data))
+        with pytest.raises(error):
+            unpack(tmp_path / "a", tmp_path / "out", check_room=has_room, max_members=max_members)
+    assert not list(tmp_path.rglob("lmi-was-here"))
+
+
+def test_an_archive_of_several_frames_is_read_to_its_end(tmp_path: Path) -> None:
+    data = tar_of()
+    for pack in PACKERS[1:]:
+        (tmp_path / "a").write_bytes(pack(data[:1000]) + pack(data[1000:]))
+        unpack(tmp_path / "a", tmp_path / "out")
+
+
+@pytest.mark.parametrize("start", [b"\x1f\x8b", b"BZh91AY&SY", b"\x28\xb5\x2f\xfd"], ids=["gzip", "bzip2", "zstd"])
+def test_a_packed_file_with_other_bytes_in_it_is_broken(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "a").write_bytes(start + random.Random(0).randbytes(5000))
+    with pytest.raises(ModelUnusable, match="the archive is broken"):
+        unpack(tmp_path / "a", tmp_path / "out")
+
+
+def test_a_zstd_archive_without_the_package_names_the_command(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.zst").write_bytes(zstandard.compress(tar_of()))
+    code = (
+        "import sys, pathlib; sys.modules['zstandard'] = None; from lmi.sources.archive import unpack; "
+        "unpack(*map(pathlib.Path, sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.tar.zst"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "a.tar.zst: zstd needs zstandard, which is not installed: pip install zstandard" in done.stderr
+
+
+@PACKED
+def test_an_archive_that_was_cut_anywhere_is_broken(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    data = pack(tar_of())
+    for size in range(0, 3 * (512 + 1024) if pack is plain else len(data), 97):
         (tmp_path / "cut.tar").write_bytes(data[:size])
         with pytest.raises(ModelUnusable, match="the archive is broken"):
             unpack(tmp_path / "cut.tar", tmp_path / f"out-{size}")

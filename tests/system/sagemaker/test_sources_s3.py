@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from tests.machine import measurements, wait_until
 from tests.sources.faulty_server import Answer
@@ -279,16 +281,20 @@ def test_an_archive_is_unpacked_whole_and_not_again(bucket: Bucket) -> None:
         bucket.put_archive("team/fox.tar.gz", archive(files)),
         bucket.put_archive("team/fox.tgz", archive(files)),
         bucket.put_archive("team/fox.tar", archive(nested, "w")),
+        bucket.put_archive("team/fox.tar.bz2", archive(files, "w:bz2")),
+        bucket.put_archive("team/fox.tar.zst", zstandard.compress(archive(files, "w"))),
     ]
     fetch = bucket.fetch(*urls)
     folders = fetch.folders()
-    assert sum("its serving.properties is not read" in line for line in fetch.lines()) == 3
-    assert [contents(folder) for folder in folders] == [files] * 3
-    assert [folder.name for folder in folders] == ["model", "model", "fox-7b"], "the only top folder is the model"
+    assert sum("its serving.properties is not read" in line for line in fetch.lines()) == 5
+    assert [contents(folder) for folder in folders] == [files] * 5
+    assert [folder.name for folder in folders] == ["model", "model", "fox-7b", "model", "model"], (
+        "the only top folder is the model"
+    )
     assert not list(bucket.downloads.rglob("archive"))
     asked = len(bucket.s3.requests)
     assert bucket.fetch(*urls).folders() == folders
-    assert [request.split()[0] for request in bucket.s3.requests[asked:]] == ["HEAD"] * 3
+    assert [request.split()[0] for request in bucket.s3.requests[asked:]] == ["HEAD"] * 5
 
 
 def test_a_new_archive_replaces_the_old_one(bucket: Bucket) -> None:
@@ -415,15 +421,18 @@ def test_a_key_that_is_no_path_is_refused(bucket: Bucket) -> None:
     assert failure.exit_code == 5 and "a/../../out.json is not a path inside it" in failure.message
 
 
-def test_without_boto3_the_extra_that_brings_it_is_named(bucket: Bucket) -> None:
-    code = "import sys; sys.modules['boto3'] = None; from lmi.sources.worker import main; main()"
+@pytest.mark.parametrize(("missing", "key"), [("boto3", "fox"), ("zstandard", "fox.tar.zst")])
+def test_without_a_package_the_command_that_brings_it_is_named(bucket: Bucket, missing: str, key: str) -> None:
+    code = f"import sys; sys.modules['{missing}'] = None; from lmi.sources.worker import main; main()"
     folder = bucket.folder / "bare"
     folder.mkdir()
-    (folder / "request.json").write_text('{"sources": [{"source": "s3://bucket/fox", "download_dir": "d"}]}')
+    wanted = {"source": f"s3://bucket/{key}", "download_dir": "d"}
+    (folder / "request.json").write_text(json.dumps({"sources": [wanted]}))
     command = [sys.executable, "-c", code, str(folder / "request.json"), str(folder), "--log-format", "json"]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 4
-    assert "pip install boto3" in done.stderr
+    [line] = done.stderr.splitlines()
+    assert json.loads(line)["message"].endswith(f"needs {missing}, which is not installed: pip install {missing}")
 
 
 # What may pass.
