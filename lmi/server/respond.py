@@ -253,6 +253,8 @@ class Meter:
     def _read_times(self, times: RequestPerfMetrics, num_tokens: int) -> None:
         if times.first_token_time is None or times.last_token_time is None:
             return
+        if num_tokens > 1 and times.first_token_time == times.last_token_time:
+            return  # an engine's own search gives all tokens at its end
         self._first_s = min(self._first_s, times.first_token_time)
         if num_tokens > 1:
             mean_s = (times.last_token_time - times.first_token_time) / (num_tokens - 1)

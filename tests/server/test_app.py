@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from lmi.errors import LmiError
+from lmi.executor import RequestPerfMetrics
+from lmi.server.respond import Meter
 from lmi.shared.state import Phase
-from lmi.types import GenerationRequest
+from lmi.types import AnswerEnd, Delta, GenerationRequest, Token
 from tests.machine import measurements
 from tests.scripted import CONTEXT, STEP_S, Host, host, wait_until
 
@@ -524,6 +527,17 @@ def test_a_whole_answer_is_timed_as_a_stream_is(lmi: Host, more: dict[str, objec
     assert num_firsts == 1 and num_gaps == (16 if "prompt" in more else 8)
     assert first_s > 0 and gaps_s > (0 if "stop" in more else num_gaps * STEP_S)
     assert ask(stream=True)[0][0] == 1
+
+
+def test_tokens_that_an_engine_gives_all_at_once_are_not_timed(lmi: Host) -> None:
+    record = lmi.block.frontends[0]
+    views = record.time_to_first_token_s, record.inter_token_latency_s
+    before = [sum(view.counts) for view in views]
+    for last_s in (2.0, 2.5):
+        times = RequestPerfMetrics(arrival_time=1.0, first_token_time=2.0, last_token_time=last_s)
+        with Meter(record, 1.0, Counter(), []) as meter:
+            meter.count(Delta([Token(1, "a"), Token(2, "b")], AnswerEnd.LENGTH, times=times))
+    assert [sum(view.counts) - num for view, num in zip(views, before, strict=True)] == [1, 1]
 
 
 def test_tgi_compat_answers_arrays_and_events(tmp_path: Path) -> None:

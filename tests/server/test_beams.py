@@ -21,6 +21,7 @@ from tests.scripted import CAPABILITIES, END_ID, Host, beams, host
 BEAMS = Capabilities(
     max_beam_width=4,
     num_return_sequences=True,
+    perf_metrics=True,
     guided_decoding=tuple(GuideType),
     no_repeat_ngram_size=True,
     logits_post_processors=("shout",),
@@ -65,6 +66,13 @@ def test_the_first_beam_is_the_answer_and_the_others_are_in_its_details(searchin
     assert log_probs[0] == min(log_probs), "the search ranks its beams"
     config = SamplingConfig(3, num_return_sequences=3, length_penalty=0.5, early_stopping=1)
     assert (asked(searching).sampling_config, asked(searching).streaming) == (config, False)
+
+
+def test_a_search_is_timed_to_its_first_token(searching: Host) -> None:
+    view = searching.block.frontends[0].time_to_first_token_s
+    before = sum(view.counts)
+    assert post(searching, LMI, in_lmi(num_beams=3, n=3))[0] == 200
+    assert sum(view.counts) == before + 1
 
 
 def test_fewer_beams_are_returned_than_searched(searching: Host) -> None:
