@@ -140,6 +140,7 @@ HANDLER = Handler(
     uses=frozenset({"option.trust_remote_code"}),
     unused={f"option.{name}": row.why for name, row in OPTIONS.items() if isinstance(row, Ignored)},
     means={f"option.{name}": row.target for name, row in OPTIONS.items() if isinstance(row, Translated)},
+    wins=frozenset({"option.max_num_sequences"}),  # the engine's batch; without it the other one is
     caveat=CHECKED,
     option_names=option_names,
     check=check,

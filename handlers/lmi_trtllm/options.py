@@ -139,6 +139,7 @@ OPTIONS: dict[str, Row] = {
     "enable_attention_dp": Translated("enable_attention_dp"),
     "load_format": Translated("load_format"),
     "enable_chunked_prefill": Translated("enable_chunked_prefill"),
+    "enable_chunked_context": Translated("enable_chunked_prefill"),
     "guided_decoding_backend": Translated("guided_decoding_backend"),
     "iter_stats_max_iterations": Translated("iter_stats_max_iterations"),
     "gather_generation_logits": Translated("gather_generation_logits"),

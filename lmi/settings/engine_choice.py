@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig, UserCodeConfig
@@ -76,13 +76,24 @@ def choose_handler(asked: str, machine: Machine, handlers: Mapping[str, Handler]
 
 
 def read_meanings(values: Values, engine: ChosenEngine, problems: Problems) -> Values:
-    """Read each option that means another one of the table as that one, and note what the others set."""
+    """Read each option that means another one of the table as that one. Note what others set, and what is not used."""
     for key, target in engine.handler.means.items():
         if key in values and find(target) is not None:
+            if key in engine.handler.wins and target in values:
+                values = _overruled(values, key, target, problems)
             values = values.rename(key, target, problems)
         elif key in values:
             values = values.annotate(key, f"sets {target}")
+    for key in engine.handler.unused.keys() & values.picked.keys():
+        values = values.annotate(key, "not used")
     return values
+
+
+def _overruled(values: Values, key: str, target: str, problems: Problems) -> Values:
+    """Drop an option of the table for one that counts instead."""
+    if values.given(key) != values.given(target):
+        problems.warnings.append(f"{values.how_given(target).place}: {values.how_given(key).place} counts")
+    return replace(values, picked={each: picked for each, picked in values.picked.items() if each != target})
 
 
 def choose_defaults(values: Values, engine: ChosenEngine, problems: Problems) -> Values:

@@ -52,6 +52,7 @@ class Handler:
     unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing
     means: Mapping[str, str] = field(default_factory=dict)
     """Options that set something of another name: an option of the table, or one of the engine's own arguments."""
+    wins: frozenset[str] = frozenset()  # those of `means` that count where the option of the table is given too
     caveat: str = ""  # what its user must know, said at every start
     on_cluster: Mapping[str, str] = field(default_factory=dict)  # option -> text with which a cluster places the ranks
     port_variables: tuple[str, ...] = ()  # variables that each name a TCP port on which one of its processes listens

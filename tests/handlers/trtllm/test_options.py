@@ -46,7 +46,7 @@ request_stats_max_iterations embedding_parallel_mode fast_build enable_build_cac
 gather_generation_logits extended_runtime_perf_knob_config max_batch_size max_seq_len max_beam_width backend
 enable_block_reuse max_tokens max_attention_window sink_token_length free_gpu_memory_fraction host_cache_size
 onboard_blocks cross_kv_cache_fraction secondary_offload_min_priority event_buffer_max_size enable_overlap_scheduler
-kv_cache_dtype attn_backend use_cuda_graph moe_backend
+kv_cache_dtype attn_backend use_cuda_graph moe_backend enable_chunked_context
 """.split()
 QUANTISATION = """
 quant_algo kv_cache_quant_algo group_size smoothquant_val clamp_val use_meta_recipe has_zero_point pre_quant_scales
@@ -81,6 +81,7 @@ MEANS = {
     "max_output_len": "option.max_model_len",
     "max_num_tokens": "option.max_rolling_batch_prefill_tokens",
     "max_num_sequences": "option.max_rolling_batch_size",
+    "enable_chunked_context": "enable_chunked_prefill",
     "max_batch_size": "option.max_rolling_batch_size",
     "max_seq_len": "option.max_model_len",
     "max_tokens": "option.max_kv_cache_tokens",
@@ -248,6 +249,20 @@ def test_the_references_defaults_hold_unless_something_else_is_said(folder: Path
     engine = served(folder).config.engine
     assert (engine.max_num_sequences, engine.max_prefill_tokens, engine.max_beam_width) == (256, 16384, 1)
     assert served(folder, "option.max_num_sequences=7").config.engine.max_num_sequences == 7
+
+
+def test_the_engines_own_batch_counts_beside_the_one_of_all_engines(folder: Path, profile: str) -> None:
+    resolved = served(folder, "option.max_num_sequences=32\noption.max_rolling_batch_size=64")
+    assert resolved.config.engine.max_num_sequences == 32
+    assert (
+        "option.max_rolling_batch_size (serving.properties:3): option.max_num_sequences (serving.properties:2) counts"
+    ) in resolved.warnings
+
+
+def test_lmi_config_marks_what_is_not_used(folder: Path, profile: str) -> None:
+    resolved = served(folder, "option.use_fused_mlp=true\noption.tokens_per_block=32")
+    assert row_of(resolved, "option.use_fused_mlp") == ("true", "serving.properties:2, not used")
+    assert row_of(resolved, "option.tokens_per_block")[1].startswith("serving.properties:3, sets ")
 
 
 def test_a_configuration_says_what_was_proven_and_what_was_not(folder: Path, profile: str) -> None:
