@@ -80,10 +80,20 @@ def llm_arguments(config: EngineConfig, model_path: str, profile: Profile) -> di
     typed = {name: _typed(name, values, config, profile, faults) for name, values in given.items()}
     if faults:
         raise BadConfiguration("\n".join(faults))
+    _tell_short_context(config, typed.get("max_input_len"), typed.get("max_seq_len"))
     defaults = {} if typed.get("skip_tokenizer_init") else DEFAULTS  # guides need the tokenizer
     if (config.max_beam_width or 1) > 1:  # a search may answer once, at its end; its iterations show that it goes on
         defaults = {**defaults, "enable_iter_perf_stats": True}
     return {**defaults, **typed, "dtype": DTYPES[config.dtype], "model": model_path}
+
+
+def _tell_short_context(config: EngineConfig, max_prompt: int | None, max_length: int | None) -> None:
+    if max_prompt is not None and max_length is not None and max_prompt >= max_length:
+        log.warning(
+            "%s: a prompt has at most %d tokens, because prompt and answer together have at most %d "
+            "(option.max_model_len, which option.max_output_len sets too)",
+            *(named(config, "max_input_len"), max_length - 1, max_length),
+        )
 
 
 def _check_folder(folder: Path, config: EngineConfig) -> None:

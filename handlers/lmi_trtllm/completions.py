@@ -57,11 +57,12 @@ def cut_off(completion: CompletionOutput, ends: Ends) -> list[int]:
 def end_of(completion: CompletionOutput, sequence: Sequence) -> FinishReason | Exception:
     """Why a sequence ended, for one that our own rules have not ended at the same token."""
     reason = completion.finish_reason
-    is_long = len(completion.token_ids or ()) >= sequence.max_tokens
-    if reason == "length" or (reason is None and is_long):
+    if reason == "length":
         return FinishReason.LENGTH
     if reason not in ("stop", None):
         return OutputFault(f"the engine ended it: {reason}")
+    if len(completion.token_ids or ()) < sequence.min_tokens:
+        return OutputFault(f"the engine ended it before min_tokens ({sequence.min_tokens})")
     is_word = completion.stop_reason is not None and completion.stop_reason not in sequence.end_ids
     return FinishReason.STOP_WORDS if is_word else FinishReason.END_ID
 

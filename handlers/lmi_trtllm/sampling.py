@@ -54,7 +54,7 @@ def sampling_params(
         end_id=NO_END if end_id is None else end_id,
         pad_id=PAD,
         max_tokens=int(sequence.max_tokens),
-        min_tokens=min(int(sequence.min_tokens), int(sequence.max_tokens)) or None,
+        min_tokens=_min_tokens(sequence, end_id),
         stop_token_ids=stop_token_ids(sequence) or None,
         include_stop_str_in_output=True,  # else a stop word is cut off from the tokens too
         embedding_bias=biases.embedding_bias(request, sampler.vocab_size),
@@ -65,6 +65,11 @@ def sampling_params(
         **_choice(request.sampling_config, sequence.seed, sampler),
         **(captured.ask(output) | _log_probs(sequence, sampler)),
     )
+
+
+def _min_tokens(sequence: Sequence, end_id: int | None) -> int | None:
+    """None too where no token ends the sequence: older versions would hold back the last token of the vocabulary."""
+    return None if end_id is None else min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
 
 
 def refuse_rules(request: Request, sampler: Sampler) -> None:
@@ -121,7 +126,7 @@ def _log_probs(sequence: Sequence, sampler: Sampler) -> dict[str, Any]:
         wanted["logprobs"] = max(int(output.num_top_log_probs), profile.min_log_probs, int(sampler.is_cpp))
     if sequence.lacks_prompt_log_probs:
         if profile.names_prompt_tokens:
-            wanted["prompt_logprobs"] = int(output.num_prompt_log_probs or 0)
+            wanted["prompt_logprobs"] = max(1, int(output.num_prompt_log_probs or 0))  # 0 may ask for nothing
         else:
             wanted["return_context_logits"] = True  # from which `outputs` computes them
     return wanted

@@ -271,6 +271,15 @@ def test_adapters_need_no_option_but_the_one_that_enables_them(
     assert "lora_config" not in arguments.llm_arguments(config({"enable_lora": "false"}), str(folder), line)
 
 
+@pytest.mark.parametrize(("length", "is_told"), [(512, True), (2048, False)])
+def test_a_prompt_length_that_the_context_has_no_room_for_is_told(
+    arguments: ModuleType, folder: Path, line: Profile, caplog: pytest.LogCaptureFixture, length: int, is_told: bool
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        arguments.llm_arguments(config({"max_input_len": "1024"}, max_sequence_length=length), str(folder), line)
+    assert (f"option.max_input_len='1024': a prompt has at most {length - 1} tokens" in caplog.text) is is_told
+
+
 def test_what_a_line_lacks_is_told_with_the_reason(arguments: ModuleType, folder: Path, line: Profile) -> None:
     engine = config({"onboard_blocks": "true"})
     if line.has_cpp_sampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -186,6 +187,34 @@ def test_what_the_engine_itself_refuses_ends_only_that_sequence(executor: Any) -
     assert isinstance(ends["token"], package.RequestError) and isinstance(ends["beams"], package.RequestError)
     assert isinstance(ends["broken"], Exception)
     assert ends["good"] is FinishReason.LENGTH and engine.is_alive
+
+
+def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(executor_class: Any, line: str) -> None:
+    with fresh(executor_class, max_num_tokens="16") as executor:
+        until_idle(executor)
+        engine, ends = executor._trtllm, dict[str, Any]()
+        for name, prompt in (("long", (1,) * 17), ("good", (1,) * 16)):
+            engine.add(work(executor, name, input_token_ids=prompt))
+        while len(ends) < 2:
+            ends |= {one.id: one.end for one in engine.step() or () if one.end is not None}
+        assert "should not exceed max_num_tokens" in str(ends["long"])
+        assert ends["good"] is FinishReason.LENGTH and engine.is_alive
+
+
+def test_an_engine_that_ignores_its_shutdown_is_killed(executor_class: Any) -> None:
+    with knobs(has_worker=True):
+        executor = start(executor_class)
+    llm, workers = executor._trtllm._llm, executor._trtllm._workers
+    end, was_killed = llm.shutdown, threading.Event()
+
+    def wait_for_the_kill() -> None:
+        until(lambda: not workers.are_alive)
+        was_killed.set()
+        end()
+
+    llm.shutdown = wait_for_the_kill
+    executor.shutdown()
+    assert was_killed.is_set()
 
 
 def test_a_sequence_that_is_aborted_before_it_began_leaves_nothing_behind(executor: Any) -> None:

@@ -30,7 +30,7 @@ from lmi.executor import (
 from lmi.executor import Tensor as OurTensor
 from lmi.settings.config import EngineConfig
 from tests.conformance.asking import PROMPT, ask, finish, run
-from tests.handlers.trtllm.asking import FAMILY, answers, start, tokens
+from tests.handlers.trtllm.asking import FAMILY, answers, start, tokens, until
 from tests.handlers.trtllm.double import double, knobs
 from tests.handlers.vllm.small_adapters import write_adapter
 from tests.tiny_models import tiny_model
@@ -177,6 +177,14 @@ def test_an_error_of_a_post_processor_ends_only_its_request(processing: Any) -> 
     sent = [token for one in responses[:-1] for token in one.get_result().output_token_ids[0]]
     assert sent == tokens(processing)[: len(sent)] and len(sent) <= 2
     assert finish(processing, neighbour)[-1].get_result().output_token_ids[0] == tokens(processing, max_tokens=40)
+
+
+def test_a_request_whose_post_processor_failed_holds_no_place_in_the_engine(processing: Any) -> None:
+    engine = processing._trtllm._llm._engine
+    before = engine._num_steps
+    answers(processing, logits_post_processor_name="fail_at_third", max_tokens=400)
+    until(lambda: not engine._active)
+    assert engine._num_steps - before < 100
 
 
 # Rows.

@@ -126,6 +126,13 @@ def test_a_missing_reason_is_found_from_the_tokens(
     assert (reader.ids, reader.sequence.finish_reason) == (token_ids, expected)
 
 
+@pytest.mark.parametrize("reader", [{"sampling_config": SamplingConfig(min_tokens=3)}], indirect=True)
+@pytest.mark.parametrize("token_ids", [[4, END], [4, 5]])
+def test_an_end_before_the_least_number_of_tokens_is_a_fault(reader: Reader, token_ids: list[int]) -> None:
+    reader.read(token_ids, finished=True, finish_reason="stop")
+    assert "the engine ended it before min_tokens (3)" in str(reader.outputs[-1].end)
+
+
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "not_finished"])
 def test_an_end_that_nobody_asked_for_is_an_error(reader: Reader, reason: str) -> None:
     reader.read([4], finished=True, finish_reason=reason)

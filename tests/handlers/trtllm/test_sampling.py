@@ -46,8 +46,11 @@ MAPPED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"sampling_config": SamplingConfig(top_k=7)}, SAMPLED | {"top_k": 7}),
     ({"sampling_config": SamplingConfig(top_k=9999)}, SAMPLED | {"top_k": VOCAB_SIZE}),
     ({"sampling_config": SamplingConfig(top_p=1)}, SAMPLED | {"top_p": 1.0}),
-    ({"sampling_config": SamplingConfig(min_tokens=3)}, SAMPLED | {"min_tokens": 3}),
-    ({"sampling_config": SamplingConfig(min_tokens=30)}, SAMPLED | {"min_tokens": 8}),
+    ({"sampling_config": SamplingConfig(min_tokens=3)}, SAMPLED),
+    (
+        {"end_id": 3, "sampling_config": SamplingConfig(min_tokens=30)},
+        SAMPLED | {"end_id": 3, "min_tokens": 8},
+    ),
     ({"end_id": 3}, SAMPLED | {"end_id": 3}),
     ({"end_ids": (5, 4)}, SAMPLED | {"end_id": 4, "stop_token_ids": [5]}),
     ({"end_id": 6, "end_ids": (5,)}, SAMPLED | {"end_id": 6, "stop_token_ids": [5]}),
@@ -89,7 +92,7 @@ def test_log_probs_of_the_chosen_tokens_are_asked_for_as_each_line_wants_it(
         assert (params["logprobs"], params["return_context_logits"]) == (1, True), "0 means none, and rows lack tokens"
         assert "prompt_logprobs" not in params
     else:
-        assert (params["logprobs"], params["prompt_logprobs"]) == (0, 0)
+        assert (params["logprobs"], params["prompt_logprobs"]) == (0, 1)
 
 
 def test_a_seed_is_folded_and_a_sequence_without_one_gets_a_fresh_one(sampling: Any, sampler: Any, line: str) -> None:
