@@ -22,6 +22,8 @@ from msgspec import Meta
 from safetensors import safe_open
 from torch import Tensor
 
+from handlers.base import name_patterns
+from handlers.base.name_patterns import PatternRefused, is_plain
 from handlers.base.pickled import refusal
 from handlers.lmi_dist.lora_sites import Module, Site
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
@@ -30,6 +32,7 @@ from lmi.settings.adapters import CONFIG, PICKLED, WEIGHTS
 Number = TypeVar("Number", int, float)
 Own: TypeAlias = Callable[[str], Tensor | None]  # the model's own tensor of a name, if it has one
 
+ANY_LAYERS = r"[^.]*"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -72,6 +75,12 @@ class PeftConfig(msgspec.Struct, frozen=True):
     rank_pattern: dict[str, Annotated[int, Meta(ge=1)]] | None = None
     alpha_pattern: dict[str, float] | None = None
 
+    @property
+    def patterns(self) -> list[str]:
+        """All patterns of names but `layers_pattern`, which must be plain."""
+        whole = [one for one in (self.target_modules, self.exclude_modules) if isinstance(one, str)]
+        return [*whole, *(self.rank_pattern or ()), *(self.alpha_pattern or ())]
+
     def rank(self, path: str) -> int:
         return _pattern_value(self.rank_pattern or {}, path, self.r)
 
@@ -93,8 +102,8 @@ class PeftConfig(msgspec.Struct, frozen=True):
         if not layers:
             return True
         patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
-        for pattern in patterns or [r"[^.]*"]:
-            if match := re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", path):
+        for pattern in patterns or [ANY_LAYERS]:
+            if match := re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", path):  # a plain name, as was checked
                 return int(match[1]) in layers
         return False
 
@@ -109,10 +118,13 @@ def read_config(folder: Path, sites: tuple[Site, ...], max_rank: int) -> PeftCon
     for reason in _reasons(raw, config):
         raise NotUsable(reason)
     try:
+        name_patterns.check(config.patterns)
         modules = [one for site in sites for one in site.modules if config.names(one.path)]
         ranks = [config.rank(one.path) for one in modules] or [config.r]
-    except re.error as error:
-        raise NotUsable(f"{CONFIG}: a pattern of names is not a regular expression: {error}") from None
+        for one in modules:
+            config.scale(one.path)
+    except PatternRefused as error:
+        raise NotUsable(f"{CONFIG}: {error}") from None
     if not modules and config.target_modules is not None:
         known = ", ".join(sorted({one.path.rpartition(".")[2] for site in sites for one in site.modules}))
         raise NotUsable(f"none of its target_modules is a linear of this model, which has {known}")
@@ -146,6 +158,8 @@ def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
     method = config.init_lora_weights
     if isinstance(method, str) and method.lower().startswith(_CHANGES_BASE):
         yield f"it belongs to a base model whose weights {method} changed; convert it to a plain LoRA adapter"
+    layers = [config.layers_pattern] if isinstance(config.layers_pattern, str) else config.layers_pattern or []
+    yield from (f"layers_pattern={one} is more than a name" for one in layers if one and not is_plain(one))
     yield from (reason for name, reason in _REFUSED.items() if raw.get(name))
 
 
@@ -257,10 +271,10 @@ def _why_not(name: str) -> str:
 def _is_among(names: list[str] | str, path: str) -> bool:
     """Whether a path matches a regular expression, or one of the names is its end."""
     if isinstance(names, str):
-        return re.fullmatch(names, path) is not None
+        return name_patterns.is_whole(names, path)
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
 def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number) -> Number:
     """The value of the first pattern that is the path or its end."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
+    return next((value for key, value in patterns.items() if name_patterns.is_end(key, path)), otherwise)

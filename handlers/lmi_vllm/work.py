@@ -11,6 +11,8 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 
 from handlers.base.adapters import LoadedAdapter
+from handlers.base.name_patterns import is_plain
+from lmi.errors import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,17 @@ class Work:
 
 
 def check_adapter(adapter: LoadedAdapter, config: VllmConfig) -> None:
-    """Raise ValueError unless vLLM can use an adapter of this rank and kind."""
+    """Raise ValueError unless vLLM can use an adapter of this rank and kind.
+
+    vLLM compares patterns of names by an engine that some of them keep busy for ever, so only plain ones get there.
+    """
     assert config.lora_config is not None
-    PEFTHelper.from_local_dir(adapter.path, config.model_config.max_model_len).validate_legal(config.lora_config)
+    helper = PEFTHelper.from_local_dir(adapter.path, config.model_config.max_model_len)
+    for name in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(helper, name, None) or ():  # vLLM 0.30 has neither
+            if not is_plain(pattern):
+                raise ValueError(f"{name} has {shorten(pattern)}, which is more than a name: list the names instead")
+    helper.validate_legal(config.lora_config)
 
 
 def lora_request(adapter: LoadedAdapter) -> LoRARequest:

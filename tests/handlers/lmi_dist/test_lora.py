@@ -70,6 +70,9 @@ def change(folder: Path, edit: Callable[[Tensors], object]) -> Path:
         ({"target_modules": {"q_proj": 1}}, "adapter_config.json: .*target_modules"),
         ({"target_modules": ["query", "c_attn"]}, "none of its target_modules .* which has down_proj, gate_proj, k_"),
         ({"target_modules": "(q_proj"}, "not a regular expression"),
+        ({"target_modules": "(.*.*.*.*)*" * 40 + "x"}, "takes too long to compare with names"),
+        ({"exclude_modules": r"(.*)\1"}, "a part that is not followed"),
+        ({"layers_to_transform": [0], "layers_pattern": "(.*)*x"}, r"layers_pattern=\(\.\*\)\*x is more than a name"),
         ({"layers_to_transform": [7]}, "none of its target_modules"),
     ],
     ids=str,
@@ -81,6 +84,18 @@ def test_a_configuration_of_anything_but_plain_lora_is_refused(
     with pytest.raises(NotUsable, match=says):
         read_config(folder, sites_of_model(), MAX_RANK)
     with pytest.raises(NotUsable, match=says):
+        read(folder)
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern", "target_modules", "exclude_modules"])
+def test_a_pattern_with_endless_ways_is_read_in_no_time(name: str, tmp_path: Path) -> None:
+    """`re` would hold the interpreter for ever, and with it every stream of the engine."""
+    value: object = "(.*)*x" if "modules" in name else {"(.*)*x": 4}
+    folder = configure(write_adapter(tmp_path / "adapter", seed=1), **{name: value})
+    if name == "target_modules":
+        with pytest.raises(NotUsable, match="none of its target_modules"):
+            read(folder)
+    else:
         read(folder)
 
 

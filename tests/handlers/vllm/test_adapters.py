@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +176,12 @@ def of_a_great_rank(path: Path) -> str:
     return "vLLM cannot load this adapter: .*rank"
 
 
+def with_an_endless_pattern(path: Path) -> str:
+    file = path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rank_pattern": {"(.*)*x": 4}}))
+    return "vLLM cannot load this adapter: rank_pattern has .*, which is more than a name"
+
+
 def for_another_model(path: Path) -> str:
     rewrite(path, lambda name, weight: (name.replace("q_proj", "w1"), weight))
     return "vLLM cannot load this adapter: "
@@ -209,6 +216,7 @@ BROKEN = [
     with_half_its_weights,
     with_a_config_that_is_no_json,
     of_a_great_rank,
+    with_an_endless_pattern,
     for_another_model,
     of_another_width,
 ]
