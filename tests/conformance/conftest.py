@@ -198,7 +198,7 @@ if importlib.util.find_spec("vllm") is not None:
     EXECUTORS |= {"vllm": vllm, "vllm-multi-process": vllm_multi_process}
 
 
-@pytest.fixture(params=EXECUTORS, scope="session")
+@pytest.fixture(params=EXECUTORS, scope="package")
 def shared(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """One executor for all tests of an engine, since loading is slow. Only tests that end it ask for `fresh`."""
     with EXECUTORS[request.param]() as executor:
@@ -227,7 +227,7 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[Executor]:
         yield executor
 
 
-@pytest.fixture(params=ADAPTABLE, scope="session")
+@pytest.fixture(params=ADAPTABLE, scope="package")
 def shared_adaptable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adaptable]:
     load, write = ADAPTABLE[request.param]
     with load(tmp_path_factory.mktemp("adaptable")) as executor:

@@ -1,0 +1,1 @@
+"""The contract of an Executor. A package, so that its executors end when its last test does."""
