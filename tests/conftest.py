@@ -13,6 +13,7 @@ from hypothesis import settings
 from tests.machine import SERVERS, account
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # else its import gives each log line of this process a field
 settings.register_profile("lmi", deadline=None)
 settings.load_profile("lmi")
 

@@ -34,6 +34,7 @@ PING_TIMEOUT_S = 10.0
 PORTS = range(15_000, 32_000)  # below those that the kernel gives to whoever asks for any
 MAX_LOG_LINES = 100  # in an account
 ENVIRON = dict(os.environ)  # as before vllm, in another test of this process, wrote into it
+ENVIRON.pop("VLLM_CONFIGURE_LOGGING", None)  # of tests/conftest.py; an engine sets it itself
 
 
 def write_model(folder: Path, **options: object) -> Path:

@@ -150,7 +150,7 @@ def test_a_structure_that_cannot_be_followed_is_the_client_s_fault(server: Serve
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Server]:
-    settings = ("step_timeout=2", "first_step_timeout=2", "frontend_workers=1")
+    settings = ("step_timeout=4", "first_step_timeout=4", "frontend_workers=1")
     with serve(demo_folder(), "option.model_name=demo", *settings) as server:
         yield server
 

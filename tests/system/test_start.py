@@ -35,7 +35,6 @@ from tests.system.container import (
     START_TIMEOUT_S,
     free_port,
     wait_until,
-    wait_within,
     write_model,
 )
 from tests.tiny_models import tiny_model
@@ -316,7 +315,7 @@ def test_sigterm_while_torch_is_imported_ends_the_server_at_once() -> None:
             with measurement.within(5):
                 server.signal(signal.SIGTERM)
                 assert server.wait() == 0
-            wait_within(1, lambda: not server.pids(), "nothing is left")
+                wait_until(lambda: not server.pids(), "nothing is left")
 
 
 # The ways to start a server.
