@@ -40,6 +40,9 @@ FIRST = (
     "tests/scripts/test_peers.py",
     "tests/clients/test_schemathesis.py",
     "tests/system/test_vllm_ranks.py",
+    "tests/system/test_guides.py",
+    "tests/system/test_start.py",
+    "tests/system/test_trtllm_life.py",
 )
 
 

@@ -169,10 +169,10 @@ def ask_until_it_is_answered(server: Server, regex: str) -> None:
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """One core for a process and those that it starts, and on it six others that never rest."""
+    """One core for a process and those that it starts, and on it two others that never rest."""
     cores, core = os.sched_getaffinity(pid), {min(os.sched_getaffinity(pid))}
     code = f"import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"
-    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(6)]
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     threads = [int(one) for one in os.listdir(f"/proc/{pid}/task")]
     for thread in threads:
         os.sched_setaffinity(thread, core)
