@@ -29,6 +29,7 @@ from lmi.user_code.faults import describe, line_number
 from lmi.user_code.runner import UserCode
 from lmi.user_code.server import CallConnection
 
+ENDING = (signal.SIGTERM, signal.SIGINT)
 BEAT_S = 0.2
 FINISH_S = 2.0  # for the message that the code still works on after SIGTERM
 
@@ -38,7 +39,7 @@ log = logging.getLogger("lmi.user_code.worker")  # this module is __main__ where
 async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> None:
     """Serve until SIGTERM."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in ENDING:
         loop.add_signal_handler(signum, stop.set)
     thread = CodeThread(record)
     server = await listen(lambda: CallConnection(user_code, thread), socket_path)
@@ -51,6 +52,8 @@ async def serve(user_code: UserCode, record: EngineRecord, socket_path: str) -> 
     while not thread.is_idle and time.monotonic() < deadline_s:
         await asyncio.sleep(0.02)
     beat.cancel()
+    for signum in ENDING:
+        signal.signal(signum, signal.SIG_IGN)  # one that came while the loop closes would find its pipe closed
 
 
 async def _beat(thread: CodeThread) -> None:
