@@ -20,6 +20,7 @@ settings.load_profile("lmi")
 # What runs in one process, one after the other, because it shares servers or engines; all else goes file by file.
 SHARING = {
     "vllm": ("tests/system/test_vllm_life.py", "tests/system/test_vllm_scale.py"),
+    "doors of vllm": ("tests/system/test_vllm_openai.py", "tests/system/test_vllm_parameters.py"),
     "contract": ("tests/conformance/",),
     "tiny": tuple(f"tests/system/test_{name}.py" for name in ("apis", "equality", "faults", "serving")),
 }
@@ -40,6 +41,7 @@ FIRST = (
     "tests/scripts/test_peers.py",
     "tests/clients/test_schemathesis.py",
     "tests/system/test_vllm_ranks.py",
+    "doors of vllm",
     "tests/system/test_guides.py",
     "tests/system/test_start.py",
     "tests/system/test_trtllm_life.py",

@@ -33,3 +33,12 @@ def inside() -> Iterator[Server]:
     """The real vLLM with one rank, in the engine's process. Tests kill this engine, and wait for the next one."""
     with serve(tiny_model("llama_long"), *SETTINGS) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def wide() -> Iterator[Server]:
+    """The real vLLM for tests of its doors. It writes JSON without spaces: a random model often writes them."""
+    compact = 'option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}'
+    settings = ("option.rolling_batch=vllm", "option.dtype=fp32", "option.max_kv_cache_tokens=8192", compact)
+    with serve(tiny_model("llama_wide"), *settings, "frontend_workers=1") as server:
+        yield server

@@ -4,59 +4,43 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from tests.served import Server, serve
+from tests.served import Server
 from tests.system.weather import CALL_IT, FORM, PARAMETERS, USER, WEATHER, chat, check_arguments, check_call_of_it
-from tests.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
-SETTINGS = (
-    "option.rolling_batch=vllm",
-    "option.dtype=fp32",
-    "option.max_kv_cache_tokens=8192",
-    # A random model often writes spaces.
-    'option.structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": true}',
-    "frontend_workers=1",
-)
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": PARAMETERS}}
 TOOLS = [WEATHER, CLOCK]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serve(tiny_model("llama_wide"), *SETTINGS) as server:
-        yield server
+def test_a_forced_call_has_the_form_of_its_function_s_parameters(wide: Server) -> None:
+    check_call_of_it(chat(wide, tools=TOOLS, tool_choice=CALL_IT))
 
-
-def test_a_forced_call_has_the_form_of_its_function_s_parameters(server: Server) -> None:
-    check_call_of_it(chat(server, tools=TOOLS, tool_choice=CALL_IT))
-
-    choice = chat(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    choice = chat(wide, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     [call] = choice["message"]["tool_calls"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert call["function"]["name"] in ("weather", "clock")
     check_arguments(call["function"]["arguments"])
 
-    check_arguments(chat(server, response_format=FORM)["message"]["content"])
-    assert chat(server, guided_choice=["so (a+b)", "no.t"])["message"]["content"] in ("so (a+b)", "no.t")
-    assert re.fullmatch("[ab]{3}", chat(server, guided_regex="[ab]{3}")["message"]["content"])
+    check_arguments(chat(wide, response_format=FORM)["message"]["content"])
+    assert chat(wide, guided_choice=["so (a+b)", "no.t"])["message"]["content"] in ("so (a+b)", "no.t")
+    assert re.fullmatch("[ab]{3}", chat(wide, guided_regex="[ab]{3}")["message"]["content"])
 
 
-def test_the_lmi_api_applies_structures_too(server: Server) -> None:
+def test_the_lmi_api_applies_structures_too(wide: Server) -> None:
     for name, value, form in (
         ("guided_regex", "[ab]{3}", "[ab]{3}"),
         ("guided_choice", ["so (a+b)", "no.t"], r"so \(a\+b\)|no\.t"),
         ("guided_grammar", 'root ::= "yes" | "no"', "yes|no"),
     ):
-        answer = server.post({"inputs": "Say", "parameters": {"max_new_tokens": 60, name: value}}, "/invocations")
+        answer = wide.post({"inputs": "Say", "parameters": {"max_new_tokens": 60, name: value}}, "/invocations")
         assert answer.status == 200, answer.body
         assert re.fullmatch(form, json.loads(answer.body)["generated_text"])
 
 
-def test_a_structure_that_vllm_cannot_make_is_the_client_s_fault(server: Server) -> None:
-    answer = server.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
+def test_a_structure_that_vllm_cannot_make_is_the_client_s_fault(wide: Server) -> None:
+    answer = wide.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
     assert answer.status == 400 and json.loads(answer.body)["error"]["type"] == "invalid_request_error", answer.body

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.served import Server, serve
+from tests.served import Server
 from tests.system.container import Answer
-from tests.tiny_models import END_ID, tiny_model
+from tests.tiny_models import END_ID
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -52,33 +52,26 @@ OF_VLLM: dict[str, Any] = {
 NAMES = {"seed", *COMMON, *OF_VLLM}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    settings = ("option.rolling_batch=vllm", "option.dtype=fp32", "option.max_kv_cache_tokens=8192")
-    with serve(tiny_model("llama_wide"), *settings, "frontend_workers=1") as server:
-        yield server
+def post(wide: Server, parameters: dict[str, Any], **fields: Any) -> Answer:
+    return wide.post({"inputs": PROMPT, "parameters": parameters, **fields})
 
 
-def post(server: Server, parameters: dict[str, Any], **fields: Any) -> Answer:
-    return server.post({"inputs": PROMPT, "parameters": parameters, **fields})
-
-
-def ask(server: Server, **parameters: Any) -> dict[str, Any]:
-    answer = post(server, parameters)
+def ask(wide: Server, **parameters: Any) -> dict[str, Any]:
+    answer = post(wide, parameters)
     assert answer.status == 200, answer.body
     decoded: dict[str, Any] = json.loads(answer.body)
     return decoded
 
 
-def refusal(server: Server, parameters: dict[str, Any]) -> str:
-    answer = post(server, parameters)
+def refusal(wide: Server, parameters: dict[str, Any]) -> str:
+    answer = post(wide, parameters)
     body = json.loads(answer.body)
     assert (answer.status, body["code"], body["generated_text"]) == (424, 424, ""), answer.body
     return str(body["error"])
 
 
-def text(server: Server, **parameters: Any) -> str:
-    return str(ask(server, **parameters)["generated_text"])
+def text(wide: Server, **parameters: Any) -> str:
+    return str(ask(wide, **parameters)["generated_text"])
 
 
 def ids(answer: dict[str, Any]) -> list[int]:
@@ -90,101 +83,99 @@ def ids(answer: dict[str, Any]) -> list[int]:
 
 @pytest.mark.parametrize(("name", "value"), [*COMMON.items(), *OF_VLLM.items()], ids=str)
 @pytest.mark.parametrize("others", [{}, SAMPLED, DETAILS], ids=["greedy", "sampled", "with details"])
-def test_a_documented_default_means_as_if_left_out(
-    server: Server, name: str, value: Any, others: dict[str, Any]
-) -> None:
+def test_a_documented_default_means_as_if_left_out(wide: Server, name: str, value: Any, others: dict[str, Any]) -> None:
     if name not in others:
-        assert post(server, {**others, name: value}).body == post(server, others).body
+        assert post(wide, {**others, name: value}).body == post(wide, others).body
 
 
 # Effects. Each checks what a value changes, compared with the same request without it.
 
 
-def samples(server: Server) -> None:
-    greedy = text(server)
-    assert len({greedy, *(text(server, do_sample=True, seed=seed) for seed in range(3))}) == 4
+def samples(wide: Server) -> None:
+    greedy = text(wide)
+    assert len({greedy, *(text(wide, do_sample=True, seed=seed) for seed in range(3))}) == 4
 
 
-def repeats(server: Server) -> None:
-    assert text(server, **SAMPLED) == text(server, **SAMPLED) != text(server, **SAMPLED | {"seed": 8})
+def repeats(wide: Server) -> None:
+    assert text(wide, **SAMPLED) == text(wide, **SAMPLED) != text(wide, **SAMPLED | {"seed": 8})
 
 
-def cools(server: Server) -> None:
-    assert text(server, **SAMPLED, temperature=0) == text(server) != text(server, **SAMPLED)
-    assert text(server, **SAMPLED, temperature=2) != text(server, **SAMPLED)
+def cools(wide: Server) -> None:
+    assert text(wide, **SAMPLED, temperature=0) == text(wide) != text(wide, **SAMPLED)
+    assert text(wide, **SAMPLED, temperature=2) != text(wide, **SAMPLED)
 
 
 def leaves_the_best(**choice: Any) -> Callable[[Server], None]:
-    def check(server: Server) -> None:
-        assert text(server, **SAMPLED, **choice) == text(server) != text(server, **SAMPLED)
+    def check(wide: Server) -> None:
+        assert text(wide, **SAMPLED, **choice) == text(wide) != text(wide, **SAMPLED)
 
     return check
 
 
 def avoids_what_was_said(name: str, value: float) -> Callable[[Server], None]:
-    def check(server: Server) -> None:
-        plain, changed = (ask(server, max_new_tokens=60, **DETAILS, **one) for one in ({}, {name: value}))
+    def check(wide: Server) -> None:
+        plain, changed = (ask(wide, max_new_tokens=60, **DETAILS, **one) for one in ({}, {name: value}))
         assert len(set(ids(changed))) > len(set(ids(plain)))
 
     return check
 
 
-def shortens(server: Server) -> None:
-    whole, short = ask(server, **DETAILS), ask(server, **DETAILS, max_new_tokens=5)
+def shortens(wide: Server) -> None:
+    whole, short = ask(wide, **DETAILS), ask(wide, **DETAILS, max_new_tokens=5)
     assert short["details"]["generated_tokens"] == 5 and ids(short) == ids(whole)[:5]
     assert short["details"]["finish_reason"] == "length"
 
 
-def tells_details(server: Server) -> None:
-    assert "details" not in ask(server)
-    details = ask(server, **DETAILS)["details"]
+def tells_details(wide: Server) -> None:
+    assert "details" not in ask(wide)
+    details = ask(wide, **DETAILS)["details"]
     assert details["generated_tokens"] == len(details["tokens"]) == 30
     assert all(token["log_prob"] <= 0 for token in details["tokens"])
 
 
-def repeats_the_prompt(server: Server) -> None:
-    assert text(server, return_full_text=True) == PROMPT + text(server)
+def repeats_the_prompt(wide: Server) -> None:
+    assert text(wide, return_full_text=True) == PROMPT + text(wide)
 
 
-def stop_string(server: Server) -> str:
+def stop_string(wide: Server) -> str:
     """Two characters that occur for the first time in the middle of the greedy answer."""
-    said = text(server)
+    said = text(wide)
     return next(said[at : at + 2] for at in range(len(said) // 3, len(said)) if said.index(said[at : at + 2]) == at)
 
 
-def stops(server: Server) -> None:
-    stop = stop_string(server)
-    stopped = ask(server, **DETAILS, stop_sequences=[stop])
-    assert stopped["generated_text"] == text(server).partition(stop)[0]
+def stops(wide: Server) -> None:
+    stop = stop_string(wide)
+    stopped = ask(wide, **DETAILS, stop_sequences=[stop])
+    assert stopped["generated_text"] == text(wide).partition(stop)[0]
     assert stopped["details"]["finish_reason"] == "stop_sequence"
 
 
-def shows_the_stop(server: Server) -> None:
-    stop = stop_string(server)
-    before = text(server).partition(stop)[0]
-    assert text(server, stop_sequences=[stop], include_stop_str_in_output=True) == before + stop
+def shows_the_stop(wide: Server) -> None:
+    stop = stop_string(wide)
+    before = text(wide).partition(stop)[0]
+    assert text(wide, stop_sequences=[stop], include_stop_str_in_output=True) == before + stop
 
 
-def stops_at_a_token(server: Server) -> None:
-    whole = ids(ask(server, **DETAILS))
+def stops_at_a_token(wide: Server) -> None:
+    whole = ids(ask(wide, **DETAILS))
     at = next(at for at in range(8, 30) if whole.index(whole[at]) == at)
-    stopped = ask(server, **DETAILS, stop_token_ids=[whole[at], 5])
+    stopped = ask(wide, **DETAILS, stop_token_ids=[whole[at], 5])
     assert ids(stopped) == whole[: at + 1] and stopped["details"]["finish_reason"] == "stop_sequence"
 
 
-def tells_of_the_prompt(server: Server) -> None:
-    assert "prefill" not in ask(server, **DETAILS)["details"]
-    first, *rest = ask(server, **DETAILS, decoder_input_details=True)["details"]["prefill"]
+def tells_of_the_prompt(wide: Server) -> None:
+    assert "prefill" not in ask(wide, **DETAILS)["details"]
+    first, *rest = ask(wide, **DETAILS, decoder_input_details=True)["details"]["prefill"]
     assert first["log_prob"] is None and rest and all(token["log_prob"] <= 0 for token in rest)
 
 
-def tells_alternatives_of_the_prompt(server: Server) -> None:
-    prefill = ask(server, **DETAILS, prompt_logprobs=2)["details"]["prefill"]
+def tells_alternatives_of_the_prompt(wide: Server) -> None:
+    prefill = ask(wide, **DETAILS, prompt_logprobs=2)["details"]["prefill"]
     assert [len(token["top_tokens"]) for token in prefill[1:]] == [2] * (len(prefill) - 1)
 
 
-def tells_alternatives(server: Server) -> None:
-    details = ask(server, **DETAILS, logprobs=3)["details"]
+def tells_alternatives(wide: Server) -> None:
+    details = ask(wide, **DETAILS, logprobs=3)["details"]
     for token, top in zip(details["tokens"], details["top_tokens"], strict=True):
         assert len(top) == 3 and (top[0]["id"], top[0]["log_prob"]) == (token["id"], token["log_prob"])
 
@@ -192,54 +183,54 @@ def tells_alternatives(server: Server) -> None:
 LONG = {"do_sample": True, "temperature": 2, "max_new_tokens": 400, "details": True}
 
 
-def seed_that_ends(server: Server) -> int:
+def seed_that_ends(wide: Server) -> int:
     """A random model draws its end token by chance at a high temperature."""
     for seed in range(40):
-        if ask(server, **LONG, seed=seed)["details"]["finish_reason"] == "eos_token":
+        if ask(wide, **LONG, seed=seed)["details"]["finish_reason"] == "eos_token":
             return seed
     raise AssertionError("it never ends")
 
 
-def goes_on(server: Server) -> None:
-    seed = seed_that_ends(server)
-    ended, longer = ask(server, **LONG, seed=seed), ask(server, **LONG, seed=seed, ignore_eos_token=True)
+def goes_on(wide: Server) -> None:
+    seed = seed_that_ends(wide)
+    ended, longer = ask(wide, **LONG, seed=seed), ask(wide, **LONG, seed=seed, ignore_eos_token=True)
     num = len(ids(ended))
     assert ids(ended)[-1] == END_ID and ids(longer)[:num] == ids(ended)
     assert len(ids(longer)) == 400 > num and longer["details"]["finish_reason"] == "length"
 
 
-def shows_special_tokens(server: Server) -> None:
-    given = {**LONG, "seed": seed_that_ends(server), "ignore_eos_token": True}
-    assert "<|end|>" in text(server, **given, skip_special_tokens=False)
-    assert "<|end|>" not in text(server, **given)
+def shows_special_tokens(wide: Server) -> None:
+    given = {**LONG, "seed": seed_that_ends(wide), "ignore_eos_token": True}
+    assert "<|end|>" in text(wide, **given, skip_special_tokens=False)
+    assert "<|end|>" not in text(wide, **given)
 
 
 def gives_several(**given: int) -> Callable[[Server], None]:
-    def check(server: Server) -> None:
-        answer = ask(server, **SAMPLED, **DETAILS, **given)
+    def check(wide: Server) -> None:
+        answer = ask(wide, **SAMPLED, **DETAILS, **given)
         others = answer["details"]["best_of_sequences"]
         texts = {answer["generated_text"], *(other["generated_text"] for other in others)}
-        assert len(others) == 2 and len(texts) == 3 and text(server, **SAMPLED) in texts
+        assert len(others) == 2 and len(texts) == 3 and text(wide, **SAMPLED) in texts
 
     return check
 
 
-def test_a_rule_that_vllm_lacks_beside_beams_is_refused_by_its_name(server: Server) -> None:
+def test_a_rule_that_vllm_lacks_beside_beams_is_refused_by_its_name(wide: Server) -> None:
     said = "is not supported here: vllm has no penalties in a beam search"
-    assert refusal(server, {"num_beams": 2, "repetition_penalty": 1.5}) == f"parameters.repetition_penalty {said}"
+    assert refusal(wide, {"num_beams": 2, "repetition_penalty": 1.5}) == f"parameters.repetition_penalty {said}"
 
 
-def searches(server: Server) -> None:
-    answer = ask(server, **DETAILS, num_beams=3)
+def searches(wide: Server) -> None:
+    answer = ask(wide, **DETAILS, num_beams=3)
     others = answer["details"]["best_of_sequences"]
     assert len({answer["generated_text"], *(other["generated_text"] for other in others)}) == 3
-    assert ask(server, **DETAILS, num_beams=3, n=2)["details"]["best_of_sequences"] == others[:1]
+    assert ask(wide, **DETAILS, num_beams=3, n=2)["details"]["best_of_sequences"] == others[:1]
 
 
 def changes_nothing(name: str, value: object) -> Callable[[Server], None]:
-    def check(server: Server) -> None:
+    def check(wide: Server) -> None:
         for others in ({}, SAMPLED):
-            assert post(server, {**others, name: value}).body == post(server, others).body
+            assert post(wide, {**others, name: value}).body == post(wide, others).body
 
     return check
 
@@ -287,14 +278,14 @@ def test_no_documented_parameter_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", EFFECTS)
-def test_a_value_that_means_something_shows_its_effect(server: Server, name: str) -> None:
-    EFFECTS[name](server)
+def test_a_value_that_means_something_shows_its_effect(wide: Server, name: str) -> None:
+    EFFECTS[name](wide)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_vllm_cannot_do_is_refused_by_name_and_the_next_one_works(server: Server, name: str) -> None:
-    assert refusal(server, REFUSED[name]).startswith(f"parameters.{name} ")
-    assert text(server, max_new_tokens=2)
+def test_what_vllm_cannot_do_is_refused_by_name_and_the_next_one_works(wide: Server, name: str) -> None:
+    assert refusal(wide, REFUSED[name]).startswith(f"parameters.{name} ")
+    assert text(wide, max_new_tokens=2)
 
 
 # Values of a wrong type or out of any range. Some would end vLLM's engine or make it hang.
@@ -333,27 +324,27 @@ WRONG: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_type_is_refused_by_name_and_the_next_one_works(server: Server, name: str) -> None:
+def test_a_wrong_type_is_refused_by_name_and_the_next_one_works(wide: Server, name: str) -> None:
     for value in WRONG[name]:
-        assert refusal(server, {**SAMPLED, **DETAILS, name: value}).startswith(f"parameters.{name}"), value
-    assert text(server, max_new_tokens=2)
+        assert refusal(wide, {**SAMPLED, **DETAILS, name: value}).startswith(f"parameters.{name}"), value
+    assert text(wide, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_what_is_no_number_is_no_json(server: Server, number: str) -> None:
-    answer = server.post(b'{"inputs": "a", "parameters": {"temperature": %s}}' % number.encode())
+def test_what_is_no_number_is_no_json(wide: Server, number: str) -> None:
+    answer = wide.post(b'{"inputs": "a", "parameters": {"temperature": %s}}' % number.encode())
     assert answer.status == 424 and "NaN and Infinity are no JSON numbers" in json.loads(answer.body)["error"]
-    assert text(server, max_new_tokens=2)
+    assert text(wide, max_new_tokens=2)
 
 
-def test_an_adapter_that_is_nowhere_is_refused_and_the_next_one_works(server: Server) -> None:
+def test_an_adapter_that_is_nowhere_is_refused_and_the_next_one_works(wide: Server) -> None:
     for adapter in ("/no/such/folder", "../../etc", 5):
-        answer = post(server, {}, adapters=adapter)
+        answer = post(wide, {}, adapters=adapter)
         assert answer.status == 424 and json.loads(answer.body)["error"].startswith("adapters ")
-    assert text(server, max_new_tokens=2)
+    assert text(wide, max_new_tokens=2)
 
 
-def test_a_prompt_longer_than_the_context_is_refused_and_the_next_one_works(server: Server) -> None:
-    answer = server.post({"inputs": "qzx" * 1000})
+def test_a_prompt_longer_than_the_context_is_refused_and_the_next_one_works(wide: Server) -> None:
+    answer = wide.post({"inputs": "qzx" * 1000})
     assert answer.status == 424 and "context of 1024 tokens" in json.loads(answer.body)["error"]
-    assert text(server, max_new_tokens=2)
+    assert text(wide, max_new_tokens=2)
