@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.linear import Weight
 from handlers.lmi_dist.model import Step
 from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, unsupported
@@ -26,7 +27,6 @@ from handlers.lmi_dist.operations import Pack
 from handlers.lmi_dist.packed_linear import PackedLinear, pack_linears
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Chunk, Plan
-from handlers.lmi_dist.weights import ModelFacts
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig

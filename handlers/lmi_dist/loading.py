@@ -20,9 +20,9 @@ from lmi.settings.config import EngineConfig
 from lmi.shared import linux
 
 if TYPE_CHECKING:
+    from handlers.lmi_dist.facts import ModelFacts
     from handlers.lmi_dist.native.library import Library
     from handlers.lmi_dist.placement import Placement
-    from handlers.lmi_dist.weights import ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +87,9 @@ def load(
 
 def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
     """Load the checkpoint in folder `path` for the native kernels, or for torch where they cannot run it."""
+    from handlers.lmi_dist.facts import read_facts
     from handlers.lmi_dist.native_runner import choose_library
     from handlers.lmi_dist.placement import choose_placement
-    from handlers.lmi_dist.weights import read_facts
 
     facts = read_facts(path)
     placement = choose_placement(config, facts.dtype)

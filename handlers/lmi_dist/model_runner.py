@@ -16,6 +16,7 @@ from torch import Tensor
 
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.declared import declared_names, hidden_names
+from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.kv_slots import KvSlots
 from handlers.lmi_dist.linear import packer
@@ -27,7 +28,7 @@ from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import build
 from handlers.lmi_dist.torch_model import TorchModel
-from handlers.lmi_dist.weights import Checkpoint, ModelFacts, own_tensors
+from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from handlers.lmi_dist.declared import declared_names, hidden_names
+from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_loader import LoraLoader
 from handlers.lmi_dist.lora_sites import adapted, sites_of
@@ -30,7 +31,7 @@ from handlers.lmi_dist.native.library import (
 from handlers.lmi_dist.operations import Pack
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import build
-from handlers.lmi_dist.weights import Checkpoint, ModelFacts, own_tensors
+from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig

@@ -13,10 +13,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 
 from handlers.lmi_dist import Executor
+from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import describe
 from handlers.lmi_dist.rotary import _FIXED_SCALINGS
 from handlers.lmi_dist.runner import Runner
-from handlers.lmi_dist.weights import read_facts
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.play import Player, load_native, load_runner, play_together, random_players
 from tests.tiny_models import CONTEXT_LENGTH, FAMILIES, VOCAB_SIZE, tiny_model

@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
+from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.native_runner import choose_library
-from handlers.lmi_dist.weights import read_facts
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
@@ -49,7 +49,7 @@ def test_a_machine_without_the_library_runs_torch() -> None:
     code = (
         "import logging, sys, torch; logging.basicConfig(level='INFO', format='%(message)s', stream=sys.stdout)\n"
         "from handlers.lmi_dist.native_runner import choose_library\n"
-        "from handlers.lmi_dist.weights import read_facts\n"
+        "from handlers.lmi_dist.facts import read_facts\n"
         "from lmi.settings.config import EngineConfig\n"
         "print(choose_library(read_facts(sys.argv[1]), torch.device('cpu'), EngineConfig()))"
     )

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.lora import NotUsable, PeftConfig, read_adapter, read_config
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import sites_of
-from handlers.lmi_dist.weights import own_tensors, read_facts
+from handlers.lmi_dist.weights import own_tensors
 from lmi.errors import BadConfiguration, SecurityRefused
 from tests.handlers.lmi_dist import peft_adapters
 from tests.handlers.vllm.small_adapters import HIDDEN_SIZE, OUT_FEATURES, RANK, write_adapter

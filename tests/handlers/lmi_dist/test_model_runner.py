@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from handlers.lmi_dist.attention import Attention
+from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.placement import choose_dtype
 from handlers.lmi_dist.plan import Chunk, Plan
-from handlers.lmi_dist.weights import read_facts
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import Player, load_runner, play_alone, play_together, random_players

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Program
 from handlers.lmi_dist.program import build
-from handlers.lmi_dist.weights import Checkpoint, read_facts
+from handlers.lmi_dist.weights import Checkpoint
 
 ACTIVATIONS = {
     "none": lambda x: x,
