@@ -6,6 +6,7 @@ sequence, where the runner is batch-invariant.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from handlers.base.captured import LOGITS, Block
@@ -51,7 +52,8 @@ class Capture:
 
     def _rows(self, name: str, logits: Tensor) -> Tensor | None:
         """(num_logits, …), or None if the model gave no such rows in this step."""
-        return logits if name == LOGITS else self._runner.output(name)
+        rows = None if name == LOGITS else self._runner.output(name)
+        return logits if name == LOGITS else None if rows is None else torch.from_numpy(rows)
 
 
 def _missing(name: str) -> str:

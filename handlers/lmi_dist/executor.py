@@ -117,7 +117,7 @@ class EmbeddedExecutor(SteppedExecutor):
         try:
             for fork in batch.forks:
                 self._runner.copy(fork.from_slot, [fork.to_slot], fork.num_tokens)
-            logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
+            logits = torch.from_numpy(self._runner.forward(batch.plan))  # (num_logits, vocab)
             self._copy_prompts(batch)
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)
@@ -320,8 +320,6 @@ def _fail_largest(batch: Batch, error: Exception) -> Sequence:
 
     The other sequences repeat the step.
     """
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
     start = len(batch.plan.decodes) if batch.plan.prefills else 0
     chunks = list(zip(batch.plan.chunks, batch.sequences, strict=True))[start:]
     _, sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))

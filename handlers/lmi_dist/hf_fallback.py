@@ -23,7 +23,6 @@ from handlers.lmi_dist.model import Step
 from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, unsupported
 from handlers.lmi_dist.module_adapters import ModuleAdapters
 from handlers.lmi_dist.module_outputs import ModuleOutputs
-from handlers.lmi_dist.operations import Pack
 from handlers.lmi_dist.packed_linear import PackedLinear, pack_linears
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Chunk, Plan
@@ -43,7 +42,7 @@ class HuggingFaceModel:
         self,
         facts: ModelFacts,
         placement: Placement,
-        pack: Pack[Weight],
+        pack: Callable[[Tensor], Weight],
         engine_config: EngineConfig,
         progress: Progress,
     ) -> None:

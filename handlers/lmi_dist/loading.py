@@ -5,24 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import torch
 
 from handlers.base.cache_budget import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
 from handlers.lmi_dist.buffers import Buffers
+from handlers.lmi_dist.devices import choose_device
+from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS
+from handlers.lmi_dist.native.library import Library
+from handlers.lmi_dist.native_runner import NativeRunner, choose_library
 from handlers.lmi_dist.post_processors import PostProcessors
 from handlers.lmi_dist.runner import Runner
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
-
-if TYPE_CHECKING:
-    from handlers.lmi_dist.facts import ModelFacts
-    from handlers.lmi_dist.native.library import Library
-    from handlers.lmi_dist.placement import Placement
 
 log = logging.getLogger(__name__)
 
@@ -87,23 +83,17 @@ def load(
 
 def load_runner(path: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
     """Load the checkpoint in folder `path` for the native kernels, or for torch where they cannot run it."""
-    from handlers.lmi_dist.facts import read_facts
-    from handlers.lmi_dist.native_runner import choose_library
-    from handlers.lmi_dist.placement import choose_placement
-
     facts = read_facts(path)
-    placement = choose_placement(config, facts.dtype)
-    library = choose_library(facts, placement.device, config)
+    device = choose_device(config)
+    library = choose_library(facts, device, config)
     if library is None:
-        return _load_torch(facts, placement, config, progress)
+        return _load_torch(facts, device, config, progress)
     return _load_native(facts, library, config, progress)
 
 
 def _load_native(
     facts: ModelFacts, library: Library, config: EngineConfig, progress: Progress
 ) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.native_runner import NativeRunner
-
     block_bytes = library.block_bytes(facts.num_layers, facts.num_kv_heads, facts.head_dim)
     per_block = NativeRunner.tokens_per_block
     limits = choose_limits(config, facts.context_length, per_block, token_bytes=block_bytes // per_block)
@@ -114,11 +104,13 @@ def _load_native(
     return runner, limits
 
 
-def _load_torch(
-    facts: ModelFacts, placement: Placement, config: EngineConfig, progress: Progress
-) -> tuple[Runner, Limits]:
-    from handlers.lmi_dist.model_runner import ModelRunner
+def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: Progress) -> tuple[Runner, Limits]:
+    import torch
 
+    from handlers.lmi_dist.model_runner import ModelRunner
+    from handlers.lmi_dist.placement import choose_placement
+
+    placement = choose_placement(config, device, facts.dtype)
     is_cuda = placement.device.type == "cuda"
     limits = choose_limits(
         config,

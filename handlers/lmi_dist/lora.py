@@ -12,30 +12,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
-import torch
+import numpy as np
 from msgspec import Meta
-from safetensors import safe_open
-from torch import Tensor
 
 from handlers.base import name_patterns
 from handlers.base.name_patterns import PatternRefused, is_plain
 from handlers.base.pickled import refusal
+from handlers.lmi_dist.arrays import BFLOAT16, Array, as_float32, dtype_name, is_float
 from handlers.lmi_dist.lora_sites import Module, Site
+from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
+from handlers.lmi_dist.safetensors import SafetensorsFile
 from lmi.settings.adapters import CONFIG, PICKLED, WEIGHTS
 
 Number = TypeVar("Number", int, float)
-Own: TypeAlias = Callable[[str], Tensor | None]  # the model's own tensor of a name, if it has one
+Own: TypeAlias = Callable[[str], Array | None]  # the model's own tensor of a name, if it has one
 
 ANY_LAYERS = r"[^.]*"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _BASE = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(weight|bias)")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_positions")
 # Names of methods of initialisation that also change the weights of the base model.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -144,10 +143,9 @@ def read_adapter(
 ) -> Adapter[Packed]:
     """Read an adapter for the sites of a model. Raises what `read_config` raises, and SecurityRefused for a pickle."""
     config = read_config(folder, sites, max_rank)
-    with ExitStack() as files:
-        weights = _Weights(_open(folder, files, allow_pickle), own)
-        weights.check(config, sites)
-        return tuple(_site(site, weights, config, pack) for site in sites)
+    weights = _Weights(_open(folder, allow_pickle), own)
+    weights.check(config, sites)
+    return tuple(_site(site, weights, config, pack) for site in sites)
 
 
 def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
@@ -163,39 +161,22 @@ def _reasons(raw: Mapping[str, Any], config: PeftConfig) -> Iterator[str]:
     yield from (reason for name, reason in _REFUSED.items() if raw.get(name))
 
 
-def _open(folder: Path, files: ExitStack, allow_pickle: bool) -> Mapping[str, Tensor]:
-    """The tensors of an adapter by name, each read when it is asked for."""
+def _open(folder: Path, allow_pickle: bool) -> Mapping[str, Array]:
+    """The tensors of an adapter by name."""
     if (folder / WEIGHTS).is_file() or not (folder / PICKLED).is_file():
-        return _Tensors(files.enter_context(safe_open(folder / WEIGHTS, framework="pt", device="cpu")))
+        return SafetensorsFile(folder / WEIGHTS)
     if not allow_pickle:
         raise refusal(folder / PICKLED)
-    tensors = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise NotUsable(f"{PICKLED} holds something else than a table of tensors")
-    return tensors
+    check_extra(folder / PICKLED, "torch reads pickled weights")
+    from handlers.lmi_dist.torch_arrays import load_pickled
 
-
-class _Tensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self._names = file, dict.fromkeys(file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    return load_pickled(folder / PICKLED)
 
 
 class _Weights:
     """The As and Bs of an adapter, by the path of the linear that they change."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], own: Own) -> None:
+    def __init__(self, tensors: Mapping[str, Array], own: Own) -> None:
         self._tensors = tensors
         self._names: dict[tuple[str, str], str] = {}
         for name in tensors:
@@ -223,14 +204,13 @@ class _Weights:
                 if (path, part) not in self._names:
                     raise NotUsable(f"it has no lora_{part} of {path}")
 
-    def take(self, module: Module, part: str, shape: tuple[int, int]) -> Tensor:
-        name = self._names[module.path, part]
-        tensor = self._tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise NotUsable(f"lora_{part} of {module.path} has shape {tuple(tensor.shape)}, this model needs {shape}")
-        if tensor.dtype not in _DTYPES:
-            raise NotUsable(f"lora_{part} of {module.path} is {tensor.dtype}, which is not a float that is read here")
-        return tensor.float()
+    def take(self, module: Module, part: str, shape: tuple[int, int]) -> Array:
+        array = self._tensors[self._names[module.path, part]]
+        if array.shape != shape:
+            raise NotUsable(f"lora_{part} of {module.path} has shape {array.shape}, this model needs {shape}")
+        if not is_float(array):
+            raise NotUsable(f"lora_{part} of {module.path} is {dtype_name(array)}, not a float that is read here")
+        return as_float32(array)
 
 
 def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed]) -> LowRank[Packed] | None:
@@ -238,26 +218,41 @@ def _site(site: Site, weights: _Weights, config: PeftConfig, pack: Pack[Packed])
     if not modules:
         return None
     ranks = [config.rank(one.path) for one in modules]
-    up, gate = (torch.zeros(site.num_out, sum(ranks)) for _ in range(2))
+    up, gate = (np.zeros((site.num_out, sum(ranks)), np.float32) for _ in range(2))
     column, downs = 0, []
     for module, rank in zip(modules, ranks, strict=True):
         downs.append(weights.take(module, "A", (rank, module.num_in)))
-        rows = weights.take(module, "B", (module.num_out, rank)) * config.scale(module.path)
+        rows = weights.take(module, "B", (module.num_out, rank)) * np.float32(config.scale(module.path))
         for piece in module.pieces:
             to = (gate if piece.is_gate else up)[piece.row : piece.row + piece.num, column : column + rank]
-            to.copy_(rows[piece.first : piece.first + piece.num])
+            to[:] = rows[piece.first : piece.first + piece.num]
         column += rank
     has_gate = {piece.is_gate for one in modules for piece in one.pieces}
-    down = pack(torch.cat(downs))
+    down = pack(np.concatenate(downs))
     return LowRank(down, pack(up) if False in has_gate else None, pack(gate) if True in has_gate else None)
 
 
-def _check_base(name: str, saved: Tensor, own: Tensor) -> None:
+def _check_base(name: str, saved: Array, own: Array) -> None:
     """Raise NotUsable unless a saved weight of the base model is this model's own."""
     if saved.shape != own.shape:
-        raise NotUsable(f"it resizes {name} to {tuple(saved.shape)}, and this model's has {tuple(own.shape)}")
-    if not (torch.equal(saved.to(own.dtype), own) or torch.equal(own.to(saved.dtype), saved)):
+        raise NotUsable(f"it resizes {name} to {saved.shape}, and this model's has {own.shape}")
+    if not (_are_equal(_rounded(saved, own.dtype), own) or _are_equal(_rounded(own, saved.dtype), saved)):
         raise NotUsable(f"it changes {name}, a weight of the base model; merge it into the model and serve that")
+
+
+def _are_equal(one: Array, other: Array) -> bool:
+    """Whether they hold the same numbers, which both have in the same dtype."""
+    return np.array_equal(as_float32(one), as_float32(other))
+
+
+def _rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The numbers of an array in another dtype, each the nearest one, of two the even one."""
+    numbers = as_float32(array)
+    if dtype != BFLOAT16:
+        with np.errstate(over="ignore"):
+            return numbers.astype(dtype)
+    bits = numbers.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(BFLOAT16)
 
 
 def _why_not(name: str) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.declared import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
@@ -26,7 +27,8 @@ from handlers.lmi_dist.lora_sites import Site, adapted, sites_of
 from handlers.lmi_dist.model import AdaptedRows, Model, Step
 from handlers.lmi_dist.placement import Placement
 from handlers.lmi_dist.plan import Plan
-from handlers.lmi_dist.program import build
+from handlers.lmi_dist.program import Place, build
+from handlers.lmi_dist.torch_arrays import to_array, to_tensor
 from handlers.lmi_dist.torch_model import TorchModel
 from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
@@ -86,7 +88,9 @@ class ModelRunner:
         loader = partial(_loader, facts, placement, limits, config)
         if (a := facts.architecture) is not None:
             outputs = declared_names(config, hidden_names(facts.num_layers))
-            program = build(a, checkpoint, pack, max_length, dtype, placement.device, outputs)
+            program = build(
+                a, checkpoint, lambda weight: pack(to_tensor(weight)), max_length, _placer(placement), outputs
+            )
             decoder = TorchModel(program if limits is None else adapted(program, limits.max_rank), dtype)
             self.adapters = loader(sites_of(a), decoder)
             return decoder
@@ -98,15 +102,20 @@ class ModelRunner:
         return model
 
     @torch.inference_mode()
-    def forward(self, plan: Plan) -> Tensor:
-        """Run one step. Returns logits, float32 (num_logits, vocab_size).
+    def forward(self, plan: Plan) -> Array:
+        """Run one step. Returns logits, float32 (num_logits, vocab_size), on the host.
 
         They are in the order of the chunks and of the wanted positions of each chunk.
         """
-        return self._model(self._prepare(plan))
+        try:
+            return to_array(self._model(self._prepare(plan)).cpu())
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise
 
-    def output(self, name: str) -> Tensor | None:
-        return self._model.output(name)
+    def output(self, name: str) -> Array | None:
+        tensor = self._model.output(name)
+        return None if tensor is None else to_array((tensor.float() if tensor.is_floating_point() else tensor).cpu())
 
     @torch.inference_mode()
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
@@ -145,6 +154,14 @@ class ModelRunner:
         return torch.tensor(rows, dtype=torch.int64, device=self._device)
 
 
+def _placer(placement: Placement) -> Place:
+    def place(array: Array, *, is_embedding: bool = False) -> Tensor:
+        dtype = torch.bfloat16 if is_embedding and array.dtype == BFLOAT16 else placement.dtype
+        return to_tensor(array).to(placement.device, dtype)
+
+    return place
+
+
 def _loader(
     facts: ModelFacts,
     placement: Placement,
@@ -157,8 +174,8 @@ def _loader(
     if limits is None:
         return None
 
-    def place(weight: Tensor) -> Tensor:
-        return weight.to(placement.device, placement.dtype)
+    def place(weight: Array) -> Tensor:
+        return to_tensor(weight).to(placement.device, placement.dtype)
 
     own = own_tensors(facts, allow_pickle=config.allow_pickle)
     return LoraLoader(sites, model, lambda: place, own, limits, allow_pickle=config.allow_pickle)

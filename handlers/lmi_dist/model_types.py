@@ -18,6 +18,7 @@ from lmi.settings.handler import folder_of
 
 DECODERS = ("ForCausalLM", "LMHeadModel")  # how the names of their classes end
 KEEPS_ITS_OWN = "has an attention of its own, which does not let lmi-dist keep its keys and values"
+INSTALL_TORCH = "pip install 'lmi[torch]', in a clone scripts/install torch"
 RUN_HERE = (
     "lmi-dist runs Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, GPT-2, OPT, Phi, Phi-3 and other decoders of text that "
     "transformers knows and that only attend to keys and values; vLLM runs more (option.rolling_batch=vllm)"
@@ -62,6 +63,12 @@ def class_name(architectures: object) -> str:
 
 def unsupported(place: object, why: str) -> ModelUnusable:
     return ModelUnusable(f"{place}: {why}; {RUN_HERE}")
+
+
+def check_extra(place: object, why: str) -> None:
+    """Raise ModelUnusable if torch is not installed; `why` says what it is needed for."""
+    if folder_of("torch") is None:
+        raise ModelUnusable(f"{place}: {why}, and torch is not installed: {INSTALL_TORCH}")
 
 
 def _types_text() -> str:

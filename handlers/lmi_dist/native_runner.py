@@ -7,15 +7,15 @@ depend only on the tokens before it: not on the batch, on how its prompt was cut
 from __future__ import annotations
 
 import logging
+import os
 
-import torch
-from torch import Tensor
-
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.declared import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_loader import LoraLoader
 from handlers.lmi_dist.lora_sites import adapted, sites_of
+from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.native.library import (
     BF16,
     F32,
@@ -35,6 +35,7 @@ from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
+from lmi.shared import linux
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +62,9 @@ class NativeRunner:
         outputs = declared_names(config, hidden_names(facts.num_layers))
         checkpoint = Checkpoint(facts.path, allow_pickle=config.allow_pickle, progress=progress)  # refuses pickles
         pack, limits = _Packer(library, config), LoraLimits.of(config.options)
-        with torch.inference_mode():
-            program = build(facts.architecture, checkpoint, pack, max_length, outputs=outputs)
-            if limits is not None:
-                program = adapted(program, limits.max_rank)
-            self.program = program
-            self._model = NativeModel(library, program, num_blocks, torch.get_num_threads())
+        program = build(facts.architecture, checkpoint, pack, max_length, outputs=outputs)
+        self.program = program if limits is None else adapted(program, limits.max_rank)
+        self._model = NativeModel(library, self.program, num_blocks, num_threads())
         self._num_wanted = 0  # rows of the last step
         self.adapters = None
         if limits is not None:
@@ -76,15 +74,14 @@ class NativeRunner:
         self.vocab_size, self.context_length = facts.vocab_size, facts.context_length
         self.dtype, self.kernels = pack.dtype, f"native {library.kind}"
 
-    @torch.inference_mode()
-    def forward(self, plan: Plan) -> Tensor:
+    def forward(self, plan: Plan) -> Array:
         for from_block, to_block in plan.copies:
             self._model.copy(from_block, to_block)
         logits = self._model.run(plan.chunks)
         self._num_wanted = len(logits)
         return logits
 
-    def output(self, name: str) -> Tensor:
+    def output(self, name: str) -> Array:
         return self._model.buffer(self.program.outputs[name])[: self._num_wanted]
 
     def copy(self, slot: int, to_slots: list[int], num_tokens: int) -> None:
@@ -107,8 +104,8 @@ class _Packer:
         self._library, self._config = library, config
         self._formats: set[int] = set()
 
-    def __call__(self, weight: Tensor) -> Panels:
-        format = self._choose(weight.dtype)
+    def __call__(self, weight: Array) -> Panels:
+        format = self._choose(weight)
         self._formats.add(format)
         return self._library.pack(weight, format)
 
@@ -117,31 +114,38 @@ class _Packer:
         """The narrowest dtype of the weights."""
         return "int8" if INT8 in self._formats else "bfloat16" if BF16 in self._formats else "float32"
 
-    def _choose(self, dtype: torch.dtype) -> int:
+    def _choose(self, weight: Array) -> int:
         """As bfloat16 a weight is half as large, and gives the same bits as the same numbers in float32."""
         if self._config.quantize == "int8":
             return INT8
         if self._config.dtype == "auto":
-            return BF16 if dtype == torch.bfloat16 else F32
+            return BF16 if weight.dtype == BFLOAT16 else F32
         return BF16 if self._config.dtype == "bf16" else F32
 
 
-def choose_library(facts: ModelFacts, device: torch.device, config: EngineConfig) -> Library | None:
+def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> Library | None:
     """The native kernels, or None if the model or the machine needs torch. A line of the log says which, and why."""
     try:
         library = _library_for(facts, device)
     except NotAvailable as error:
         if config.quantize == "int8":
             raise BadConfiguration(f"option.quantize=int8 needs the native kernels, but {error}") from error
+        check_extra(facts.path, f"torch would run it, because {error}")
         log.info("kernels: torch, because %s; the last bits of an answer may depend on its neighbours", error)
         return None
-    log.info("kernels: native %s, on %d threads", library.kind, torch.get_num_threads())
+    log.info("kernels: native %s, on %d threads", library.kind, num_threads())
     return library
 
 
-def _library_for(facts: ModelFacts, device: torch.device) -> Library:
-    if device.type != "cpu":
-        raise NotAvailable(f"the native kernels do not run on {device.type}")
+def num_threads() -> int:
+    """The threads of a step: as many as the operator arranges for every library, or one for each core."""
+    arranged = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(arranged)) if arranged.isdecimal() else linux.num_usable_cores()
+
+
+def _library_for(facts: ModelFacts, device: str) -> Library:
+    if device != "cpu":
+        raise NotAvailable(f"the native kernels do not run on {device}")
     if facts.architecture is None:
         raise NotAvailable(f"only the modules of transformers know {facts.name}")
     return load()

@@ -2,19 +2,21 @@
 
 A program is made once, at load, by `program`. The kernels run it in every step. Each row of a buffer is one token of
 the step; some buffers have rows only for the tokens whose logits are wanted. Weights are in the form that `pack` of the
-builder gave them. On a CPU all arithmetic and all buffers are float32.
+builder gave them, and tables in the form of its `place`: arrays of numpy, or tensors of torch. On a CPU all arithmetic
+and all buffers are float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from torch import Tensor
+from handlers.lmi_dist.arrays import Array
 
+Table: TypeAlias = Any  # what `place` gave
 Packed = TypeVar("Packed")
-Pack = Callable[[Tensor], Packed]
+Pack = Callable[[Array], Packed]
 """Takes a weight (num_out, num_in), in the dtype of the checkpoint, and gives the form that the kernels multiply by."""
 
 
@@ -23,9 +25,9 @@ class Embed:
     """output = table[token id] * scale + positions[position]"""
 
     output: int
-    table: Tensor  # (vocab_size, width), float32 or bfloat16
+    table: Table  # (vocab_size, width), float32 or bfloat16
     scale: float = 1.0
-    positions: Tensor | None = None  # (max_length, width), float32
+    positions: Table | None = None  # (max_length, width), float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,9 @@ class Norm:
 
     input: int
     output: int
-    weight: Tensor  # (width,), float32
+    weight: Table  # (width,), float32
     eps: float
-    bias: Tensor | None = None  # (width,), float32
+    bias: Table | None = None  # (width,), float32
     is_centred: bool = False  # LayerNorm: the mean is subtracted first; otherwise RMSNorm
     adds: bool = False
 
@@ -51,9 +53,9 @@ class Linear(Generic[Packed]):
     input: int
     output: int
     weight: Packed  # of (width of output, width of input)
-    bias: Tensor | None = None  # (width of output,), float32
+    bias: Table | None = None  # (width of output,), float32
     gate: Packed | None = None
-    gate_bias: Tensor | None = None
+    gate_bias: Table | None = None
     activation: str = "none"  # none, silu, relu, gelu, gelu_tanh
     adds: bool = False
     site: int | None = None  # what of a row's adapter is added before the activation: up to `weight`, gate to `gate`
@@ -96,10 +98,10 @@ class Attend:
     scale: float  # of the products of query and key
     softcap: float | None = None
     window: int | None = None  # how many positions back a query sees, itself included
-    rotations: Tensor | None = None  # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with
+    rotations: Table | None = None  # (max_length, 2, num_pairs), float32: cosines and sines. Channel i rotates with
     # channel num_pairs + i; channels from 2 * num_pairs on do not rotate.
-    query_norm: Tensor | None = None  # (head_dim,), float32: an RMSNorm of each head before it is rotated
-    key_norm: Tensor | None = None
+    query_norm: Table | None = None  # (head_dim,), float32: an RMSNorm of each head before it is rotated
+    key_norm: Table | None = None
     norm_eps: float = 0.0
     is_wanted: bool = False
 

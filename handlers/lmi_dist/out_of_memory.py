@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the host or the device ran out of memory. On the host, torch's allocator raises a RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    """Whether the host or the device ran out of memory. torch's own errors are known by their names and texts."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from handlers.lmi_dist.linear import Weight
-from handlers.lmi_dist.operations import Pack
 
 
 class PackedLinear(nn.Module):
     """A linear with a packed weight, as the module that transformers expects."""
 
-    def __init__(self, linear: nn.Linear, pack: Pack[Weight]) -> None:
+    def __init__(self, linear: nn.Linear, pack: Callable[[Tensor], Weight]) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._weight, self._bias = pack(linear.weight.detach()), linear.bias
@@ -21,7 +22,7 @@ class PackedLinear(nn.Module):
         return self._weight(x.reshape(-1, self.in_features), self._bias).view(*x.shape[:-1], self.out_features)
 
 
-def pack_linears(model: nn.Module, pack: Pack[Weight]) -> None:
+def pack_linears(model: nn.Module, pack: Callable[[Tensor], Weight]) -> None:
     """Put a PackedLinear in the place of each linear."""
     for name, child in model.named_children():
         if type(child) is nn.Linear:

@@ -1,4 +1,4 @@
-"""The device and the dtype of a model, chosen once, at load."""
+"""The device and the dtype of a model that torch runs, chosen once, at load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -23,19 +22,9 @@ class Placement:
     dtype: torch.dtype
 
 
-def choose_placement(config: EngineConfig, checkpoint_dtype: torch.dtype | None) -> Placement:
-    device = _choose_device(config)
-    return Placement(device, choose_dtype(config, device, checkpoint_dtype))
-
-
-def _choose_device(config: EngineConfig) -> torch.device:
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
-    device = torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
-    if config.quantize is not None and (config.quantize != "int8" or device.type != "cpu"):
-        raise BadConfiguration(f"option.quantize={config.quantize} on {device.type}: only int8 on cpu is built")
-    return device
+def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: torch.dtype | None) -> Placement:
+    chosen = torch.device(device)
+    return Placement(chosen, choose_dtype(config, chosen, checkpoint_dtype))
 
 
 def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: torch.dtype | None) -> torch.dtype:

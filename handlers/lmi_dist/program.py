@@ -9,12 +9,12 @@ head are neighbours.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import Generic
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from handlers.lmi_dist.arrays import BFLOAT16, Array, as_float32
 from handlers.lmi_dist.declared import HIDDEN_STATES, hidden_names, layer_name
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.operations import (
@@ -28,8 +28,22 @@ from handlers.lmi_dist.operations import (
     Pack,
     Packed,
     Program,
+    Table,
 )
 from handlers.lmi_dist.weights import Checkpoint
+
+
+class Place(Protocol):
+    def __call__(self, array: Array, *, is_embedding: bool = False) -> Table:
+        """The form in which a runner reads an array of floats that is not packed: a norm, a bias or a table.
+
+        A table of embeddings may stay in bfloat16.
+        """
+
+
+def in_float32(array: Array, *, is_embedding: bool = False) -> Array:
+    """The form for the native kernels. A bfloat16 table stays as it is, mapped from its file."""
+    return array if is_embedding and array.dtype == BFLOAT16 else np.ascontiguousarray(as_float32(array))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +64,18 @@ def build(
     checkpoint: Checkpoint,
     pack: Pack[Packed],
     max_length: int,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
+    place: Place = in_float32,
     outputs: Collection[str] = (),
 ) -> Program[Packed]:
-    """Read every tensor once, in the order of the operations, and pack it before the next one is read.
+    """Read every tensor once, in the order of the operations, and pack or place it before the next one is read.
 
-    `dtype` and `device` are those of norms, biases and tables, which are not packed. A bfloat16 table of embeddings
-    stays as it is, mapped from its file. `outputs` are the names of those that each step gives beside the logits; a
-    hidden state that the layers write over is gathered for the wanted rows.
+    `outputs` are the names of those that each step gives beside the logits; a hidden state that the layers write over
+    is gathered for the wanted rows.
     """
     a = architecture
     kept = _buffers_of(a, outputs)
     logits = _GATHERED + sum(buffer >= _GATHERED for buffer in kept.values())
-    reader = _Reader(a, checkpoint, pack, max_length, dtype, device or torch.device("cpu"))
+    reader = _Reader(a, checkpoint, pack, max_length, place)
     operations: list[Operation[Packed]] = [reader.embed(_ALL.x)]
     for layer in range(a.num_layers):
         operations += _layer(reader, layer)
@@ -169,29 +181,24 @@ class _Reader(Generic[Packed]):
         checkpoint: Checkpoint,
         pack: Pack[Packed],
         max_length: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        place: Place,
     ) -> None:
         a = self.architecture = architecture
-        self._checkpoint, self._pack, self._max_length = checkpoint, pack, max_length
-        self._dtype, self._device = dtype, device
+        self._checkpoint, self._pack, self._max_length, self._place = checkpoint, pack, max_length, place
         name = a.names["embedding"] + ".weight"
         # A checkpoint of the model without its head lacks the first word of each name.
         self._has_prefix = name in checkpoint or name.partition(".")[2] not in checkpoint
         self._embedding = self._matrix("embedding", (a.vocab_size, a.embedding_size or a.hidden_size))
-        self._rotations = {
-            rotary: rotary.rotations(max_length).to(device) for rotary in set(a.rotaries) if rotary is not None
-        }
+        self._rotations = {one: place(one.rotations(max_length)) for one in set(a.rotaries) if one is not None}
 
     def embed(self, output: int) -> Embed:
         """Narrow embeddings are projected to the hidden size here, not in every step."""
         a, table = self.architecture, self._embedding
         if "project_in" in a.names:
-            table = table.float() @ self._matrix("project_in", (a.hidden_size, a.embedding_size)).float().t()
-        table = table if table.dtype == torch.bfloat16 else table.to(self._dtype)
-        return Embed(output, table.to(self._device), a.embedding_scale, self._positions())
+            table = as_float32(table) @ as_float32(self._matrix("project_in", (a.hidden_size, a.embedding_size))).T
+        return Embed(output, self._place(table, is_embedding=True), a.embedding_scale, self._positions())
 
-    def _positions(self) -> Tensor | None:
+    def _positions(self) -> Table | None:
         a = self.architecture
         if "positions" not in a.names:
             return None
@@ -212,10 +219,10 @@ class _Reader(Generic[Packed]):
             weight, bias = self._linear("qkv", layer, sum(widths), a.hidden_size)
         else:
             parts = [self._linear(name, layer, width, a.hidden_size) for name, width in zip("qkv", widths, strict=True)]
-            weight = torch.cat([weight for weight, _ in parts])
+            weight = _joined([weight for weight, _ in parts])
             biases = [bias for _, bias in parts if bias is not None]
-            bias = torch.cat(biases) if biases else None
-        return Linear(input, output, self._pack(weight), bias)
+            bias = _joined(biases) if biases else None
+        return Linear(input, output, self._pack(weight), self._placed(bias))
 
     def attend(self, layer: int, input: int, output: int, is_wanted: bool) -> Attend:
         a = self.architecture
@@ -234,7 +241,7 @@ class _Reader(Generic[Packed]):
             is_wanted=is_wanted,
         )
 
-    def _head_norm(self, name: str, layer: int) -> Tensor | None:
+    def _head_norm(self, name: str, layer: int) -> Table | None:
         a = self.architecture
         if name not in a.names:
             return None
@@ -243,7 +250,7 @@ class _Reader(Generic[Packed]):
     def output(self, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
         a = self.architecture
         weight, bias = self._linear("o", layer, a.hidden_size, a.num_heads * a.head_dim)
-        return Linear(input, output, self._pack(weight), bias, adds=adds)
+        return Linear(input, output, self._pack(weight), self._placed(bias), adds=adds)
 
     def up(self, layer: int, input: int, output: int) -> Linear[Packed]:
         """The first linear of the feed-forward, with its activation and, in most families, its gate."""
@@ -251,54 +258,59 @@ class _Reader(Generic[Packed]):
         shape = (a.intermediate_size, a.hidden_size)
         if "gate_up" in a.names:
             both, _ = self._linear("gate_up", layer, 2 * a.intermediate_size, a.hidden_size)
-            gate, weight = both.split(a.intermediate_size)
+            gate, weight = both[: a.intermediate_size], both[a.intermediate_size :]
             return Linear(input, output, self._pack(weight), gate=self._pack(gate), activation=a.activation)
         weight, bias = self._linear("up", layer, *shape)
-        packed = self._pack(weight)
+        linear = Linear(input, output, self._pack(weight), self._placed(bias), activation=a.activation)
         if not a.is_gated:
-            return Linear(input, output, packed, bias, activation=a.activation)
+            return linear
         gate, gate_bias = self._linear("gate", layer, *shape)
-        return Linear(input, output, packed, bias, self._pack(gate), gate_bias, a.activation)
+        return replace(linear, gate=self._pack(gate), gate_bias=self._placed(gate_bias))
 
     def down(self, layer: int, input: int, output: int, adds: bool = False) -> Linear[Packed]:
         a = self.architecture
         weight, bias = self._linear("down", layer, a.hidden_size, a.intermediate_size)
-        return Linear(input, output, self._pack(weight), bias, adds=adds)
+        return Linear(input, output, self._pack(weight), self._placed(bias), adds=adds)
 
     def head(self, input: int, output: int) -> Linear[Packed]:
         """Narrow embeddings are projected from the hidden size here, not in every step."""
         a, weight = self.architecture, self._embedding
         if not a.is_tied:
-            weight = self._matrix("head", tuple(weight.shape))
+            weight = self._matrix("head", weight.shape)
         if "project_out" in a.names:
-            weight = weight.float() @ self._matrix("project_out", (a.embedding_size, a.hidden_size)).float()
-        return Linear(input, output, self._pack(weight), self._bias("head", None, a.vocab_size))
+            weight = as_float32(weight) @ as_float32(self._matrix("project_out", (a.embedding_size, a.hidden_size)))
+        return Linear(input, output, self._pack(weight), self._placed(self._bias("head", None, a.vocab_size)))
 
-    def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor | None]:
+    def _linear(self, name: str, layer: int, num_out: int, num_in: int) -> tuple[Array, Array | None]:
         """The weight (num_out, num_in) as the checkpoint has it, and the bias (num_out,) or None."""
         is_transposed = self.architecture.is_transposed
         weight = self._matrix(name, (num_in, num_out) if is_transposed else (num_out, num_in), layer)
-        return weight.t() if is_transposed else weight, self._bias(name, layer, num_out)
+        return weight.T if is_transposed else weight, self._bias(name, layer, num_out)
 
-    def _bias(self, name: str, layer: int | None, size: int) -> Tensor | None:
+    def _bias(self, name: str, layer: int | None, size: int) -> Array | None:
         """The bias (size,), or None if this linear has none."""
         if name not in self.architecture.biases:
             return None
-        return self._place(self._checkpoint.take(self._path(name, layer) + ".bias", (size,)))
+        return self._checkpoint.take(self._path(name, layer) + ".bias", (size,))
 
-    def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Tensor:
-        return self._checkpoint.take(self._path(name, layer) + ".weight", shape).to(self._device)
+    def _matrix(self, name: str, shape: tuple[int, ...], layer: int | None = None) -> Array:
+        return self._checkpoint.take(self._path(name, layer) + ".weight", shape)
 
     def _path(self, name: str, layer: int | None) -> str:
         path = self.architecture.names[name].format(layer)
         return path if self._has_prefix or name == "head" else path.partition(".")[2]
 
-    def _offset(self, weight: Tensor) -> Tensor:
+    def _offset(self, weight: Array) -> Table:
         """The weight of a norm, which a family may keep as a difference from 1."""
-        return self._place(weight.float() + self.architecture.norm_offset)
+        return self._place(as_float32(weight) + np.float32(self.architecture.norm_offset))
 
-    def _place(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype)
+    def _placed(self, bias: Array | None) -> Table | None:
+        return None if bias is None else self._place(bias)
+
+
+def _joined(arrays: list[Array]) -> Array:
+    """One below the other, in their dtype if they have the same one."""
+    return np.concatenate(arrays if len({one.dtype for one in arrays}) == 1 else list(map(as_float32, arrays)))
 
 
 def _qkv_widths(a: Architecture) -> tuple[int, int, int]:

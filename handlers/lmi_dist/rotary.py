@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from handlers.lmi_dist.arrays import Array
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,10 @@ class Rotary:
     frequencies: tuple[float, ...]
     factor: float = 1.0
 
-    def rotations(self, max_length: int) -> Tensor:
+    def rotations(self, max_length: int) -> Array:
         """Cosines and sines of every position times `factor`, (max_length, 2, num_pairs)."""
         angles = torch.arange(max_length).float()[:, None] * torch.tensor(self.frequencies)
-        return torch.stack((angles.cos(), angles.sin()), dim=1) * self.factor
+        return (torch.stack((angles.cos(), angles.sin()), dim=1) * self.factor).numpy()
 
 
 def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple[Rotary, ...] | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import Tensor
-
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.lora_loader import AnyLoader
 from handlers.lmi_dist.plan import Plan
 
@@ -23,13 +22,13 @@ class Runner(Protocol):
     shares_blocks: bool  # keys and values lie in the blocks of a chunk's table; otherwise in its slot
     adapters: AnyLoader | None  # None: the runner was made without adapters
 
-    def forward(self, plan: Plan) -> Tensor:
+    def forward(self, plan: Plan) -> Array:
         """Logits, float32 (num_logits, vocab), in the order of the chunks and of the wanted positions of each chunk.
 
         They are valid until the next call.
         """
 
-    def output(self, name: str) -> Tensor | None:
+    def output(self, name: str) -> Array | None:
         """The rows of a declared output in the last step, (num_logits, …), for the same positions as the logits.
 
         They are valid until the next step. None if the model gave no row for each token.

@@ -119,7 +119,7 @@ def _put(buffers: dict[int, Tensor], operation: Norm | Linear[Weight], result: T
 
 def _embed(operation: Embed, step: Step, dtype: torch.dtype) -> Tensor:
     """(rows, width)"""
-    x = operation.table.index_select(0, step.token_ids).to(dtype)
+    x: Tensor = operation.table.index_select(0, step.token_ids).to(dtype)
     if operation.scale != 1.0:
         x = x * operation.scale
     return x if operation.positions is None else x + operation.positions.index_select(0, step.positions)

@@ -6,16 +6,14 @@ when they are read, so they are refused unless the caller allows them. This modu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from handlers.base.pickled import pickled_files, refusal
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.facts import ModelFacts, existing_file, read_json
+from handlers.lmi_dist.model_types import check_extra
+from handlers.lmi_dist.safetensors import SafetensorsFile
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
@@ -29,17 +27,10 @@ class Checkpoint:
     def __init__(self, path: str, *, allow_pickle: bool = False, progress: Progress | None = None) -> None:
         self._progress = progress or (lambda stage, share: None)
         self._num_taken = 0
-        self._readers: dict[Path, Any] = {}
-        self._pickled: dict[str, Tensor] = {}
-        self._files: dict[str, Path] = {}  # tensor name -> file
         self.folder = Path(path)
         files = _weight_files(self.folder)
-        if files:
-            for file in files:
-                self._readers[file] = _open(file)
-                self._files |= dict.fromkeys(self._readers[file].keys(), file)
-        else:
-            self._load_pickled(allow_pickle)
+        self._tables = {file: _open(file) for file in files} if files else _pickled(self.folder, allow_pickle)
+        self._files = {name: file for file, table in self._tables.items() for name in table}
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -48,7 +39,7 @@ class Checkpoint:
     def names(self) -> Collection[str]:
         return self._files.keys()
 
-    def take(self, name: str, shape: Iterable[int]) -> Tensor:
+    def take(self, name: str, shape: Iterable[int]) -> Array:
         """Read the tensor `name`, whose shape must be `shape`. Raises ModelUnusable.
 
         Take each tensor once.
@@ -56,47 +47,26 @@ class Checkpoint:
         file = self._files.get(name)
         if file is None:
             raise ModelUnusable(f"{self.folder}: tensor {name} is missing from its weight files")
-        tensor = self.read(name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise ModelUnusable(
-                f"{file}: tensor {name} has shape {tuple(tensor.shape)}, config.json needs {tuple(shape)}"
-            )
+        array = self.read(name)
+        if array.shape != tuple(shape):
+            raise ModelUnusable(f"{file}: tensor {name} has shape {array.shape}, config.json needs {tuple(shape)}")
         self._num_taken += 1
         self._progress("weights", min(1.0, self._num_taken / len(self._files)))
-        return tensor
+        return array
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Array:
         """Read a tensor that is there, in the shape and dtype of its file."""
         file = self._files[name]
-        if name in self._pickled:
-            return self._pickled[name]
         try:
-            tensor: Tensor = self._readers[file].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
+            return self._tables[file][name]
+        except ValueError as error:
             raise ModelUnusable(f"{file}: tensor {name} cannot be read: {cause_line(error)}") from error
-        return tensor
-
-    def _load_pickled(self, allow_pickle: bool) -> None:
-        files = pickled_files(self.folder)
-        if not files:
-            raise ModelUnusable(f"{self.folder}: no model.safetensors in it")
-        if not allow_pickle:
-            raise refusal(files[0])
-        for file in files:
-            try:
-                tensors = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # unpickling can raise any error
-                raise ModelUnusable(f"{file}: cannot be read: {cause_line(error)}") from error
-            if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-                raise ModelUnusable(f"{file}: holds something else than a table of tensors")
-            self._pickled |= tensors
-            self._files |= dict.fromkeys(tensors, file)
 
 
-def own_tensors(facts: ModelFacts, *, allow_pickle: bool) -> Callable[[str], Tensor | None]:
+def own_tensors(facts: ModelFacts, *, allow_pickle: bool) -> Callable[[str], Array | None]:
     """What reads tensors of a model by their names in transformers. Each call opens the model's files."""
 
-    def own(name: str) -> Tensor | None:
+    def own(name: str) -> Array | None:
         checkpoint = Checkpoint(facts.path, allow_pickle=allow_pickle)
         names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
         if facts.config.tie_word_embeddings and name == _HEAD:
@@ -117,8 +87,26 @@ def _weight_files(folder: Path) -> list[Path]:
     return [existing_file(folder, str(name)) for name in sorted(set(weight_map.values()))]
 
 
-def _open(file: Path) -> Any:
+def _open(file: Path) -> SafetensorsFile:
     try:
-        return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
+        return SafetensorsFile(file)
+    except (ValueError, OSError) as error:
         raise ModelUnusable(f"{file}: not a whole safetensors file: {cause_line(error)}") from error
+
+
+def _pickled(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]]:
+    files = pickled_files(folder)
+    if not files:
+        raise ModelUnusable(f"{folder}: no model.safetensors in it")
+    if not allow_pickle:
+        raise refusal(files[0])
+    check_extra(files[0], "torch reads pickled weights")
+    from handlers.lmi_dist.torch_arrays import load_pickled
+
+    tables: dict[Path, Mapping[str, Array]] = {}
+    for file in files:
+        try:
+            tables[file] = load_pickled(file)
+        except Exception as error:  # unpickling can raise any error
+            raise ModelUnusable(f"{file}: cannot be read: {cause_line(error)}") from error
+    return tables

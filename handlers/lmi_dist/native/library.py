@@ -10,16 +10,17 @@ import ctypes
 import functools
 import mmap
 import os
-import platform
+import weakref
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from handlers.lmi_dist.arrays import BFLOAT16, Array, dtype_name, is_float
+from handlers.lmi_dist.native import variants
 from handlers.lmi_dist.operations import (
     Adapter,
     Attend,
@@ -41,8 +42,7 @@ F32, BF16, INT8 = range(3)  # formats of packed weights
 _ABI = 2
 _EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_VARIANTS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}  # by what torch calls the CPU
+_DTYPES = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}
 _LIBRARY_OF_TESTS = "LMI_NATIVE_LIBRARY"  # a path, for builds with sanitizers
 
 
@@ -98,29 +98,20 @@ class NotAvailable(Exception):
     """There is no library for this machine. The text says why."""
 
 
-def variant() -> str | None:
-    """The kind of CPU, as names of libraries have it, or None where no library is ever built."""
-    if platform.system() != "Linux":
-        return None
-    if platform.machine() == "aarch64":
-        return "aarch64"
-    return _VARIANTS.get(torch.backends.cpu.get_cpu_capability())
-
-
 @functools.cache
 def load() -> Library:
     """The library for this CPU; raises NotAvailable."""
-    kind = variant()
+    kind = variants.of_this_cpu()
     if kind is None:
-        raise NotAvailable(f"there are no native kernels for {platform.system()} on this CPU")
+        raise NotAvailable("none are made for this system and CPU")
     chosen = os.environ.get(_LIBRARY_OF_TESTS)
-    return Library(Path(chosen) if chosen else Path(__file__).with_name(f"lmi_kernels-{kind}.so"), kind)
+    return Library(Path(chosen) if chosen else variants.file_of(kind), kind)
 
 
-def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Tensor:
+def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
     """Zeroed bytes, (num_bytes,), in pages of the size that is advised; raises MemoryError."""
     if _LIBRARY_OF_TESTS in os.environ:
-        return torch.zeros(max(num_bytes, 1), dtype=torch.uint8)  # from malloc: sanitizers know where it ends
+        return _from_malloc(max(num_bytes, 1))
     try:
         memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -129,19 +120,31 @@ def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Tensor:
         memory.madvise(pages)
     except OSError:
         pass  # a kernel without huge pages
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _from_malloc(num_bytes: int) -> Array:
+    """Zeroed bytes of which a sanitizer knows where they end."""
+    libc, address = ctypes.CDLL(None), c_void_p()
+    if libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(64), ctypes.c_size_t(num_bytes)):
+        raise MemoryError(f"the system has no {num_bytes} bytes")
+    memory = (ctypes.c_ubyte * num_bytes).from_address(address.value or 0)
+    weakref.finalize(memory, libc.free, address)
+    array: Array = np.ctypeslib.as_array(memory)
+    array[:] = 0
+    return array
 
 
 class Arena:
-    """Memory for many tensors, one behind the other, so that small ones lie in huge pages too."""
+    """Memory for many arrays, one behind the other, so that small ones lie in huge pages too."""
 
     def __init__(self, chunk_bytes: int = 64 << 20) -> None:
         self._chunk_bytes = chunk_bytes
         self._chunk, self._num_taken = allocate(0), 0
 
-    def take(self, num_bytes: int) -> Tensor:
-        """Bytes, (num_bytes,), whose address is a multiple of 64; they live as long as the tensor."""
-        if self._num_taken + num_bytes > self._chunk.numel():
+    def take(self, num_bytes: int) -> Array:
+        """Bytes, (num_bytes,), whose address is a multiple of 64; they live as long as the array."""
+        if self._num_taken + num_bytes > self._chunk.size:
             self._chunk, self._num_taken = allocate(max(num_bytes, self._chunk_bytes)), 0
         start = self._num_taken
         self._num_taken = -(-(start + num_bytes) // 64) * 64
@@ -161,7 +164,7 @@ class Panels:
     num_out: int
     num_in: int
     format: int  # F32, BF16 or INT8
-    data: Tensor  # bytes
+    data: Array  # bytes
 
 
 class Library:
@@ -184,15 +187,15 @@ class Library:
         self._arena = Arena()
         self.panel_width: int = functions.lmi_panel_width()
 
-    def pack(self, weight: Tensor, format: int, arena: Arena | None = None) -> Panels:
+    def pack(self, weight: Array, format: int, arena: Arena | None = None) -> Panels:
         """Pack a weight (num_out, num_in), float32, bfloat16 or float16, into the arena of the model or another one."""
-        if weight.dtype not in _DTYPES or weight.dim() != 2 or 0 in weight.shape:
-            raise ValueError(f"a weight must be a matrix of floats, given {weight.dtype} {tuple(weight.shape)}")
+        if not is_float(weight) or weight.ndim != 2 or 0 in weight.shape:
+            raise ValueError(f"a weight must be a matrix of floats, given {dtype_name(weight)} {weight.shape}")
         num_out, num_in = weight.shape
-        weight = weight.contiguous()
+        weight = np.ascontiguousarray(weight)
         data = (arena or self._arena).take(self._functions.lmi_packed_bytes(num_out, num_in, format))
         dtype = _DTYPES[weight.dtype]
-        self._functions.lmi_pack(weight.data_ptr(), dtype, num_out, num_in, format, data.data_ptr())
+        self._functions.lmi_pack(_address(weight), dtype, num_out, num_in, format, _address(data))
         return Panels(num_out, num_in, format, data)
 
     def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:
@@ -218,17 +221,17 @@ class NativeModel:
         # the first write to a huge page takes up to six times as long as that to small ones.
         self.pool = allocate(num_blocks * self._block_bytes, mmap.MADV_NOHUGEPAGE)
         ops = [_op(operation) for operation in program.operations]
-        self._ops = (_Op * len(ops))(*ops)  # keeps the panels alive, as the program does the tensors
+        self._ops = (_Op * len(ops))(*ops)  # keeps the panels alive, as the program does the arrays
         self._buffers = (_Buffer * len(program.widths))()
-        self._memory: list[Tensor] = []
+        self._memory: list[Array] = []  # (capacity, width) each
         self._scratch = allocate(0)
         self._max_rows = self._max_wanted = 0
         self._adapters: dict[int, _LoadedAdapter] = {}
         self._model = _Model(
             ops=self._ops,
             buffers=self._buffers,
-            pool=self.pool.data_ptr(),
-            pool_bytes=self.pool.numel(),
+            pool=_address(self.pool),
+            pool_bytes=self.pool.size,
             num_ops=len(ops),
             num_buffers=len(program.widths),
             num_blocks=num_blocks,
@@ -242,7 +245,7 @@ class NativeModel:
         )
         self._reserve(1, 1)
 
-    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+    def run(self, chunks: Sequence[Chunk]) -> Array:
         """Logits (num_wanted, vocab_size), float32, in the order of the chunks; valid until the next call."""
         ids: list[int] = []
         blocks: list[int] = []
@@ -282,13 +285,12 @@ class NativeModel:
 
     def copy(self, from_block: int, to_block: int) -> None:
         """Copy the keys and values of a whole block, on this thread: to wake others for it would take longer."""
-        blocks = self.pool.view(-1, self._block_bytes).numpy()
+        blocks = self.pool.reshape(-1, self._block_bytes)
         blocks[to_block] = blocks[from_block]
 
-    def buffer(self, index: int) -> Tensor:
-        """The rows of a buffer after a step, (capacity, width)."""
-        width = self._program.widths[index]
-        return self._memory[index].view(torch.float32).view(-1, width)
+    def buffer(self, index: int) -> Array:
+        """The rows of a buffer after a step, float32 (capacity, width)."""
+        return self._memory[index]
 
     def _reserve(self, num_rows: int, num_wanted: int) -> None:
         """Make the buffers large enough for a step. Rows that no step has used take no memory.
@@ -301,13 +303,13 @@ class NativeModel:
         max_wanted = max(_next_power_of_two(num_wanted), self._max_wanted)
         widths, wanted = self._program.widths, self._program.wanted
         capacities = [max_wanted if index in wanted else max_rows for index in range(len(widths))]
-        memory = [allocate(4 * width * capacity) for width, capacity in zip(widths, capacities, strict=True)]
-        for index, width in enumerate(widths):
-            data = memory[index].data_ptr()
-            self._buffers[index] = _Buffer(data, width, capacities[index], index in wanted, 0)
+        shapes = list(zip(capacities, widths, strict=True))
+        memory = [allocate(4 * rows * width).view(np.float32).reshape(rows, width) for rows, width in shapes]
+        for index, (rows, width) in enumerate(shapes):
+            self._buffers[index] = _Buffer(_address(memory[index]), width, rows, index in wanted, 0)
         self._memory = memory
         self._scratch = allocate(self._library.scratch_bytes(self._model, max_rows))
-        self._model.scratch, self._model.scratch_bytes = self._scratch.data_ptr(), self._scratch.numel()
+        self._model.scratch, self._model.scratch_bytes = _address(self._scratch), self._scratch.size
         self._max_rows, self._max_wanted = max_rows, max_wanted
 
 
@@ -323,7 +325,7 @@ def _op(operation: Operation[Panels]) -> _Op:
                 output=operation.output,
                 table_dtype=_DTYPES[operation.table.dtype],
                 scale=operation.scale,
-                table=operation.table.data_ptr(),
+                table=_address(operation.table),
                 positions=_pointer(operation.positions),
             )
         case Norm():
@@ -334,7 +336,7 @@ def _op(operation: Operation[Panels]) -> _Op:
                 adds=operation.adds,
                 is_centred=operation.is_centred,
                 eps=operation.eps,
-                norm=operation.weight.data_ptr(),
+                norm=_address(operation.weight),
                 bias=_pointer(operation.bias),
             )
         case Linear():
@@ -386,7 +388,7 @@ def _panels(panels: Panels) -> ctypes._Pointer[_Panels]:
 def _described(panels: Panels | None) -> _Panels:
     if panels is None:
         return _Panels()
-    return _Panels(panels.num_out, panels.num_in, panels.format, 0, panels.data.data_ptr())
+    return _Panels(panels.num_out, panels.num_in, panels.format, 0, _address(panels.data))
 
 
 def _site(weights: LowRank[Panels] | None) -> _Site:
@@ -395,5 +397,10 @@ def _site(weights: LowRank[Panels] | None) -> _Site:
     return _Site(*map(_described, (weights.down, weights.up, weights.gate)))
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(array: Array) -> int:
+    return array.ctypes.data
+
+
+def _pointer(array: Array | None) -> int | None:
+    """The address of an array that the operation keeps, or None for null."""
+    return None if array is None else _address(array)

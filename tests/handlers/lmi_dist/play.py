@@ -30,8 +30,13 @@ def load_runner(
 ) -> ModelRunner:
     """The torch runner that the executor would make, with the test's limits."""
     facts, config = read_facts(str(path)), config or EngineConfig()
-    placement = choose_placement(config, facts.dtype)
+    placement = choose_placement(config, "cpu", facts.dtype)
     return ModelRunner(facts, placement, config, num_slots=num_slots, max_length=max_length, progress=progress)
+
+
+def forward(runner: Runner, plan: Plan) -> Tensor:
+    """The logits of a step, valid until the next one."""
+    return torch.from_numpy(runner.forward(plan))
 
 
 MAX_SLOTS = 64  # of a native runner
@@ -100,10 +105,10 @@ def play_alone(runner: Runner, player: Player, slot: int = 0) -> Player:
     """Run one step for each chunk and each token, with an otherwise empty batch."""
     player.sit(slot)
     for chunk in player.chunks:
-        logits = runner.forward(Plan([], [chunk]))
+        logits = forward(runner, Plan([], [chunk]))
     player.take(logits[0])
     while not player.is_done:
-        player.take(runner.forward(Plan([player.next_decode()], []))[0])
+        player.take(forward(runner, Plan([player.next_decode()], []))[0])
     runner.release(slot)
     return player
 
@@ -138,7 +143,7 @@ def play_together(
         if not decodes and not prefills:
             continue
         most = max(most, len(decodes))
-        logits = runner.forward(Plan([player.next_decode() for player in decodes], [chunk for _, chunk in prefills]))
+        logits = forward(runner, Plan([player.next_decode() for player in decodes], [chunk for _, chunk in prefills]))
         asked = decodes + [player for player, chunk in prefills if chunk.num_logits]
         for player, row_logits in zip(asked, logits, strict=True):
             player.take(row_logits)

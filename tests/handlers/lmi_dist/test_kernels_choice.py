@@ -8,22 +8,19 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from handlers.lmi_dist.facts import read_facts
-from handlers.lmi_dist.native_runner import choose_library
+from handlers.lmi_dist.native_runner import choose_library, num_threads
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from tests.tiny_models import tiny_model
 
-CPU = torch.device("cpu")
-
 
 def test_the_log_says_which_kernels_run(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        library = choose_library(read_facts(str(tiny_model("llama"))), CPU, EngineConfig())
+        library = choose_library(read_facts(str(tiny_model("llama"))), "cpu", EngineConfig())
     assert library is not None
-    assert caplog.messages == [f"kernels: native {library.kind}, on {torch.get_num_threads()} threads"]
+    assert caplog.messages == [f"kernels: native {library.kind}, on {num_threads()} threads"]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +31,7 @@ def test_torch_runs_what_the_kernels_cannot_and_the_log_says_why(
     family: str, device: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert choose_library(read_facts(str(tiny_model(family))), torch.device(device), EngineConfig()) is None
+        assert choose_library(read_facts(str(tiny_model(family))), device, EngineConfig()) is None
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("kernels: torch, because ") and reason in caplog.messages[0]
 
@@ -42,16 +39,16 @@ def test_torch_runs_what_the_kernels_cannot_and_the_log_says_why(
 def test_int8_is_refused_where_torch_would_run() -> None:
     facts = read_facts(str(tiny_model("olmo2")))
     with pytest.raises(BadConfiguration, match=r"option\.quantize=int8 needs the native kernels.*Olmo2ForCausalLM"):
-        choose_library(facts, CPU, EngineConfig(quantize="int8"))
+        choose_library(facts, "cpu", EngineConfig(quantize="int8"))
 
 
 def test_a_machine_without_the_library_runs_torch() -> None:
     code = (
-        "import logging, sys, torch; logging.basicConfig(level='INFO', format='%(message)s', stream=sys.stdout)\n"
-        "from handlers.lmi_dist.native_runner import choose_library\n"
+        "import logging, sys; logging.basicConfig(level='INFO', format='%(message)s', stream=sys.stdout)\n"
+        "from handlers.lmi_dist.native_runner import choose_library, num_threads\n"
         "from handlers.lmi_dist.facts import read_facts\n"
         "from lmi.settings.config import EngineConfig\n"
-        "print(choose_library(read_facts(sys.argv[1]), torch.device('cpu'), EngineConfig()))"
+        "print(choose_library(read_facts(sys.argv[1]), 'cpu', EngineConfig()))"
     )
     environment = os.environ | {"LMI_NATIVE_LIBRARY": "/nowhere/lmi_kernels.so"}
     command = [sys.executable, "-c", code, str(tiny_model("llama"))]

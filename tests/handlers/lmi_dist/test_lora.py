@@ -16,6 +16,7 @@ from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.lora import NotUsable, PeftConfig, read_adapter, read_config
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import sites_of
+from handlers.lmi_dist.torch_arrays import to_tensor
 from handlers.lmi_dist.weights import own_tensors
 from lmi.errors import BadConfiguration, SecurityRefused
 from tests.handlers.lmi_dist import peft_adapters
@@ -35,7 +36,7 @@ def sites_of_model(family: str = "llama_wide") -> Any:
 
 def read(folder: Path, *, family: str = "llama_wide", allow_pickle: bool = False) -> Any:
     sites, own = sites_of_model(family), own_tensors(read_facts(str(tiny_model(family))), allow_pickle=False)
-    return read_adapter(folder, sites, lambda weight: weight, own, max_rank=MAX_RANK, allow_pickle=allow_pickle)
+    return read_adapter(folder, sites, to_tensor, own, max_rank=MAX_RANK, allow_pickle=allow_pickle)
 
 
 def configure(folder: Path, **settings: object) -> Path:
@@ -124,7 +125,7 @@ def renamed(old: str, new: str) -> Callable[[Tensors], object]:
             lambda tensors: tensors.update(
                 {f"{STEM}.q_proj.lora_A.weight": torch.zeros(RANK, HIDDEN_SIZE, dtype=torch.int8)}
             ),
-            "is torch.int8",
+            "is int8, not a float",
         ),
         (
             lambda tensors: tensors.update({f"{STEM}.q_proj.lora_magnitude_vector.weight": torch.zeros(1)}),

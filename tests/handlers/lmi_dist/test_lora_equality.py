@@ -22,7 +22,7 @@ from handlers.lmi_dist.runner import Runner
 from lmi.executor import LoraConfig, OutputConfig, Request, SamplingConfig
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist import peft_adapters
-from tests.handlers.lmi_dist.play import PIECES, load_native, load_runner, table_of
+from tests.handlers.lmi_dist.play import PIECES, forward, load_native, load_runner, table_of
 from tests.handlers.lmi_dist.test_equality import Answer, alone, last_stats, take_all
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -89,7 +89,7 @@ def test_torch_gives_the_logits_of_the_merged_model(case: tuple[Path, Path]) -> 
     assert runner.adapters is not None
     runner.adapters.put(5, runner.adapters.read(str(adapter)))
     prefills = [Chunk(0, 0, IDS, len(IDS), adapter=5), Chunk(1, 0, IDS[:9], 9)]
-    with_adapter, without = runner.forward(Plan([], prefills)).split((len(IDS), 9))
+    with_adapter, without = forward(runner, Plan([], prefills)).split((len(IDS), 9))
     expected = peft_adapters.logits_of(peft_adapters.merged(model, adapter), IDS)
     base = peft_adapters.logits_of(peft_adapters.merged(model, None), IDS[:9])
     assert torch.allclose(with_adapter, expected, atol=TIE) and torch.allclose(without, base, atol=TIE)
@@ -141,7 +141,7 @@ def test_no_batch_no_cut_and_no_other_adapter_changes_a_bit(adapters: dict[str, 
         for index in batch:
             ids = prompts[index][ends[index] : ends[index] + draw.choice(PIECES)]
             chunks.append(Chunk(index, ends[index], ids, len(ids), table_of(index, 200), users[index]))
-        logits = runner.forward(Plan([], chunks)).split([len(chunk.token_ids) for chunk in chunks])
+        logits = forward(runner, Plan([], chunks)).split([len(chunk.token_ids) for chunk in chunks])
         for index, chunk, rows in zip(batch, chunks, logits, strict=True):
             assert torch.equal(rows, expected[index][chunk.start : chunk.end])
             ends[index] = chunk.end
@@ -150,7 +150,7 @@ def test_no_batch_no_cut_and_no_other_adapter_changes_a_bit(adapters: dict[str, 
 def whole(runner: Runner, ids: list[int], adapter: int) -> Tensor:
     """The logits of a prompt that is computed whole and by itself, (num_tokens, vocab_size)."""
     chunk = Chunk(0, 0, ids, len(ids), table_of(0, len(ids)), adapter)
-    return runner.forward(Plan([], [chunk])).clone()
+    return forward(runner, Plan([], [chunk])).clone()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import SecurityRefused
 from lmi.settings.config import EngineConfig
-from tests.handlers.lmi_dist.play import load_native, table_of
+from tests.handlers.lmi_dist.play import forward, load_native, table_of
 from tests.handlers.lmi_dist.whole_sequence import read_program, run
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
 
@@ -28,7 +28,7 @@ IDS = [(11 * index * index + 3) % VOCAB_SIZE for index in range(150)]  # longer 
 
 def logits_of(runner: NativeRunner, ids: list[int]) -> Tensor:
     """The logits of every token of a prompt, (num_tokens, vocab_size)."""
-    return runner.forward(Plan([], [Chunk(0, 0, ids, len(ids), table_of(0, len(ids)))])).clone()
+    return forward(runner, Plan([], [Chunk(0, 0, ids, len(ids), table_of(0, len(ids)))])).clone()
 
 
 @torch.inference_mode()
@@ -93,10 +93,10 @@ def answers() -> list[tuple[list[int], int]]:
     for question in QUESTIONS:
         ids = list(tokenizer(question)["input_ids"])
         num_prompt, table = len(ids), table_of(0, 200)
-        logits = runner.forward(Plan([], [Chunk(0, 0, ids, 1, table)]))
+        logits = forward(runner, Plan([], [Chunk(0, 0, ids, 1, table)]))
         while len(ids) < num_prompt + 80:
             ids.append(int(logits[0].argmax()))
-            logits = runner.forward(Plan([Chunk(0, len(ids) - 1, ids[-1:], 1, table)], []))
+            logits = forward(runner, Plan([Chunk(0, len(ids) - 1, ids[-1:], 1, table)], []))
         found.append((ids, num_prompt))
     return found
 
@@ -130,22 +130,22 @@ def test_blocks_are_copied_before_the_step() -> None:
     runner = load_native(tiny_model("llama"), max_length=200)
     expected = logits_of(runner, IDS)[149]
     copies = [(table_of(0, 150)[block], table_of(1, 150)[block]) for block in range(3)]
-    logits = runner.forward(Plan([Chunk(1, 149, IDS[149:], 1, table_of(1, 150))], [], copies))
+    logits = forward(runner, Plan([Chunk(1, 149, IDS[149:], 1, table_of(1, 150))], [], copies))
     assert torch.equal(logits[0], expected)
 
 
 def test_a_step_without_wanted_logits_gives_none() -> None:
     runner = load_native(tiny_model("phi"), max_length=200)
-    assert runner.forward(Plan([], [Chunk(0, 0, IDS, 0, table_of(0, 150))])).shape == (0, VOCAB_SIZE)
+    assert forward(runner, Plan([], [Chunk(0, 0, IDS, 0, table_of(0, 150))])).shape == (0, VOCAB_SIZE)
 
 
 def test_logits_come_in_the_order_of_the_chunks_and_only_where_wanted() -> None:
     runner = load_native(tiny_model("llama"), max_length=200)
     everywhere = logits_of(runner, IDS[:20])
     assert everywhere.shape == (20, VOCAB_SIZE) and everywhere.dtype == torch.float32
-    runner.forward(Plan([], [Chunk(1, 0, IDS[:12], 0, table_of(1, 64))]))
+    forward(runner, Plan([], [Chunk(1, 0, IDS[:12], 0, table_of(1, 64))]))
     chunks = [Chunk(1, 12, [IDS[12]], 1, table_of(1, 64)), Chunk(2, 0, IDS[:9], 3, table_of(2, 64))]
-    mixed = runner.forward(Plan(chunks[:1], [*chunks[1:], Chunk(3, 0, IDS[:4], 0, table_of(3, 64))]))
+    mixed = forward(runner, Plan(chunks[:1], [*chunks[1:], Chunk(3, 0, IDS[:4], 0, table_of(3, 64))]))
     assert torch.equal(mixed, everywhere[[12, 6, 7, 8]])
 
 
@@ -170,17 +170,17 @@ def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:
     """In a process of its own, whose memory is limited after its first step."""
     code = (
-        "import resource, sys, torch\n"
+        "import resource, sys\n"
         "from handlers.lmi_dist.plan import Chunk, Plan\n"
         "from tests.handlers.lmi_dist.play import load_native, table_of\n"
         "runner, ids, table = load_native(sys.argv[1], max_length=1000), list(range(3, 303)) * 3, table_of(0, 1000)\n"
         "small, large = (Plan([], [Chunk(0, 0, ids[:size], size, table)]) for size in (20, 900))\n"
-        "expected = runner.forward(small).clone()\n"
+        "expected = runner.forward(small).copy()\n"
         "limit = int(open('/proc/self/statm').read().split()[0]) * 4096 + 400_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         "try:\n    runner.forward(large)\n"
         "except MemoryError as error:\n    print(error)\n"
-        "print(torch.equal(runner.forward(small), expected))"
+        "print((runner.forward(small) == expected).all())"
     )
     command = [sys.executable, "-c", code, str(tiny_model("llama"))]
     done = subprocess.run(command, cwd=DEMO.parents[2], capture_output=True, text=True, check=True)

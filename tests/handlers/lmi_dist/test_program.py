@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear
 from handlers.lmi_dist.program import build
@@ -56,14 +57,14 @@ def test_weights_are_packed_as_they_are_in_the_file_each_once(tmp_path: Path) ->
     folder = Path(shutil.copytree(tiny_model("qwen2"), tmp_path / "model"))
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    facts, packed = read_facts(str(folder)), list[torch.Tensor]()
+    facts, packed = read_facts(str(folder)), list[Array]()
     assert facts.architecture is not None
     program = build(facts.architecture, Checkpoint(str(folder)), packed.append, 400)
     assert len(packed) == 1 + facts.num_layers * 5  # head; qkv, o, up, gate, down
-    assert {one.dtype for one in packed} == {torch.bfloat16}
+    assert {one.dtype for one in packed} == {BFLOAT16}
     embed, qkv = program.operations[0], program.operations[2]
-    assert isinstance(embed, Embed) and embed.table.dtype == torch.bfloat16
-    assert isinstance(qkv, Linear) and qkv.bias is not None and qkv.bias.dtype == torch.float32
+    assert isinstance(embed, Embed) and embed.table.dtype == BFLOAT16
+    assert isinstance(qkv, Linear) and qkv.bias is not None and qkv.bias.dtype.name == "float32"
 
 
 def test_a_checkpoint_without_the_first_word_of_its_names_is_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
-from tests.handlers.lmi_dist.play import load_runner
+from tests.handlers.lmi_dist.play import forward, load_runner
 from tests.tiny_models import tiny_model
 
 WEIGHTS = "model.safetensors"
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, **settings: bool) -> torch.Tensor:
     runner = load_runner(folder, EngineConfig(**settings), num_slots=2, max_length=64)
-    return runner.forward(Plan([], [Chunk(0, 0, [5, 6, 7])]))
+    return forward(runner, Plan([], [Chunk(0, 0, [5, 6, 7])]))
 
 
 def truncate(folder: Path) -> None:

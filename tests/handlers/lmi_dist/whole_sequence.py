@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from handlers.lmi_dist.arrays import as_float32
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.operations import Attend, Cap, Embed, Gather, Linear, Norm, Program
 from handlers.lmi_dist.program import build
+from handlers.lmi_dist.torch_arrays import to_tensor
 from handlers.lmi_dist.weights import Checkpoint
 
 ACTIVATIONS = {
@@ -24,7 +26,9 @@ def read_program(path: str, max_length: int) -> Program[Tensor]:
     """The program of a folder, its weights as they are in the file."""
     facts = read_facts(path)
     assert facts.architecture is not None
-    return build(facts.architecture, Checkpoint(path), lambda weight: weight, max_length)
+    return build(
+        facts.architecture, Checkpoint(path), to_tensor, max_length, lambda array, **_: to_tensor(as_float32(array))
+    )
 
 
 def run(program: Program[Tensor], ids: list[int], wanted: list[int], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -12,7 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from handlers.lmi_dist.native.library import Library, variant
+from handlers.lmi_dist.native.library import Library
+from handlers.lmi_dist.native.variants import of_this_cpu
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
 SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])
@@ -28,7 +29,7 @@ def library(kind: str) -> Library:
 
 def variants() -> list[str]:
     """Those that this CPU can run, the best first."""
-    best = variant()
+    best = of_this_cpu()
     assert best is not None, "this CPU has no native kernels"
     is_one = platform.machine() != "x86_64" or "LMI_NATIVE_LIBRARY" in os.environ
     return [best] if is_one or best == "x86-64-v3" else [best, "x86-64-v3"]

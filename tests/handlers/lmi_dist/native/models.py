@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native.library import TOKENS_PER_BLOCK, Library, NativeModel, Panels
 from handlers.lmi_dist.operations import Attend, Embed, Gather, Linear, Norm, Operation, Program
 from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.torch_arrays import to_array
 
 
 def packed(library: Library, program: Program[Tensor], format: int) -> Program[Panels]:
-    """The same program with packed weights."""
-    operations: list[Operation[Panels]] = []
-    for operation in program.operations:
-        if isinstance(operation, Linear):
-            gate = None if operation.gate is None else library.pack(operation.gate, format)
-            operations.append(replace(operation, weight=library.pack(operation.weight, format), gate=gate))
-        else:
-            operations.append(operation)
+    """The same program with packed weights and tables of numpy."""
+
+    def form(operation: Operation[Tensor], name: str, tensor: Tensor) -> Panels | Array:
+        is_packed = isinstance(operation, Linear) and name in ("weight", "gate")
+        return library.pack(to_array(tensor), format) if is_packed else to_array(tensor)
+
+    operations = []
+    for one in program.operations:
+        tensors = {field.name: getattr(one, field.name) for field in fields(one)}
+        forms = {name: form(one, name, value) for name, value in tensors.items() if isinstance(value, Tensor)}
+        operations.append(replace(one, **forms))
     return replace(program, operations=tuple(operations))
 
 
@@ -93,4 +99,9 @@ def num_blocks_of(num_tokens: int) -> int:
 
 def run_whole(model: NativeModel, ids: list[int], table: list[int]) -> Tensor:
     """Logits of all tokens of a sequence, computed in one step by itself."""
-    return model.run([chunk(ids, 0, len(ids), table)]).clone()
+    return run_step(model, [chunk(ids, 0, len(ids), table)])
+
+
+def run_step(model: NativeModel, chunks: Sequence[Chunk]) -> Tensor:
+    """The logits of a step, which no later step overwrites."""
+    return torch.from_numpy(model.run(chunks)).clone()

@@ -14,7 +14,7 @@ from handlers.lmi_dist.native.library import BF16, F32, INT8, NativeModel
 from handlers.lmi_dist.operations import Program
 from handlers.lmi_dist.plan import Chunk
 from tests.handlers.lmi_dist.native.builds import library, variants
-from tests.handlers.lmi_dist.native.models import chunk, llama, num_blocks_of, packed, run_whole
+from tests.handlers.lmi_dist.native.models import chunk, llama, num_blocks_of, packed, run_step, run_whole
 
 MAX_TOKENS, NUM_SEQUENCES = 150, 9
 PROGRAMS = {
@@ -28,7 +28,7 @@ def model_of(program: Program[Tensor], format: int, num_threads: int = 2, kind: 
     kernels = library(kind or variants()[0])
     num_blocks = NUM_SEQUENCES * num_blocks_of(MAX_TOKENS)
     model = NativeModel(kernels, packed(kernels, program, format), num_blocks, num_threads)
-    model.pool.fill_(0xFF)  # NaN
+    model.pool.fill(0xFF)  # NaN
     return model
 
 
@@ -49,7 +49,7 @@ def run_in_pieces(model: NativeModel, sequences: list[list[int]], dice: random.R
         for i in chosen:
             end = min(done[i] + dice.choice([1, 1, 1, 2, 5, 17, 64, 130]), len(sequences[i]))
             chunks.append(chunk(sequences[i], done[i], end, tables[i]))
-        result = iter(model.run(chunks).clone().split([len(piece.token_ids) for piece in chunks]))
+        result = iter(run_step(model, chunks).split([len(piece.token_ids) for piece in chunks]))
         for i, piece in zip(chosen, chunks, strict=True):
             logits[i].append(next(result))
             done[i] = piece.end
@@ -92,7 +92,7 @@ def test_wanted_rows_have_the_bits_that_they_have_among_all(num_tokens: int, num
     ids, table = random_ids(program, dice, num_tokens), list(range(num_blocks_of(num_tokens)))
     model, num_logits = model_of(program, F32), min(num_logits, num_tokens)
     whole = run_whole(model, ids, table)
-    wanted = model.run([chunk(ids, 0, num_tokens, table, num_logits)])
+    wanted = run_step(model, [chunk(ids, 0, num_tokens, table, num_logits)])
     assert torch.equal(wanted, whole[num_tokens - num_logits :])
 
 
@@ -101,7 +101,7 @@ def test_a_copied_block_continues_with_the_same_bits() -> None:
     ids, model = random_ids(program, random.Random(3), 100), model_of(PROGRAMS["plain"], F32)
     whole = run_whole(model, ids, [0, 1])
     model.copy(1, 5)
-    assert torch.equal(model.run([chunk(ids, 80, 100, [0, 5])]), whole[80:])
+    assert torch.equal(run_step(model, [chunk(ids, 80, 100, [0, 5])]), whole[80:])
 
 
 def test_a_broken_sequence_hurts_no_neighbour() -> None:
@@ -112,6 +112,6 @@ def test_a_broken_sequence_hurts_no_neighbour() -> None:
     sound, model = [token for token in range(60) if token != 7], model_of(program, F32)
     expected = run_whole(model, sound, [0])
     broken = [7] * 70
-    both = model.run([chunk(broken, 0, 70, [1, 2]), chunk(sound, 0, 59, [3]), chunk(broken, 0, 70, [4, 5])])
+    both = run_step(model, [chunk(broken, 0, 70, [1, 2]), chunk(sound, 0, 59, [3]), chunk(broken, 0, 70, [4, 5])])
     assert not both[:70].isfinite().any()
     assert torch.equal(both[70:129], expected)

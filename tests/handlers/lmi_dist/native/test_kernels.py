@@ -56,7 +56,7 @@ def table_for(ids: list[int]) -> list[int]:
 def model_of(program: Program[Tensor], num_tokens: int, format: int = F32) -> NativeModel:
     """A model whose pool is full of NaN."""
     model = NativeModel(KERNELS, packed(KERNELS, program, format), num_blocks_of(num_tokens) + 3, num_threads=2)
-    model.pool.fill_(0xFF)
+    model.pool.fill(0xFF)
     return model
 
 

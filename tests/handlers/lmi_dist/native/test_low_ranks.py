@@ -15,8 +15,9 @@ from handlers.lmi_dist.lora_sites import MAX_MODULES, adapted
 from handlers.lmi_dist.native.library import F32, NativeModel
 from handlers.lmi_dist.operations import Adapter, Linear, LowRank, Program
 from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.torch_arrays import to_array
 from tests.handlers.lmi_dist.native.builds import library, variants
-from tests.handlers.lmi_dist.native.models import llama, packed
+from tests.handlers.lmi_dist.native.models import llama, packed, run_step
 from tests.handlers.lmi_dist.whole_sequence import run
 
 PLAIN = llama(max_length=200)
@@ -66,7 +67,7 @@ def new_model(kind: str, num_threads: int = 2) -> NativeModel:
 
 def put(model: NativeModel, number: int, adapter: Adapter[Tensor]) -> None:
     def pack(weight: Tensor | None) -> Any:
-        return None if weight is None else library(variants()[0]).pack(weight, F32)
+        return None if weight is None else library(variants()[0]).pack(to_array(weight), F32)
 
     kinds = [None if one is None else LowRank(*map(pack, (one.down, one.up, one.gate))) for one in adapter]
     model.put_adapter(number, tuple(kinds))
@@ -80,10 +81,10 @@ def test_products_of_any_rank_are_those_of_merged_weights(rank: int, seed: int) 
     exact = run(merged(adapter), IDS, list(range(len(IDS))), torch.float64)
     plain = run(PLAIN, IDS, list(range(len(IDS))), torch.float64)
     blocks = [3, 0, 2]
-    whole = model.run([Chunk(0, 0, IDS, len(IDS), blocks, 9)]).clone()
+    whole = run_step(model, [Chunk(0, 0, IDS, len(IDS), blocks, 9)])
     assert torch.allclose(whole.double(), exact, atol=1e-4) and not torch.allclose(exact, plain, atol=0.1)
-    model.run([Chunk(0, 0, IDS[:-1], 0, blocks, 9)])
-    last = model.run([Chunk(0, len(IDS) - 1, IDS[-1:], 1, blocks, 9)])
+    run_step(model, [Chunk(0, 0, IDS[:-1], 0, blocks, 9)])
+    last = run_step(model, [Chunk(0, len(IDS) - 1, IDS[-1:], 1, blocks, 9)])
     assert torch.equal(last[0], whole[-1])
 
 
@@ -91,11 +92,11 @@ def test_a_dropped_adapter_is_unknown_and_the_others_stay() -> None:
     model = new_model(variants()[0])
     for number in (1, 2):
         put(model, number, random_adapter(4, number))
-    expected = model.run([Chunk(0, 0, IDS[:9], 1, [0], 2)]).clone()
+    expected = run_step(model, [Chunk(0, 0, IDS[:9], 1, [0], 2)])
     model.drop_adapter(1)
     with pytest.raises(KeyError):
-        model.run([Chunk(0, 0, IDS[:9], 1, [0], 1)])
-    assert torch.equal(model.run([Chunk(0, 0, IDS[:9], 1, [0], 2)]), expected)
+        run_step(model, [Chunk(0, 0, IDS[:9], 1, [0], 1)])
+    assert torch.equal(run_step(model, [Chunk(0, 0, IDS[:9], 1, [0], 2)]), expected)
 
 
 MODEL = new_model(variants()[0])
@@ -137,8 +138,8 @@ def test_a_wrong_weight_of_an_adapter_is_refused(site: int, part: str, field: st
     put(model, 1, random_adapter(4, seed=1))
     setattr(getattr(model._adapters[1].sites[site], part), field, value)
     with pytest.raises(ValueError, match=says):
-        model.run([Chunk(0, 0, [1, 2], 1, [0], 1)])
-    model.run([Chunk(0, 0, [1, 2], 1, [0])])  # the adapter is not used
+        run_step(model, [Chunk(0, 0, [1, 2], 1, [0], 1)])
+    run_step(model, [Chunk(0, 0, [1, 2], 1, [0])])  # the adapter is not used
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_wrong_pair_of_operations_is_refused(op: int, field: str, value: int, 
     model = new_model(variants()[0])
     setattr(model._ops[op], field, value)
     with pytest.raises(ValueError, match=says):
-        model.run([Chunk(0, 0, [1, 2], 1, [0])])
+        run_step(model, [Chunk(0, 0, [1, 2], 1, [0])])
 
 
 def test_a_step_that_does_not_say_who_uses_its_adapters_is_refused() -> None:

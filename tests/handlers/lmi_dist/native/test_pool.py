@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.native.library import F32, NativeModel
 from tests.handlers.lmi_dist.native.builds import library, variants
 from tests.handlers.lmi_dist.native.models import llama, packed, run_whole
 
 
-def resident_bytes(tensor: Tensor) -> int:
-    """The memory that the mapping around a tensor has taken."""
-    address, is_around = tensor.data_ptr(), False
+def resident_bytes(array: Array) -> int:
+    """The memory that the mapping around an array has taken."""
+    address, is_around = array.ctypes.data, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, rest = line.partition(" ")
         if not name.endswith(":"):

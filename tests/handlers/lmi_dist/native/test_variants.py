@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_dist.native import library, variants
+from handlers.lmi_dist.native import variants
 from handlers.lmi_dist.native.variants import X86_64_V3, X86_64_V4
 
 
@@ -26,10 +26,6 @@ def test_a_cpu_takes_the_best_variant_whose_every_feature_it_has(
     machine: str, flags: frozenset[str], variant: str | None
 ) -> None:
     assert variants.of_cpu(machine, flags) == variant
-
-
-def test_this_cpu_takes_what_the_engine_loads() -> None:
-    assert variants.of_this_cpu() == library.variant()
 
 
 def test_what_is_told_names_the_variants_that_are_built_and_what_computes(tmp_path: Path) -> None:

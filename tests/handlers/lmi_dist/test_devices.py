@@ -1,0 +1,23 @@
+"""The device of a model is decided without torch where there is no GPU, and what is not there is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from handlers.lmi_dist.devices import choose_device
+from lmi.errors import BadConfiguration
+from lmi.settings.config import EngineConfig
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_named() -> None:
+    assert choose_device(EngineConfig()) == "cpu"
+    with pytest.raises(BadConfiguration, match=r"option\.device=cuda"):
+        choose_device(EngineConfig(device="cuda"))
+
+
+def test_weights_are_quantised_only_on_a_cpu_and_only_to_int8() -> None:
+    assert choose_device(EngineConfig(device="cpu", quantize="int8")) == "cpu"
+    with pytest.raises(BadConfiguration, match=r"option\.quantize=int4 on cpu: only int8 on cpu"):
+        choose_device(EngineConfig(device="cpu", quantize="int4"))
