@@ -7,7 +7,6 @@ depend only on the tokens before it: not on the batch, on how its prompt was cut
 from __future__ import annotations
 
 import logging
-import os
 
 from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.declared import declared_names, hidden_names
@@ -27,6 +26,7 @@ from handlers.lmi_dist.native.library import (
     NotAvailable,
     Panels,
     load,
+    num_threads,
 )
 from handlers.lmi_dist.operations import Pack
 from handlers.lmi_dist.plan import Plan
@@ -35,7 +35,6 @@ from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
-from lmi.shared import linux
 
 log = logging.getLogger(__name__)
 
@@ -135,12 +134,6 @@ def choose_library(facts: ModelFacts, device: str, config: EngineConfig) -> Libr
         return None
     log.info("kernels: native %s, on %d threads", library.kind, num_threads())
     return library
-
-
-def num_threads() -> int:
-    """The threads of a step: as many as the operator arranges for every library, or one for each core."""
-    arranged = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return max(1, int(arranged)) if arranged.isdecimal() else linux.num_usable_cores()
 
 
 def _library_for(facts: ModelFacts, device: str) -> Library:

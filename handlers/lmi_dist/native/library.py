@@ -35,11 +35,12 @@ from handlers.lmi_dist.operations import (
     Shrink,
 )
 from handlers.lmi_dist.plan import Chunk
+from lmi.shared import linux
 
 TOKENS_PER_BLOCK = 64
 F32, BF16, INT8 = range(3)  # formats of packed weights
 
-_ABI = 2
+_ABI = 3
 _EMBED, _NORM, _LINEAR, _ATTEND, _GATHER, _CAP, _SHRINK = range(7)
 _ACTIVATIONS = {"none": 0, "silu": 1, "relu": 2, "gelu": 3, "gelu_tanh": 4}
 _DTYPES = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}
@@ -106,6 +107,12 @@ def load() -> Library:
         raise NotAvailable("none are made for this system and CPU")
     chosen = os.environ.get(_LIBRARY_OF_TESTS)
     return Library(Path(chosen) if chosen else variants.file_of(kind), kind)
+
+
+def num_threads() -> int:
+    """The threads of a step: as many as the operator arranges for every library, or one for each core."""
+    arranged = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(arranged)) if arranged.isdecimal() else linux.num_usable_cores()
 
 
 def allocate(num_bytes: int, pages: int = mmap.MADV_HUGEPAGE) -> Array:
@@ -178,7 +185,7 @@ class Library:
         if functions.lmi_abi() != _ABI:
             raise NotAvailable(f"{path.name} is of another version; scripts/build-native builds this one")
         functions.lmi_packed_bytes.argtypes, functions.lmi_packed_bytes.restype = (c_int32,) * 3, c_int64
-        functions.lmi_pack.argtypes, functions.lmi_pack.restype = (c_void_p, *(c_int32,) * 4, c_void_p), None
+        functions.lmi_pack.argtypes, functions.lmi_pack.restype = (c_void_p, *(c_int32,) * 4, c_void_p, c_int32), None
         functions.lmi_block_bytes.argtypes, functions.lmi_block_bytes.restype = (c_int32,) * 3, c_int64
         functions.lmi_scratch_bytes.argtypes, functions.lmi_scratch_bytes.restype = (POINTER(_Model), c_int32), c_int64
         functions.lmi_run.argtypes = (POINTER(_Model), POINTER(_Step), c_int32)
@@ -195,7 +202,7 @@ class Library:
         weight = np.ascontiguousarray(weight)
         data = (arena or self._arena).take(self._functions.lmi_packed_bytes(num_out, num_in, format))
         dtype = _DTYPES[weight.dtype]
-        self._functions.lmi_pack(_address(weight), dtype, num_out, num_in, format, _address(data))
+        self._functions.lmi_pack(_address(weight), dtype, num_out, num_in, format, _address(data), num_threads())
         return Panels(num_out, num_in, format, data)
 
     def block_bytes(self, num_layers: int, num_kv_heads: int, head_dim: int) -> int:

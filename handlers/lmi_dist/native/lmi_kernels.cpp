@@ -1,5 +1,5 @@
 // Runs whole steps of a decoder on a CPU. lmi_kernels.h is the interface, vectors.h has functions of vectors, products.h
-// products with weights, checks.h what is refused.
+// products with weights, pool.h threads, checks.h what is refused.
 //
 // Top to bottom: functions of rows, each kind of operation, the phases of a step, the interface.
 //
@@ -11,16 +11,13 @@
 #include "lmi_kernels.h"
 
 #include "checks.h"
+#include "pool.h"
 #include "products.h"
 #include "vectors.h"
 
 #include <atomic>
 #include <exception>
 #include <vector>
-
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 namespace lmi {
 namespace {
@@ -444,40 +441,6 @@ struct alignas(64) Phase {
     }
 };
 
-inline void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-// How many phases are finished. Threads that wait spin for a while, then sleep.
-class Progress {
-  public:
-    void publish(int count) {
-        finished.store(count);
-        if (sleepers.load()) futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
-    }
-
-    // Waits until more than `count` are finished, and returns how many.
-    int wait(int count) {
-        for (int i = 0; i < 2000; i++, pause())
-            if (const int now = finished.load(); now > count) return now;
-        sleepers.fetch_add(1);
-        int now;
-        while ((now = finished.load()) <= count) futex(FUTEX_WAIT_PRIVATE, now);
-        sleepers.fetch_sub(1);
-        return now;
-    }
-
-  private:
-    void futex(int operation, int value) { syscall(SYS_futex, &finished, operation, value, nullptr, nullptr, 0); }
-
-    alignas(64) std::atomic<int> finished{0};
-    std::atomic<int> sleepers{0};
-};
-
 struct Phases {
     std::vector<Phase> phases;
     int count = 0;
@@ -511,12 +474,12 @@ struct Phases {
 
     // What each thread of the step does. The thread that ends a phase also does the small phases behind it: to hand
     // them to another thread would take longer.
-    void join(const Run& run, Progress& progress) {
+    void join(const Run& run, Signal& progress) {
         for (int i = 0; i < count; i = progress.wait(i)) {
             if (!phases[i].join(run)) continue;
             int finished = i + 1;
             while (finished < count && phases[finished].is_small()) phases[finished++].join(run);
-            progress.publish(finished);
+            progress.set(finished);
         }
     }
 };
@@ -559,9 +522,8 @@ Run begin_run(const Model& model, const Step& step, int num_threads) {
 void run_step(const Model& model, const Step& step, int num_threads) {
     const Run run = begin_run(model, step, num_threads);
     Phases phases(run);
-    Progress progress;
-#pragma omp parallel num_threads(num_threads)
-    phases.join(run, progress);
+    Signal progress(0);  // how many phases are finished
+    in_parallel(num_threads, [&] { phases.join(run, progress); });
 }
 
 }  // namespace
@@ -581,8 +543,9 @@ EXPORT int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format)
     return packed_bytes(num_out, num_in, format);
 }
 
-EXPORT void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data) {
-    pack(weight, dtype, num_out, num_in, format, data);
+EXPORT void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data,
+                     int32_t num_threads) {
+    pack(weight, dtype, num_out, num_in, format, data, num_threads);
 }
 
 EXPORT int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim) {

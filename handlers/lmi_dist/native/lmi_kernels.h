@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#define LMI_ABI 2
+#define LMI_ABI 3
 
 extern "C" {
 
@@ -80,13 +80,14 @@ struct LmiStep {
 int lmi_abi(void);
 int lmi_panel_width(void);
 int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format);
-void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data);
+void lmi_pack(const void* weight, int32_t dtype, int32_t num_out, int32_t num_in, int32_t format, void* data,
+              int32_t num_threads);
 int64_t lmi_block_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim);
 int64_t lmi_scratch_bytes(const LmiModel* model, int32_t num_rows);  // 0 if the model breaks a rule
 
 // Runs a step. The logits are then in the last buffer. Returns 0, or 1 if the model or the step breaks a rule, which
 // lmi_error names until the thread's next call; nothing was done then.
-int lmi_run(const LmiModel* model, const LmiStep* step, int num_threads);
+int lmi_run(const LmiModel* model, const LmiStep* step, int32_t num_threads);
 const char* lmi_error(void);
 }
 

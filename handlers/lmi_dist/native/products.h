@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +22,7 @@
 #endif
 
 #include "lmi_kernels.h"
+#include "pool.h"
 
 namespace lmi {
 
@@ -475,15 +477,19 @@ inline void pack_int8(const Source& source, int64_t panel, char* to) {
         }
 }
 
-inline void pack(const void* weight, int dtype, int num_out, int num_in, int format, void* data) {
+inline void pack_panel(const Source& source, int64_t panel, int format, char* to) {
+    if (format == LMI_F32) pack_float32(source, panel, reinterpret_cast<float*>(to));
+    if (format == LMI_BF16) pack_bfloat16(source, panel, reinterpret_cast<uint32_t*>(to));
+    if (format == LMI_INT8) pack_int8(source, panel, to);
+}
+
+inline void pack(const void* weight, int dtype, int num_out, int num_in, int format, void* data, int num_threads) {
     const Source source{weight, dtype, num_out, num_in};
-#pragma omp parallel for schedule(static)
-    for (int64_t panel = 0; panel < num_panels(num_out); panel++) {
-        char* to = static_cast<char*>(data) + panel * panel_bytes(num_in, format);
-        if (format == LMI_F32) pack_float32(source, panel, reinterpret_cast<float*>(to));
-        if (format == LMI_BF16) pack_bfloat16(source, panel, reinterpret_cast<uint32_t*>(to));
-        if (format == LMI_INT8) pack_int8(source, panel, to);
-    }
+    std::atomic<int64_t> next{0};
+    in_parallel(num_threads, [&] {
+        for (int64_t panel; (panel = next++) < num_panels(num_out);)
+            pack_panel(source, panel, format, static_cast<char*>(data) + panel * panel_bytes(num_in, format));
+    });
 }
 
 }  // namespace lmi

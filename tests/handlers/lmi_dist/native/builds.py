@@ -17,7 +17,7 @@ from handlers.lmi_dist.native.variants import of_this_cpu
 
 NATIVE = Path(__file__).parents[4] / "handlers" / "lmi_dist" / "native"
 SOURCES = sorted([*NATIVE.glob("*.h"), *NATIVE.glob("*.cpp")])
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 
 
 @functools.cache

@@ -13,7 +13,7 @@ EXPORT int panel_width() { return lmi::NR; }
 EXPORT int64_t packed_bytes(int num_out, int num_in, int format) { return lmi::packed_bytes(num_out, num_in, format); }
 
 EXPORT void pack(const void* weight, int dtype, int num_out, int num_in, int format, void* data) {
-    lmi::pack(weight, dtype, num_out, num_in, format, data);
+    lmi::pack(weight, dtype, num_out, num_in, format, data, 2);
 }
 
 EXPORT void quantize(const float* x, int num_in, uint8_t* bytes, float* scales) {
