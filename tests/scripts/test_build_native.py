@@ -57,23 +57,18 @@ def test_the_engine_looks_for_a_variant_that_is_built() -> None:
     assert variants.of_this_cpu() in {*VARIANTS, None}
 
 
-def test_a_library_computes_on_the_threads_of_torch_and_brings_none(built: list[Path]) -> None:
-    code = (
-        "import torch, ctypes, sys\n"
-        "assert ctypes.CDLL(sys.argv[1]).num_threads(2) == 2\n"
-        "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line}))"
-    )
-    done = python(code, built[0])
-    assert (done.stdout, done.stderr) == ("1\n", "")
+def test_a_library_has_threads_and_needs_no_package_for_them(built: list[Path]) -> None:
+    done = python("import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).num_threads(2))", built[0])
+    assert (done.stdout, done.stderr) == ("2\n", "")
     assert all(b"libgomp" not in path.read_bytes() for path in built)
 
 
 def test_what_is_up_to_date_stays_and_needs_no_compiler(built: list[Path]) -> None:
-    before = [path.stat() for path in built]
+    before = [path.stat().st_mtime_ns for path in built]
     done = build_native("--source", built[0].parent / "lmi_kernels.cpp", CXX="/nowhere/g++")
     assert (done.returncode, done.stderr) == (0, "")
     assert [Path(line) for line in done.stdout.splitlines()] == built
-    assert [path.stat() for path in built] == before
+    assert [path.stat().st_mtime_ns for path in built] == before
 
 
 def test_a_changed_header_is_a_reason_to_build_anew(tmp_path: Path) -> None:

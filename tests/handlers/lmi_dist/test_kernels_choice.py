@@ -46,8 +46,7 @@ def test_int8_is_refused_where_torch_would_run() -> None:
 def test_a_machine_without_the_library_runs_torch() -> None:
     code = (
         "import logging, sys; logging.basicConfig(level='INFO', format='%(message)s', stream=sys.stdout)\n"
-        "from handlers.lmi_dist.native.library import num_threads
-from handlers.lmi_dist.native_runner import choose_library\n"
+        "from handlers.lmi_dist.native_runner import choose_library\n"
         "from handlers.lmi_dist.facts import read_facts\n"
         "from lmi.settings.config import EngineConfig\n"
         "print(choose_library(read_facts(sys.argv[1]), 'cpu', EngineConfig()))"
