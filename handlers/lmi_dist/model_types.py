@@ -18,7 +18,7 @@ from lmi.settings.handler import folder_of
 
 DECODERS = ("ForCausalLM", "LMHeadModel")  # how the names of their classes end
 KEEPS_ITS_OWN = "has an attention of its own, which does not let lmi-dist keep its keys and values"
-INSTALL_TORCH = "pip install 'lmi[torch]', in a clone scripts/install torch"
+INSTALL_TORCH = "scripts/install torch, or pip install '.[torch]', in a clone of lmi"
 RUN_HERE = (
     "lmi-dist runs Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, GPT-2, OPT, Phi, Phi-3 and other decoders of text that "
     "transformers knows and that only attend to keys and values; vLLM runs more (option.rolling_batch=vllm)"

@@ -83,7 +83,7 @@ def test_without_a_compiler_one_line_says_what_follows(tmp_path: Path) -> None:
     done = build_native("--source", write_source(tmp_path), PATH="/nowhere")
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert "no g++ that knows" in line and "computes with torch" in line
+    assert "no g++ that knows" in line and "needs torch" in line
     assert [path.name for path in tmp_path.iterdir()] == ["lmi_kernels.cpp"]
 
 
