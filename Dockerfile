@@ -1,11 +1,11 @@
-# The image of lmi. The targets are cpu (the default, with the embedded engine), vllm and trtllm; `scripts/build-image`
-# builds them.
+# The image of lmi. The targets are cpu (the default, with the embedded engine), torch (the same with torch, for families
+# that only transformers' modules know, GPUs and pickled weights), vllm and trtllm; `scripts/build-image` builds them.
 #
 # BASE_IMAGE is the base of the image: for cpu any Debian or Ubuntu with Python 3.11 or newer, for vllm preferably one
 # with CUDA, or with vllm, which it keeps. For trtllm it must have TensorRT-LLM, as the vendor's release container has,
 # on which `scripts/build-image --target trtllm` builds.
-# TORCH_INDEX_URL names a package index only for torch (CPU or CUDA builds). Without it torch comes from the same index
-# as the rest.
+# TORCH_INDEX_URL names a package index only for torch (CPU or CUDA builds), in target torch. Without it torch comes from
+# the same index as the rest.
 #
 # Two optional build secrets, for a machine behind its own package index or proxy: `pip_conf` (a pip.conf) and
 # `ca_bundle` (the certificates that pip trusts). Neither is in any layer.
@@ -46,23 +46,31 @@ RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/lmi
-COPY scripts/locks/base.txt scripts/locks/aws.txt scripts/locks/torch.txt /src/locks/
+COPY scripts/locks/base.txt scripts/locks/aws.txt /src/locks/
 RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
     --mount=type=cache,target=/tmp/cache/pip \
     /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: \
-        -r /src/locks/base.txt -r /src/locks/aws.txt -r /src/locks/torch.txt
-# torch is outside the lock, because its CPU and CUDA builds share a name and a version. Its dependencies are in the lock.
-ARG TORCH_VERSION=2.13.0
-ARG TORCH_INDEX_URL
-RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
-    --mount=type=cache,target=/tmp/cache/pip \
-    /opt/lmi/bin/pip install --only-binary=:all: "torch==${TORCH_VERSION}" \
-        ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"}
+        -r /src/locks/base.txt -r /src/locks/aws.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
 RUN /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index --root /own /src
+
+# torch is outside the lock, because its CPU and CUDA builds share a name and a version. Its dependencies are in the lock.
+FROM build-cpu AS build-torch
+ARG TORCH_VERSION=2.13.0
+ARG TORCH_INDEX_URL
+COPY scripts/locks/torch.txt /src/locks/
+RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf --mount=type=secret,id=ca_bundle \
+    --mount=type=cache,target=/tmp/cache/pip \
+    /opt/lmi/bin/pip install --no-deps --require-hashes --only-binary=:all: -r /src/locks/torch.txt \
+    && /opt/lmi/bin/pip install --only-binary=:all: "torch==${TORCH_VERSION}" \
+        ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"}
+
+FROM runtime AS torch
+COPY --from=build-torch /opt/lmi /opt/lmi
+COPY --from=build-torch /own /
 
 # Engines that compile small kernels while they run need a C compiler and Python's headers in their image.
 FROM runtime AS gpu

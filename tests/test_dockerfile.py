@@ -230,7 +230,7 @@ def test_trtllm_is_built_on_the_vendors_container_unless_told_otherwise(dry_run:
 
 def test_a_dry_run_shows_no_value_that_may_hold_a_password(dry_run: Callable[..., list[str]]) -> None:
     place = "https://user:hidden@index.example/simple"
-    words = dry_run(PIP_INDEX_URL=place, HTTPS_PROXY=place, LMI_TORCH_INDEX_URL=place)
+    words = dry_run("--target", "torch", PIP_INDEX_URL=place, HTTPS_PROXY=place, LMI_TORCH_INDEX_URL=place)
     assert "--secret=id=pip_conf,src=pip_conf" in words
     assert "--build-arg=HTTPS_PROXY" in words and "--build-arg=TORCH_INDEX_URL" in words
     assert "TORCH_INDEX_URL=$LMI_TORCH_INDEX_URL" in words

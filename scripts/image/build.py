@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("cpu", "vllm", "trtllm")
+TARGETS = ("cpu", "torch", "vllm", "trtllm")
 BASES = {"trtllm": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"}  # of the others: as the Dockerfile says
 MARK = "lmi-build-secret"  # a comment in each secret, by which a check finds one in the image
 CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
@@ -95,7 +95,7 @@ def _words(tag: str, target: str, base: str | None, secrets: Iterable[str], is_h
 
 
 def _names_torch_index(target: str) -> bool:
-    return target == "cpu" and bool(os.environ.get("LMI_TORCH_INDEX_URL"))
+    return target == "torch" and bool(os.environ.get("LMI_TORCH_INDEX_URL"))
 
 
 @contextmanager
