@@ -1,6 +1,7 @@
-"""The facts of a model folder: what its config.json says.
+"""The facts of a model folder: what its config.json says, read once, before the weights.
 
-A fault of the file is reported in one line that names it and the cause. This module knows nothing of weights.
+transformers is imported only for a model that its modules run, and for a file that leaves out what only transformers
+knows. A fault of the file is reported in one line that names it and the cause.
 """
 
 from __future__ import annotations
@@ -10,77 +11,124 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, PretrainedConfig
-
+from handlers.lmi_dist.config_file import DEFAULTS, read_config
 from handlers.lmi_dist.families import Architecture, describe
-from handlers.lmi_dist.model_types import check_config, class_name, unsupported
+from handlers.lmi_dist.model_types import check_config, check_extra, class_name, unsupported
 from handlers.lmi_dist.rotary import stable_context_length
-from lmi.errors import ModelUnusable, cause_line
+from lmi.errors import ModelUnusable, cause_line, shorten
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """The facts in the configuration of a folder, read once, before the weights."""
+    """What the engine must know about a model before it reads a weight."""
 
     path: str
-    config: PretrainedConfig  # with every default filled in and old names replaced by new ones
+    name: str  # of the model's class in transformers
+    dtype: str | None  # of the checkpoint: one of _DTYPES, or None if the file does not say
     architecture: Architecture | None  # None: only the modules of transformers can run it
+    config: Any  # of transformers, for its modules; None for an architecture of ours
     vocab_size: int
     context_length: int
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    is_tied: bool  # the head is the table of embeddings
 
-    @property
-    def name(self) -> str:
-        """The name of the model's class in transformers."""
-        return _class_name(self.config)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the checkpoint, or None if its configuration has none."""
-        return getattr(self.config, "dtype", None)
-
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """The bytes of cache that one token needs over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """The bytes of cache that one token needs over all layers, with keys and values of `itemsize` bytes."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
 
 
 def read_facts(path: str) -> ModelFacts:
-    config = _read_config(path)
-    for name in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
-        if not isinstance(value := getattr(config, name, None), int) or value < 1:
-            raise unsupported(path, f"{_class_name(config)} has no {name}: it does not run on attention alone")
-    architecture = describe(config)
-    num_heads = config.num_attention_heads
-    return ModelFacts(
-        path=path,
-        config=config,
-        architecture=architecture,
-        vocab_size=config.vocab_size,
-        context_length=architecture.context_length if architecture else stable_context_length(config),
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", num_heads),
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-    )
-
-
-def _read_config(path: str) -> PretrainedConfig:
     file = existing_file(Path(path), "config.json")
     raw = read_json(file)
     if not raw.get("architectures"):
         raise ModelUnusable(f"{file}: no architectures, so this is not the configuration of a language model")
     check_config(file, raw)
+    architecture = _describe(file, raw)
+    if architecture is None:
+        return _facts_of_modules(file, raw)
+    _check_rotaries(file, architecture)
+    return ModelFacts(
+        path=path,
+        name=class_name(raw["architectures"]),
+        dtype=_dtype(file, raw),
+        architecture=architecture,
+        config=None,
+        vocab_size=architecture.vocab_size,
+        context_length=architecture.context_length,
+        num_layers=architecture.num_layers,
+        num_kv_heads=architecture.num_kv_heads,
+        head_dim=architecture.head_dim,
+        is_tied=architecture.is_tied,
+    )
+
+
+def _describe(file: Path, raw: dict[str, Any]) -> Architecture | None:
+    name = class_name(raw["architectures"])
+    if name not in DEFAULTS:
+        return None
+    config, missing = read_config(file, name, raw), "model_type"
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        if config is not None:
+            return describe(config)
+    except AttributeError as error:
+        if error.obj is not config:
+            raise
+        missing = str(error.name)
+    return describe(_config_of_transformers(file, f"the default of {missing} is known to"))
+
+
+def _facts_of_modules(file: Path, raw: dict[str, Any]) -> ModelFacts:
+    """The facts of a model that runs through the modules of transformers."""
+    name = class_name(raw["architectures"])
+    check_extra(file, f"{name} runs through the modules of transformers")
+    config = _config_of_transformers(file, f"{name} runs through the modules of")
+    for field in ("num_attention_heads", "num_hidden_layers", "max_position_embeddings"):
+        if not isinstance(value := getattr(config, field, None), int) or value < 1:
+            raise unsupported(file.parent, f"{name} has no {field}: it does not run on attention alone")
+    num_heads = config.num_attention_heads
+    return ModelFacts(
+        path=str(file.parent),
+        name=name,
+        dtype=_dtype(file, raw),
+        architecture=None,
+        config=config,
+        vocab_size=config.vocab_size,
+        context_length=stable_context_length(config),
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", num_heads),
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+        is_tied=getattr(config, "tie_word_embeddings", False),
+    )
+
+
+def _config_of_transformers(file: Path, why: str) -> Any:
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise ModelUnusable(f"{file}: {why} transformers, which is not installed: pip install transformers") from error
+    try:
+        return AutoConfig.from_pretrained(file.parent, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises a different type for each way a file can be wrong
         raise ModelUnusable(f"{file}: {cause_line(error)}") from error
-    return config
 
 
-def _class_name(config: PretrainedConfig) -> str:
-    return class_name(config.architectures)
+def _dtype(file: Path, raw: dict[str, Any]) -> str | None:
+    name = raw.get("torch_dtype") if raw.get("dtype") is None else raw["dtype"]
+    if name is not None and name not in _DTYPES:
+        raise ModelUnusable(f"{file}: dtype must be one of {', '.join(_DTYPES)}, given {shorten(name)}")
+    return name
+
+
+def _check_rotaries(file: Path, architecture: Architecture) -> None:
+    for rotary in architecture.rotaries:
+        if rotary is not None and (num_channels := 2 * len(rotary.frequencies)) > architecture.head_dim:
+            raise ModelUnusable(
+                f"{file}: heads of {architecture.head_dim} channels cannot rotate {num_channels} of them"
+            )
 
 
 def existing_file(folder: Path, name: str) -> Path:

@@ -1,6 +1,6 @@
 """The families of decoders: a small table of tensor names and a few switches for each.
 
-`describe` turns a transformers configuration into an `Architecture`, or None for a model that the generic decoder does
+`describe` turns a configuration into an `Architecture`, or None for a model that the generic decoder does
 not know, which runs through `hf_fallback`. The names in the table say which parts a layer has: a family with `q_norm`
 normalises its queries, one with `gate_up` has a fused gate. This module loads no weights.
 """
@@ -124,7 +124,7 @@ class Architecture:
 
 
 def describe(config: Any) -> Architecture | None:
-    """The Architecture of a transformers configuration, or None if only the Hugging Face modules can run it."""
+    """The Architecture of a configuration, or None if only the modules of transformers can run it."""
     names = getattr(config, "architectures", None) or [""]
     family = _FAMILIES.get(names[0])
     return None if family is None else family(config)
@@ -142,7 +142,6 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
     facts: dict[str, Any] = {
         "names": _LLAMA,
         "vocab_size": config.vocab_size,
-        "context_length": stable_context_length(config),
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_layers": config.num_hidden_layers,
@@ -156,6 +155,7 @@ def _llama(config: Any, **switches: Any) -> Architecture | None:
         "windows": tuple(window if kind == "sliding_attention" else None for kind in layer_types),
         "biases": _biases(config),
         "is_tied": config.tie_word_embeddings,
+        "context_length": stable_context_length(config),
     }
     return Architecture(**(facts | switches))
 
@@ -184,6 +184,8 @@ def _phi3(config: Any) -> Architecture | None:
 
 
 def _gemma(config: Any, **switches: Any) -> Architecture | None:
+    if getattr(config, "use_bidirectional_attention", None):
+        return None
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     if activation == "gelu":  # the first checkpoints say gelu and mean its tanh form, as transformers does
         activation = "gelu_pytorch_tanh"
@@ -191,8 +193,6 @@ def _gemma(config: Any, **switches: Any) -> Architecture | None:
 
 
 def _gemma2(config: Any, **switches: Any) -> Architecture | None:
-    if getattr(config, "use_bidirectional_attention", None):
-        return None
     return _gemma(
         config,
         **{"names": {**_LLAMA, **_SANDWICH_NORMS}} | switches,

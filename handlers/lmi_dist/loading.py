@@ -116,7 +116,7 @@ def _load_torch(facts: ModelFacts, device: str, config: EngineConfig, progress: 
         config,
         facts.context_length,
         ModelRunner.tokens_per_block,
-        token_bytes=facts.kv_bytes_per_token(placement.dtype),
+        token_bytes=facts.kv_bytes_per_token(placement.dtype.itemsize),
         memory_bytes=torch.cuda.mem_get_info()[1] if is_cuda else None,
         is_lazy=not is_cuda,
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from handlers.lmi_dist.config_file import DEFAULTS
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import folder_of
 
@@ -53,6 +54,8 @@ def check_config(file: Path, config: Mapping[str, Any]) -> None:
         raise unsupported(file, f"{name or model_type} {KEEPS_ITS_OWN}")
     if (known := _types_text()) and f'"{model_type}"' not in known:
         raise unsupported(file, f"transformers {_version()} knows no model_type {shorten(model_type)}, a newer one may")
+    if name and name not in DEFAULTS:
+        check_extra(file, f"{name} runs through the modules of transformers")
 
 
 def class_name(architectures: object) -> str:

@@ -22,9 +22,10 @@ class Placement:
     dtype: torch.dtype
 
 
-def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: torch.dtype | None) -> Placement:
+def choose_placement(config: EngineConfig, device: str, checkpoint_dtype: str | None) -> Placement:
     chosen = torch.device(device)
-    return Placement(chosen, choose_dtype(config, chosen, checkpoint_dtype))
+    dtype = None if checkpoint_dtype is None else getattr(torch, checkpoint_dtype)
+    return Placement(chosen, choose_dtype(config, chosen, dtype))
 
 
 def choose_dtype(config: EngineConfig, device: torch.device, checkpoint_dtype: torch.dtype | None) -> torch.dtype:

@@ -1,24 +1,22 @@
 """Rotary position embeddings: the angles by which pairs of a head's channels rotate.
 
-The two parts of a pair are half of the rotated channels apart, as in checkpoints. Frequencies come from transformers,
-which knows every scaling rule.
+The two parts of a pair are half of the rotated channels apart, as in checkpoints. Frequencies follow transformers:
+float32, in its order of operations. Powers, cosines and sines are float64 and then rounded: no machine changes them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+import numpy as np
 
 from handlers.lmi_dist.arrays import Array
 
 log = logging.getLogger(__name__)
-
-_FIXED_SCALINGS = ("linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -30,19 +28,22 @@ class Rotary:
 
     def rotations(self, max_length: int) -> Array:
         """Cosines and sines of every position times `factor`, (max_length, 2, num_pairs)."""
-        angles = torch.arange(max_length).float()[:, None] * torch.tensor(self.frequencies)
-        return (torch.stack((angles.cos(), angles.sin()), dim=1) * self.factor).numpy()
+        frequencies = np.array(self.frequencies, np.float32)
+        angles = np.arange(max_length, dtype=np.float32)[:, None] * frequencies
+        table = np.empty((max_length, 2, len(frequencies)), np.float32)
+        for index, function in enumerate((np.cos, np.sin)):
+            function(angles, out=table[:, index], dtype=np.float64, casting="same_kind")
+        table *= np.float32(self.factor)
+        return table
 
 
 def rotaries_of(config: Any, layer_types: Sequence[str], head_dim: int) -> tuple[Rotary, ...] | None:
     """One Rotary for each layer, or None if a scaling rule is unknown."""
     by_type: dict[str, Rotary] = {}
     for kind, parameters in _parameters(config, layer_types).items():
-        is_shared = "rope_theta" in config.rope_parameters
-        rotary = _rotary(config, parameters, None if is_shared else kind, head_dim)
-        if rotary is None:
+        if parameters["rope_type"] not in _FREQUENCIES:
             return None
-        by_type[kind] = rotary
+        by_type[kind] = _FREQUENCIES[parameters["rope_type"]](config, parameters, head_dim)
     return tuple(by_type[kind] for kind in layer_types)
 
 
@@ -58,8 +59,7 @@ def stable_context_length(config: Any) -> int:
     for parameters in _parameters(config, getattr(config, "layer_types", None) or [""]).values():
         if parameters.get("rope_type") not in ("dynamic", "longrope"):
             continue
-        first_stage = parameters.get("original_max_position_embeddings")
-        first_stage = first_stage or getattr(config, "original_max_position_embeddings", None) or longest
+        first_stage = _original_length(config, parameters)
         if first_stage < longest:
             rule = parameters["rope_type"]
             why = "the context ends at %d tokens: beyond it %s scaling would change the keys of earlier tokens"
@@ -71,19 +71,108 @@ def stable_context_length(config: Any) -> int:
 def _parameters(config: Any, layer_types: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The rope parameters of each type of layer. In most models they are the same for all types."""
     parameters = config.rope_parameters
-    if "rope_theta" in parameters or "rope_type" in parameters:
+    if _is_shared(parameters):
         return dict.fromkeys(sorted(set(layer_types)), parameters)
     return {kind: parameters[kind] for kind in sorted(set(layer_types)) if parameters.get(kind)}
 
 
-def _rotary(config: Any, parameters: dict[str, Any], layer_type: str | None, head_dim: int) -> Rotary | None:
-    kind = parameters["rope_type"]
-    if kind in _FIXED_SCALINGS:
-        keywords = {} if layer_type is None else {"layer_type": layer_type}
-        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **keywords)
-        return Rotary(tuple(frequencies.tolist()), float(factor))
-    if kind not in ("default", "dynamic"):
-        return None
-    num_channels = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-    powers = torch.arange(0, num_channels, 2, dtype=torch.float) / num_channels
-    return Rotary(tuple((1.0 / parameters["rope_theta"] ** powers).tolist()))
+def _is_shared(parameters: Mapping[str, Any]) -> bool:
+    return "rope_theta" in parameters or "rope_type" in parameters
+
+
+def _original_length(config: Any, parameters: Mapping[str, Any]) -> int:
+    """The context before it was made longer. Outside of the parameters it counts more, where they are all layers'."""
+    outside = getattr(config, "original_max_position_embeddings", None) if _is_shared(config.rope_parameters) else None
+    length: int = outside or parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+    return length
+
+
+# The rules. Each takes a configuration, the rope parameters of a layer and the width of a head.
+
+
+def _default(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
+    return _rotary(1 / _wavelengths(parameters, head_dim))
+
+
+def _linear(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
+    return _rotary(1 / _wavelengths(parameters, head_dim) / parameters["factor"])
+
+
+def _llama3(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
+    """Slow rotations are slowed further by `factor`, fast ones stay, and those between are mixed."""
+    frequencies, factor = 1 / _wavelengths(parameters, head_dim), parameters["factor"]
+    low, high, length = (
+        parameters["low_freq_factor"],
+        parameters["high_freq_factor"],
+        _original_length(config, parameters),
+    )
+    wavelengths = 1 / frequencies * (2 * math.pi)
+    share = (1 / wavelengths * length - low) / (high - low)
+    mixed = (1 - share) * frequencies / factor + share * frequencies
+    slow = np.where(wavelengths > length / low, frequencies / factor, mixed)
+    return _rotary(np.where(wavelengths < length / high, frequencies, slow))
+
+
+def _yarn(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
+    """As llama3, mixed by a ramp over the pairs that turn `beta_fast` to `beta_slow` times in the context."""
+    length, theta = _original_length(config, parameters), parameters["rope_theta"]
+    factor = parameters.get("factor") or config.max_position_embeddings / length
+    wavelengths = _wavelengths(parameters, head_dim)
+    num_channels = _num_channels(parameters, head_dim)
+
+    def pair(num_turns: float) -> float:
+        return num_channels * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair(parameters.get("beta_fast") or 32), pair(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, num_channels - 1)
+    last = last + 0.001 if first == last else last
+    ramp = ((np.arange(num_channels // 2, dtype=np.float32) - first) / (last - first)).clip(0, 1)
+    kept = 1 - ramp
+    frequencies = 1 / (factor * wavelengths) * (1 - kept) + 1 / wavelengths * kept
+    given = parameters.get("attention_factor")
+    return _rotary(frequencies, _yarn_factor(parameters, factor) if given is None else given)
+
+
+def _yarn_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    weights = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return scale(weights[0]) / scale(weights[1]) if weights[0] and weights[1] else scale(1)
+
+
+def _longrope(config: Any, parameters: Mapping[str, Any], head_dim: int) -> Rotary:
+    """Every pair has its own factor. Those of the first stage count."""
+    length = _original_length(config, parameters)
+    factor = parameters.get("factor") or config.max_position_embeddings / length
+    attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
+    given = parameters.get("attention_factor")
+    factors = np.array(parameters["short_factor"], np.float32)
+    return _rotary(1 / (factors * _wavelengths(parameters, head_dim)), attention if given is None else given)
+
+
+_FREQUENCIES: dict[str, Callable[[Any, Mapping[str, Any], int], Rotary]] = {
+    "default": _default,
+    "dynamic": _default,  # in its first stage
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+
+def _num_channels(parameters: Mapping[str, Any], head_dim: int) -> int:
+    return int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+
+
+def _wavelengths(parameters: Mapping[str, Any], head_dim: int) -> Array:
+    """The positions in which each pair turns by one radian."""
+    num_channels = _num_channels(parameters, head_dim)
+    powers = np.arange(0, num_channels, 2, dtype=np.float32) / num_channels
+    return np.power(np.float32(parameters["rope_theta"]), powers, dtype=np.float64).astype(np.float32)
+
+
+def _rotary(frequencies: Array, factor: float = 1.0) -> Rotary:
+    return Rotary(tuple(frequencies.tolist()), float(factor))

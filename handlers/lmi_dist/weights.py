@@ -69,7 +69,7 @@ def own_tensors(facts: ModelFacts, *, allow_pickle: bool) -> Callable[[str], Arr
     def own(name: str) -> Array | None:
         checkpoint = Checkpoint(facts.path, allow_pickle=allow_pickle)
         names = [name, name.partition(".")[2]]  # a checkpoint of the model without its head lacks the first word
-        if facts.config.tie_word_embeddings and name == _HEAD:
+        if facts.is_tied and name == _HEAD:
             names += [one for one in checkpoint.names if one.endswith(_EMBEDDINGS)]
         return next((checkpoint.read(one) for one in names if one in checkpoint), None)
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, PhiConfig
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import describe
-from handlers.lmi_dist.rotary import _FIXED_SCALINGS
+from handlers.lmi_dist.rotary import _FREQUENCIES
 from handlers.lmi_dist.runner import Runner
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.play import Player, load_native, load_runner, play_together, random_players
@@ -99,7 +99,7 @@ def test_facts_are_known_without_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     facts = read_facts(str(tmp_path))
     assert (facts.vocab_size, facts.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
-    assert facts.kv_bytes_per_token(torch.float16) == 2 * 2 * 1 * 16 * 2  # k and v, layers, heads, channels, bytes
+    assert facts.kv_bytes_per_token(2) == 2 * 2 * 1 * 16 * 2  # k and v, layers, heads, channels, bytes
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,9 @@ def test_the_context_ends_where_rope_would_change_with_the_length(caplog: pytest
 def test_the_page_of_what_works_says_which_rope_scalings_end_the_context_early_and_why() -> None:
     text = (ROOT / "handlers" / "README.md").read_text()
     [whole, early] = next(part for part in text.split("\n\n") if part.startswith("**Context.**")).split("With ", 1)
-    assert all(f"`{kind}`" in whole for kind in ("default", *_FIXED_SCALINGS) if kind != "longrope")
-    assert all(f"`{kind}`" in early for kind in ("dynamic", "longrope")) and "cached keys would be wrong" in early
+    ends_early = {"dynamic", "longrope"}
+    assert all(f"`{kind}`" in whole for kind in _FREQUENCIES.keys() - ends_early)
+    assert all(f"`{kind}`" in early for kind in ends_early) and "cached keys would be wrong" in early
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])

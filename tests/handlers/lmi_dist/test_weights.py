@@ -142,10 +142,10 @@ def test_a_broken_folder_is_one_line_that_names_file_and_cause(
 
 
 def test_the_cause_in_a_fault_of_transformers_is_told_though_it_stands_on_the_second_line(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
+    folder = Path(shutil.copytree(tiny_model("olmo2"), tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 65, "num_attention_heads": 4}))
-    with pytest.raises(ModelUnusable, match=r"config\.json: .*The hidden size \(65\) is not a multiple"):
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": "65"}))
+    with pytest.raises(ModelUnusable, match=r"config\.json: .*expected int, got str"):
         run(folder)
 
 

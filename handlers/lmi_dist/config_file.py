@@ -1,0 +1,274 @@
+"""The config.json of a family that the generic decoder knows, read without transformers.
+
+Its values get the names that transformers gives them today, whatever the age of the file. `DEFAULTS` has what files of
+a family leave out, and a test compares it with the classes of transformers. A value that neither has is missing from
+what `read_config` returns: then only transformers can tell it. A wrong value is one line with file, name and rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from lmi.errors import ModelUnusable, shorten
+
+_LLAMA: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+_QWEN2 = _LLAMA | {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = _LLAMA | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "attention_bias": False,
+    "use_bidirectional_attention": None,
+}
+_GEMMA2 = {name: value for name, value in _GEMMA.items() if name != "hidden_act"} | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": _LLAMA
+    | {
+        "model_type": "llama",
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "MistralForCausalLM": _LLAMA | {"model_type": "mistral", "head_dim": None, "sliding_window": 4096},
+    "Qwen2ForCausalLM": _QWEN2 | {"model_type": "qwen2"},
+    "Qwen3ForCausalLM": _QWEN2 | {"model_type": "qwen3", "head_dim": 128, "attention_bias": False},
+    "GemmaForCausalLM": _GEMMA | {"model_type": "gemma"},
+    "Gemma2ForCausalLM": _GEMMA2 | {"model_type": "gemma2"},
+    "Gemma3ForCausalLM": _GEMMA2
+    | {
+        "model_type": "gemma3_text",
+        "rope_theta": 1_000_000.0,  # of layers that see all positions
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window_pattern": 6,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    },
+    "PhiForCausalLM": {
+        "model_type": "phi",
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "num_key_value_heads": None,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+    },
+    "Phi3ForCausalLM": _LLAMA
+    | {
+        "model_type": "phi3",
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": None,
+        "sliding_window": None,
+        "original_max_position_embeddings": 4096,
+    },
+    "GPT2LMHeadModel": {
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "n_inner": None,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
+    },
+    "OPTForCausalLM": {
+        "model_type": "opt",
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "enable_bias": True,
+        "layer_norm_elementwise_affine": True,
+        "word_embed_proj_dim": None,
+        "_remove_final_layer_norm": False,
+        "tie_word_embeddings": True,
+    },
+}
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+_KEPT_NULLS = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "num_key_value_heads"}
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value < 1 << 31
+
+
+def _is_number(value: Any, over: float = 0.0) -> bool:
+    return type(value) in (int, float) and over < value < 1e30
+
+
+# A rule, what tells whether a value follows it, and the names of the values that must.
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "a whole number of at least 1",
+        _is_count,
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings original_max_position_embeddings n_embd n_head n_inner n_layer n_positions "
+        "ffn_dim word_embed_proj_dim sliding_window sliding_window_pattern",
+    ),
+    (
+        "a number over 0",
+        _is_number,
+        "rms_norm_eps layer_norm_eps layer_norm_epsilon query_pre_attn_scalar attn_logit_softcapping "
+        "final_logit_softcapping partial_rotary_factor factor low_freq_factor high_freq_factor",
+    ),
+    ("a number over 1", lambda value: _is_number(value, 1.0), "rope_theta rope_local_base_freq"),
+    (
+        "a number of at least 0",
+        lambda value: value == 0 or _is_number(value),
+        "attention_factor beta_fast beta_slow mscale mscale_all_dim max_window_layers",
+    ),
+    (
+        "true or false",
+        lambda value: isinstance(value, bool),
+        "attention_bias mlp_bias tie_word_embeddings use_sliding_window use_bidirectional_attention qk_layernorm "
+        "scale_attn_weights scale_attn_by_inverse_layer_idx do_layer_norm_before enable_bias "
+        "layer_norm_elementwise_affine _remove_final_layer_norm truncate",
+    ),
+    ("a text", lambda value: isinstance(value, str), "hidden_act hidden_activation activation_function rope_type type"),
+    (
+        "a list of texts",
+        lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+        "layer_types",
+    ),
+    (
+        "a list of numbers over 0",
+        lambda value: isinstance(value, list) and all(_is_number(one) for one in value),
+        "short_factor long_factor",
+    ),
+    (
+        "an object",
+        lambda value: isinstance(value, dict),
+        "rope_parameters rope_scaling full_attention sliding_attention",
+    ),
+)
+_RULE_OF = {name: (rule, follows) for rule, follows, names in _RULES for name in names.split()}
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+
+
+def read_config(file: Path, name: str, raw: Mapping[str, Any]) -> SimpleNamespace | None:
+    """The values of `file`, whose JSON is `raw`, for the class `name`. None: only transformers knows this type."""
+    defaults = DEFAULTS.get(name)
+    if defaults is None or raw.get("model_type") != defaults["model_type"] or raw.get("per_layer_config"):
+        return None
+    given = _checked(file, raw)
+    if name == "GPT2LMHeadModel":
+        given |= {field: given.pop(other) for other, field in _GPT2_NAMES.items() if other in given}
+    values = defaults | given
+    for part, whole in (("num_key_value_heads", "num_attention_heads"), ("word_embed_proj_dim", "hidden_size")):
+        if values.get(part, "") is None and whole in values:
+            values[part] = values[whole]
+    if "use_sliding_window" in defaults and not values["use_sliding_window"]:
+        values["sliding_window"] = None
+    if "num_hidden_layers" in values:
+        _set_layer_types(file, defaults, values)
+    if "rope_theta" in defaults:
+        values["rope_parameters"] = _rope_parameters(file, name, values)
+    _check_shapes(file, values)
+    return SimpleNamespace(**values)
+
+
+def _checked(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are given, each of which follows its rule."""
+    given = {name: value for name, value in values.items() if value is not None or name in _KEPT_NULLS}
+    for name, value in given.items():
+        if name in _RULE_OF and value is not None:
+            rule, follows = _RULE_OF[name]
+            if not follows(value):
+                raise ModelUnusable(f"{file}: {name} must be {rule}, given {shorten(value)}")
+    return given
+
+
+def _set_layer_types(file: Path, defaults: Mapping[str, Any], values: dict[str, Any]) -> None:
+    num_layers = values["num_hidden_layers"]
+    if "layer_types" in values:
+        if (num_types := len(values["layer_types"])) != num_layers:
+            raise ModelUnusable(f"{file}: layer_types has {num_types} entries, num_hidden_layers is {num_layers}")
+        return
+    if "sliding_window_pattern" in defaults:
+        pattern = values["sliding_window_pattern"]
+        is_full = [index % pattern == pattern - 1 for index in range(num_layers)]
+    elif "max_window_layers" in defaults:
+        is_full = [
+            values["sliding_window"] is None or index < values["max_window_layers"] for index in range(num_layers)
+        ]
+    else:
+        return
+    values["layer_types"] = ["full_attention" if full else "sliding_attention" for full in is_full]
+
+
+def _rope_parameters(file: Path, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of rotary embeddings in one object, or in one for each type of layer."""
+    scaling, given = values.get("rope_scaling"), _checked(file, values.get("rope_parameters", {}))
+    thetas = dict.fromkeys(values.get("layer_types", ()), values["rope_theta"])
+    if name == "Gemma3ForCausalLM":
+        thetas = {"full_attention": values["rope_theta"], "sliding_attention": values["rope_local_base_freq"]}
+        given = {kind: given.get(kind) or {"rope_type": "default"} for kind in thetas}
+        given["full_attention"] = given["full_attention"] | (scaling or {})
+    elif scaling:
+        given = _checked(file, scaling)
+    by_type = {kind: theta for kind, theta in thetas.items() if kind in given}
+    if not by_type:
+        return _standard(file, name, values, given, values["rope_theta"])
+    return {kind: _standard(file, name, values, given[kind], theta) for kind, theta in by_type.items()}
+
+
+def _standard(
+    file: Path, name: str, values: Mapping[str, Any], parameters: Mapping[str, Any], theta: float
+) -> dict[str, Any]:
+    given = _checked(file, parameters)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if name == "Phi3ForCausalLM" and kind in ("su", "yarn"):  # its older names of longrope
+        kind = "longrope"
+    for needed in _ROPE_NEEDS.get(kind, ()):
+        if needed not in given:
+            raise ModelUnusable(f"{file}: rope_parameters of type {kind} have no {needed}")
+    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+        raise ModelUnusable(f"{file}: high_freq_factor must be over low_freq_factor")
+    part = {name: values[name] for name in ("partial_rotary_factor",) if name in values}
+    return {"rope_theta": theta, **part, **given, "rope_type": kind}
+
+
+def _check_shapes(file: Path, values: Mapping[str, Any]) -> None:
+    hidden_size = values.get("hidden_size", values.get("n_embd"))
+    num_heads = values.get("num_attention_heads", values.get("n_head"))
+    if hidden_size is None or num_heads is None:
+        return
+    num_kv_heads = values.get("num_key_value_heads", num_heads)
+    if values.get("head_dim") is None and hidden_size % num_heads:
+        raise ModelUnusable(
+            f"{file}: the hidden size ({hidden_size}) is not a multiple of the number of attention heads ({num_heads})"
+        )
+    if num_heads % num_kv_heads:
+        raise ModelUnusable(
+            f"{file}: num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads ({num_kv_heads})"
+        )
+    rope = values.get("rope_parameters", {})
+    if rope.get("rope_type") == "longrope":
+        head_dim = values.get("head_dim") or hidden_size // num_heads
+        num_pairs = (int(head_dim * rope.get("partial_rotary_factor", 1.0)) + 1) // 2
+        if (num_factors := len(rope["short_factor"])) != num_pairs:
+            raise ModelUnusable(f"{file}: short_factor must have {num_pairs} entries, given {num_factors}")
