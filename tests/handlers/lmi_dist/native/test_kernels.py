@@ -96,7 +96,8 @@ def test_norms(ids: list[int], width: int, seed: int, is_centred: bool, has_bias
     output = 0 if way == "in place" else 1
     norm: Norm = Norm(0, output, normal(width), 1e-5, bias, is_centred, adds=way == "adds")
     operations: list[Operation[Tensor]] = [Embed(0, table), Embed(1, table.flip(0)), norm, Gather(output, 2)]
-    check(program_of(operations, (width, width, width), {2}), ids)
+    # A few numbers that are nearly equal lose up to their size / sqrt(eps) in float32 when their mean is subtracted.
+    check(program_of(operations, (width, width, width), {2}), ids, limit=1e-4 if is_centred and width < 8 else 1e-5)
 
 
 @few
