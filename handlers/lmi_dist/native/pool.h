@@ -34,6 +34,8 @@ class Signal {
   public:
     explicit constexpr Signal(int number) : number(number) {}
 
+    int get() const { return number.load(); }
+
     void set(int to) {
         number.store(to);
         if (sleepers.load()) futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
@@ -113,10 +115,14 @@ class alignas(64) Helper {
 
     void serve() {
         prctl(PR_SET_NAME, "lmi-kernels");
-        for (int number = HELD;; number = state.wait(number)) {
-            if (number != OFFERED || !state.change(OFFERED, BUSY)) continue;
-            work(context);
-            state.set(HELD);
+        for (;;) {
+            const int number = state.get();
+            if (number != OFFERED) {
+                state.wait(number);
+            } else if (state.change(OFFERED, BUSY)) {
+                work(context);
+                state.set(HELD);
+            }
         }
     }
 
