@@ -17,7 +17,7 @@ from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
 from lmi.supervisor.banner import Failure
 from lmi.supervisor.output import ChildOutput
-from lmi.supervisor.restarts import RestartTable
+from lmi.supervisor.restarts import STEADY_S, RestartTable
 
 FORK_AGAIN_S = 1.0  # until the next try where the system refused a process
 STACKS_S = 0.5  # how long a hung process may write its stacks before it is killed
@@ -96,7 +96,7 @@ class Child:
 
     def start(self, now: float) -> None:
         self._spawned_s, self._kill_s, self._hung = now, None, ""
-        self._was_ready = self.record is None
+        self._was_ready = False
         if self.record is not None:
             self.record.num_starts += 1
             self.record.phase = Phase.STARTING
@@ -140,14 +140,14 @@ class Child:
 
         Returns the failure if another start cannot help.
         """
-        why, stage = self._reason(code), self._stage()
+        why, stage, was_ready = self._reason(code), self._stage(), self._has_been_ready(now)
         self._clear(why, now)
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
             return None
         if (error := self.kind.fatal(code, why)) is not None:
             return self._fail(Failure.of(error, stage))
-        delay_s = self._table.delay_s(self._spawned_s, now, was_ready=self._was_ready)
+        delay_s = self._table.delay_s(now, was_ready=was_ready)
         if delay_s is None:
             message = f"{self.name} died {self._table.num_deaths} times, the last time it {why}"
             cause, notice_s = self.kind.lost_label, self.kind.lost_notice_s
@@ -155,6 +155,11 @@ class Child:
         self._start_s = now + delay_s
         log.error("%s lost: %s; next start in %g s", self.name, why, delay_s)
         return None
+
+    def _has_been_ready(self, now: float) -> bool:
+        if self.record is None:
+            return now - self._spawned_s >= STEADY_S
+        return self._was_ready or self.record.phase == Phase.READY  # perhaps since the last turn
 
     def _judge(self, record: EngineRecord, now: float, pauses: Pauses) -> None:
         if record.phase == Phase.READY and not self._was_ready:

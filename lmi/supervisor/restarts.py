@@ -13,14 +13,16 @@ from lmi.shared.state import EngineRecord, Phase
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
-STEADY_S = 60.0  # the next start of a process that ran this long has the first delay again
+STEADY_S = 60.0  # a process without a record that ran this long counts as one that was ready
 IDLE_BEAT_S = 10.0
 
 # After SIGTERM new requests get 503 for a moment, the port closes, open answers end, and then the rest are cut.
 DRAIN_CUT_S = 1.5  # after drain_timeout, when the remaining front ends are killed
 DRAIN_END_S = 2.5  # after drain_timeout, when all remaining processes are killed
 
-LATE_TURN_S = 1.0  # the supervisor's loop turns five times a second; if a turn is so late, the process did not run
+LATE_TURN_S = (
+    1.0  # the supervisor's loop turns at least five times a second; if a turn is so late, the process did not run
+)
 
 
 def drain_notice_s(drain_timeout_s: float) -> float:
@@ -29,16 +31,16 @@ def drain_notice_s(drain_timeout_s: float) -> float:
 
 
 class RestartTable:
-    """The deaths of one process and the delay after each, which doubles. After too many deaths there is no next start.
+    """The deaths of one process and the delay after each. After too many deaths there is no next start.
 
-    Too many are `max_deaths` in `window_s`, or as many in a row, over any time, of processes that were never ready.
+    A process that was ready starts again at once. The delay doubles with each one in a row that was never ready. Too
+    many deaths are `max_deaths` in `window_s`, or as many in a row, over any time, of processes that were never ready.
     """
 
     def __init__(self, max_deaths: int, window_s: float, first_delay_s: float = FIRST_DELAY_S) -> None:
         self.max_deaths = max_deaths
         self._window_s = window_s
         self._first_delay_s = first_delay_s
-        self._delay_s = first_delay_s
         self._deaths: deque[float] = deque()
         self._num_failed_starts = 0  # in a row
 
@@ -47,7 +49,7 @@ class RestartTable:
         """The number of deaths that counted when the last one was noted."""
         return max(len(self._deaths), self._num_failed_starts)
 
-    def delay_s(self, started_s: float, died_s: float, *, was_ready: bool = True) -> float | None:
+    def delay_s(self, died_s: float, *, was_ready: bool) -> float | None:
         """Note a death. Returns how long to wait before the next start, or None after too many deaths."""
         self._deaths.append(died_s)
         self._num_failed_starts = 0 if was_ready else self._num_failed_starts + 1
@@ -55,10 +57,9 @@ class RestartTable:
             self._deaths.popleft()
         if self.num_deaths >= self.max_deaths:
             return None
-        if died_s - started_s >= STEADY_S:
-            self._delay_s = self._first_delay_s
-        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, LONGEST_DELAY_S)
-        return delay_s
+        if was_ready:
+            return 0.0
+        return float(min(self._first_delay_s * 2 ** (self._num_failed_starts - 1), LONGEST_DELAY_S))
 
 
 def hang(

@@ -42,7 +42,7 @@ from lmi.supervisor.restarts import DRAIN_CUT_S, DRAIN_END_S, LATE_TURN_S, drain
 from lmi.supervisor.stages import Settle, Stage, stages
 
 APP = "lmi.server.app:create_app()"
-TICK_S = 0.2
+TICK_S, LOADING_TICK_S = 0.2, 0.05
 STOP_S = 0.5  # for each stage of an immediate end: engines, errors to clients, front ends
 STRAYS_S = 0.3  # for a library's process that tidies up after an engine and ends by itself when the engine has ended
 MIN_OPEN_FILES = 64  # a front end reserves 40, the others are for clients
@@ -95,8 +95,9 @@ class Supervisor:
         try:
             if self._several is None:
                 self._advance()
+            self._tick(0.0)  # the first children start at once
             while self._exit_code is None:
-                self._tick()
+                self._tick(LOADING_TICK_S if self._phase == Phase.LOADING else TICK_S)
         finally:
             self._stop_all()
             self._claims.close()
@@ -153,8 +154,8 @@ class Supervisor:
     def _is_ending(self) -> bool:
         return self._phase in (Phase.DRAINING, Phase.FAILED)
 
-    def _tick(self) -> None:
-        for signum in self._wait(TICK_S):
+    def _tick(self, timeout_s: float) -> None:
+        for signum in self._wait(timeout_s):
             self._on_signal(signum)
         for pid, code in linux.reap():
             self._on_exit(pid, code, time.monotonic())
@@ -169,9 +170,9 @@ class Supervisor:
             if self._several is not None:
                 self._several.look(now)
             self._fetches.look()
+            self._look_at_stage()
             for child in self._children:
                 child.look(now, self._pauses)
-            self._look_at_stage()
             self._announce()
             self._warn_of_slow_start(now)
 

@@ -68,6 +68,32 @@ def test_after_too_many_deaths_there_is_no_other_start(engine: Child) -> None:
     assert failure.message.startswith("engine 0 died 2 times, the last time it was killed by SIGKILL")
 
 
+def starts_at_once(child: Child, now: float) -> bool:
+    """Whether a place whose process has ended has the next one after a look at this time."""
+    child.look(now, NO_PAUSES)
+    return child.pid is not None
+
+
+@pytest.mark.parametrize(("phase", "is_at_once"), [(Phase.LOADING, False), (Phase.READY, True)])
+def test_only_an_engine_that_was_ready_starts_again_without_delay(
+    engine: Child, phase: Phase, is_at_once: bool
+) -> None:
+    assert engine.record is not None
+    engine.record.phase = phase  # since the supervisor's last look
+    engine.exited(-9, now=1.0, is_ending=False)
+    assert starts_at_once(engine, now=1.0) == is_at_once
+
+
+@pytest.mark.parametrize(("lived_s", "is_at_once"), [(59.0, False), (60.0, True)])
+def test_a_process_without_a_record_starts_again_without_delay_where_it_ran_a_minute(
+    lived_s: float, is_at_once: bool
+) -> None:
+    child = Child(FRONT_END)
+    child.pid = DEAD_PID
+    child.exited(-9, now=lived_s, is_ending=False)
+    assert starts_at_once(child, now=lived_s) == is_at_once
+
+
 def test_an_exit_while_the_server_ends_is_no_failure(engine: Child) -> None:
     assert [engine.exited(4, now=1.0, is_ending=True) for _ in range(5)] == [None] * 5
     assert engine.record is not None and (engine.record.phase, engine.record.pid) == (Phase.LOST, 0)

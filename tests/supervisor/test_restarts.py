@@ -15,44 +15,40 @@ from lmi.supervisor.restarts import RestartTable, code_hang, drain_notice_s, han
 CONFIG = EngineConfig(step_timeout_s=60.0, first_step_timeout_s=300.0, model_loading_timeout_s=1200.0)
 
 
-def test_delays_double_from_a_fifth_of_a_second_to_half_a_minute() -> None:
+def test_delays_of_starts_that_fail_double_from_a_fifth_of_a_second_to_half_a_minute() -> None:
     table = RestartTable(max_deaths=100, window_s=1e9)
-    delays = [table.delay_s(started_s=at, died_s=at) for at in range(10)]
+    delays = [table.delay_s(at, was_ready=False) for at in range(10)]
     assert delays == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0])
 
 
-def test_a_process_that_ran_for_a_minute_starts_again_with_the_first_delay() -> None:
+def test_a_process_that_was_ready_starts_again_at_once_and_the_delays_begin_anew() -> None:
     table = RestartTable(max_deaths=100, window_s=1e9)
-    assert [table.delay_s(0, 1), table.delay_s(1, 2), table.delay_s(2, 63), table.delay_s(63, 64)] == [
-        0.2,
-        0.4,
-        0.2,
-        0.4,
-    ]
+    lives = [True, True, False, False, True, False]
+    assert [table.delay_s(at, was_ready=was_ready) for at, was_ready in enumerate(lives)] == [0, 0, 0.2, 0.4, 0, 0.2]
 
 
 def test_too_many_deaths_in_the_window_are_the_end_and_old_ones_do_not_count() -> None:
     table = RestartTable(max_deaths=3, window_s=600)
-    assert table.delay_s(0, 0) is not None
-    assert table.delay_s(0, 300) is not None
-    assert table.delay_s(0, 601) is not None  # the first death no longer counts
-    assert table.delay_s(0, 602) is None
+    assert table.delay_s(0, was_ready=True) is not None
+    assert table.delay_s(300, was_ready=True) is not None
+    assert table.delay_s(601, was_ready=True) is not None  # the first death no longer counts
+    assert table.delay_s(602, was_ready=True) is None
     assert table.num_deaths == 3
 
 
 def test_starts_that_fail_count_however_long_each_took_until_one_succeeds() -> None:
     table = RestartTable(max_deaths=3, window_s=600)
-    ends = [table.delay_s(at, at + 1200, was_ready=False) for at in range(0, 3600, 1200)]
+    ends = [table.delay_s(at + 1200, was_ready=False) for at in range(0, 3600, 1200)]
     assert [end is None for end in ends] == [False, False, True]
     table = RestartTable(max_deaths=3, window_s=600)
-    ends = [table.delay_s(at, at + 1200, was_ready=at % 3600 == 0) for at in range(0, 12_000, 1200)]
+    ends = [table.delay_s(at + 1200, was_ready=at % 3600 == 0) for at in range(0, 12_000, 1200)]
     assert None not in ends
 
 
 @pytest.mark.parametrize("max_deaths", [0, 1])
 def test_the_first_death_is_the_end_where_no_more_are_allowed(max_deaths: int) -> None:
     table = RestartTable(max_deaths, window_s=600)
-    assert table.delay_s(0, 1) is None
+    assert table.delay_s(1, was_ready=True) is None
     assert table.num_deaths == 1
 
 
