@@ -1,20 +1,26 @@
 """Reads a serving.properties file into its keys, their values and their lines.
 
-The javaproperties library reads the syntax of java.util.Properties (continuations, escapes, `=`, `:` or blank between
-key and value). This module adds line numbers, warnings of repeated keys, and errors that name file and line. It skips
-a byte order mark. It does not know what a key means.
+The syntax is that of java.util.Properties: continuations, escapes, `=`, `:` or blank between key and value. Each entry
+keeps its line, a repeated key is a warning, and an error names file and line. A byte order mark is skipped. This module
+does not know what a key means.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import javaproperties
 
 from lmi.errors import BadConfiguration, shorten
 
 MAX_BYTES = 1 << 20
+BLANKS = " \t\f"
+LINE_END = re.compile(r"\r\n|\r|\n")
+CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")  # an odd number of backslashes at the end
+ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+ESCAPE = re.compile(r"\\(u.{0,4}|.)", re.DOTALL)
+HEX = re.compile("u[0-9A-Fa-f]{4}")
+ESCAPED = {"t": "\t", "n": "\n", "f": "\f", "r": "\r"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +66,37 @@ def parse(text: str, name: str = "serving.properties") -> Properties:
     Raises BadConfiguration for an escape that is not valid.
     """
     properties = Properties(name)
-    line = 1
-    elements = javaproperties.parse(text.removeprefix("\ufeff"))
-    while True:
-        try:
-            element = next(elements, None)
-        except javaproperties.InvalidUEscapeError as error:
-            rule = "\\u must be followed by four hexadecimal digits"
-            raise BadConfiguration(f"{name}:{line}: {rule}, given {shorten(error.escape)}") from None
-        if element is None:
-            return properties
-        if isinstance(element, javaproperties.KeyValue):
-            _add(properties, element.key, PropertiesLine(element.value, line))
-        line += _num_lines(element.source)
+    lines = enumerate(LINE_END.split(text.removeprefix("\ufeff")), 1)
+    for number, line in lines:
+        line = line.lstrip(BLANKS)
+        if line.startswith(("#", "!")):
+            continue
+        while CONTINUED.search(line):
+            _, after = next(lines, (0, ""))
+            line = line[:-1] + after.lstrip(BLANKS)
+        if line and (found := ENTRY.fullmatch(line)):
+            try:
+                key, value = map(_unescape, found.groups())
+            except ValueError as error:
+                rule = "\\u must be followed by four hexadecimal digits"
+                raise BadConfiguration(f"{name}:{number}: {rule}, given {shorten(str(error))}") from None
+            _add(properties, key, PropertiesLine(value, number))
+    return properties
+
+
+def _unescape(text: str) -> str:
+    """Return a key or a value without its escapes. Raises ValueError with an escape that is not valid."""
+    plain = ESCAPE.sub(_unescaped, text)
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # pairs become one character
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    escape = found[1]
+    if escape[0] != "u":
+        return ESCAPED.get(escape, escape)
+    if not HEX.fullmatch(escape):
+        raise ValueError(found[0])
+    return chr(int(escape[1:], 16))
 
 
 def _add(properties: Properties, key: str, entry: PropertiesLine) -> None:
@@ -84,8 +108,3 @@ def _add(properties: Properties, key: str, entry: PropertiesLine) -> None:
         where = f"{properties.name}:{entry.line}: {shorten(key)}"
         properties.warnings.append(f"{where} stands in line {earlier.line} already; the later line counts")
     properties.entries[key] = entry
-
-
-def _num_lines(source: str) -> int:
-    """Return the number of line ends in `source`. CR LF is one line end, and so is a single CR or LF."""
-    return source.count("\n") + source.count("\r") - source.count("\r\n")
