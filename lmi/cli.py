@@ -14,7 +14,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from typing import Any
 
@@ -236,6 +235,8 @@ def show_version() -> None:
 
 
 def _version_of(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,14 +1,14 @@
-"""Finds the function that loads an engine by the handler's name. It is the first to import the engine's module."""
+"""Finds the function that loads an engine. It is the first to import the engine's module."""
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from importlib import import_module
+from operator import attrgetter
 from typing import Protocol, cast
 
 from lmi.errors import BadConfiguration
 from lmi.executor import Executor, Progress
 from lmi.settings.config import EngineConfig
-from lmi.settings.handler import GROUP, announced
 
 
 class Loader(Protocol):
@@ -20,16 +20,14 @@ class Loader(Protocol):
     def __call__(self, config: EngineConfig, model_path: str, progress: Progress) -> Executor: ...
 
 
-def resolve(handler: str) -> Loader:
-    """Return the function that loads the engine of `handler`.
+def resolve(handler: str, load: str) -> Loader:
+    """Return the function `load`, a "module:function", which loads the engine of `handler`.
 
-    Raises BadConfiguration for a name that no package announces and for a handler whose library is missing.
+    Raises BadConfiguration for a handler whose library is missing.
     """
-    found = announced()
-    if handler not in found:
-        raise BadConfiguration(f"option.rolling_batch: no engine is called {handler!r}, there are {sorted(found)}")
+    module, _, name = load.partition(":")
     try:
-        return cast(Loader, EntryPoint(handler, found[handler].load, GROUP).load())
+        return cast(Loader, attrgetter(name)(import_module(module)))
     except ImportError as error:
         raise missing_library(handler, error) from error
 

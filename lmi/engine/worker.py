@@ -1,9 +1,10 @@
 """The engine process: one model replica behind one unix socket.
 
-`python -m lmi.engine.worker --slot N` loads the configured model with the configured handler, writes the progress into
-its record, then serves front ends until SIGTERM. The main thread reads sockets. A second thread waits for the executor,
-if the executor needs one. The supervisor judges only from the record whether this process hangs. Exit codes are those
-of `lmi.errors`. A model that cannot be used is one line in the log, an unexpected fault has a traceback.
+`python -m lmi.engine.worker --slot N --load-with MODULE:FUNCTION` loads the configured model with the function that its
+handler names, writes the progress into its record, then serves front ends until SIGTERM. The main thread reads sockets.
+A second thread waits for the executor, if the executor needs one. The supervisor judges only from the record whether
+this process hangs. Exit codes are those of `lmi.errors`. A model that cannot be used is one line in the log, an
+unexpected fault has a traceback.
 """
 
 from __future__ import annotations
@@ -17,10 +18,7 @@ import threading
 import time
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, cast
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Self, cast
 
 import lmi.shared.log
 from lmi.engine.resolve import missing_library, resolve
@@ -34,6 +32,9 @@ from lmi.shared.cores import keep as keep_to_cores
 from lmi.shared.report import LoadReport, write_report
 from lmi.shared.sink import stream
 from lmi.shared.state import EngineRecord, Phase
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 BEAT_S = 0.2
 AWAIT_S = 0.5  # how long the pump waits before it checks whether it should stop
@@ -54,6 +55,9 @@ class Loading:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if has_bar:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
             self._bar = Progress(*columns, console=Console(file=stream(lmi.shared.log.fd())), transient=True)
 
@@ -166,15 +170,15 @@ class Worker:
         self._stop.set()
 
 
-def load(runtime: Runtime, record: EngineRecord) -> tuple[Executor, LoadReport]:
-    """Load the configured engine. Raises StartError for a fault that an operator can mend."""
+def load(runtime: Runtime, record: EngineRecord, function: str) -> tuple[Executor, LoadReport]:
+    """Load the configured engine with a "module:function". Raises StartError for a fault that an operator can mend."""
     engine = runtime.config.engine
     is_alone = engine.num_engines == 1
     with Loading(
         record, has_bar=is_alone and os.isatty(lmi.shared.log.fd()) and runtime.config.server.log_format != "json"
     ) as loading:
         loading("import", 0.0)
-        load_engine = resolve(engine.handler)
+        load_engine = resolve(engine.handler, function)
         try:
             executor = load_engine(engine, runtime.config.model.path, loading)
         except ImportError as error:
@@ -201,7 +205,7 @@ async def serve(executor: Executor, record: EngineRecord, runtime: Runtime, slot
     return worker.failure
 
 
-def run(slot: int) -> int:
+def run(slot: int, load_with: str) -> int:
     """Load the engine and serve until SIGTERM. Returns the exit code."""
     runtime = Runtime.from_environ()
     record = runtime.attach().engines[slot]
@@ -212,7 +216,7 @@ def run(slot: int) -> int:
     lmi.shared.log.setup(f"engine {slot}", server.log_level, server.log_format, linux.log_fd())
     lmi.shared.log.count_dropped_in(record)
     try:
-        executor, report = load(runtime, record)
+        executor, report = load(runtime, record, load_with)
         with executor:
             write_report(runtime.engine_report(slot), report)
             keep_to_cores()  # only now, because compilers of a model may use all cores
@@ -233,4 +237,4 @@ def run(slot: int) -> int:
 
 
 if __name__ == "__main__":
-    slot_process.main("lmi.engine.worker", __doc__, run)
+    slot_process.main("lmi.engine.worker", __doc__, run, "load-with")

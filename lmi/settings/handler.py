@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -87,7 +88,8 @@ class Handler:
 USER_CODE = Handler(load="")  # the record of user code that is the model
 
 
-def announced() -> dict[str, Handler]:
+@cache  # the metadata of all installed packages is read once in a process
+def announced() -> Mapping[str, Handler]:
     """Return every announced engine by its name, also those whose library is not installed."""
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     return {name: _record(entry) for name, entry in sorted(entries.items())}

@@ -45,7 +45,8 @@ def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list
 
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config, folder = runtime.config, str(runtime.path)
-    is_launched = announced().get(config.engine.handler, USER_CODE).launcher(config.engine) is not None
+    handler = announced().get(config.engine.handler, USER_CODE)
+    is_launched = handler.launcher(config.engine) is not None
 
     def environ(slot: int) -> dict[str, str]:
         kept = variable(cores.engines[slot]) if cores else {}
@@ -56,6 +57,7 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         config,
         title="engine {slot}",
         module="lmi.engine.worker",
+        words=["--load-with", handler.load],
         output_logger="libraries",
         environ=environ,
         hang=lambda record, *times: hang(record, config.engine, *times),
@@ -82,12 +84,16 @@ def _worker(
     output_logger: str,
     environ: Callable[[int], Mapping[str, str]],
     hang: Hang,
+    words: Sequence[str] = (),
     agent: str = "",
 ) -> ChildKind:
-    """Return the kind of a process that front ends talk to over a socket. `agent`: the module that starts it."""
+    """Return the kind of a process that front ends talk to over a socket.
+
+    `words` are for its command beside the slot. `agent` is the module that starts it.
+    """
 
     def argv(slot: int) -> list[str]:
-        own = [sys.executable, "-P", "-m", module, "--slot", str(slot)]
+        own = [sys.executable, "-P", "-m", module, "--slot", str(slot), *words]
         return [sys.executable, "-P", "-m", agent, "--slot", str(slot), "--", *own] if agent else own
 
     return ChildKind(

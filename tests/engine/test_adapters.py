@@ -68,7 +68,8 @@ class Server:
         self.block.engines[slot].phase = Phase.LOADING
         paths = f"{ROOT}:{ROOT / 'tests/system/engines'}"
         environ = {**os.environ, ENVIRONMENT_NAME: str(self.runtime.path), "PYTHONPATH": paths}
-        command = [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", str(slot)]
+        words = ["--slot", str(slot), "--load-with", "foreign_engine:load"]
+        command = [sys.executable, "-P", "-m", "lmi.engine.worker", *words]
         with open(self.log, "ab") as file:
             self.processes[slot] = subprocess.Popen(command, env=environ, stderr=file)
 

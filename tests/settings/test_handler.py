@@ -37,7 +37,7 @@ HANDLER = Handler(
 
 
 @pytest.fixture
-def announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A package `fox_engine`; the fixture is the file of its entry points."""
     site = tmp_path / "site"
     (site / "fox-1.dist-info").mkdir(parents=True)
@@ -47,6 +47,8 @@ def announce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "fox_engine" / "about.py").write_text(RECORD)
     (site / "fox_engine" / "run.py").write_text("load = print")
     monkeypatch.syspath_prepend(site)
+    announced.cache_clear()
+    request.addfinalizer(announced.cache_clear)
     for name in ("fox_engine", "fox_engine.about", "fox_engine.run"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return site / "fox-1.dist-info" / "entry_points.txt"
@@ -65,7 +67,7 @@ def test_a_function_is_an_engine_with_the_defaults_of_a_record_and_is_not_import
     resolved = settle(folder, "option.tail=3")
     assert (resolved.config.engine.handler, resolved.config.engine.options) == ("fox", {"tail": "3"})
     assert "fox_engine" not in sys.modules
-    assert load_function("fox") is print
+    assert load_function("fox", announced()["fox"].load) is print
 
 
 def test_a_record_says_what_settings_ask(folder: Path, announce: Path) -> None:
@@ -78,7 +80,7 @@ def test_a_record_says_what_settings_ask(folder: Path, announce: Path) -> None:
     assert load(dump(resolved.config)) == resolved.config
     assert settle(folder, "option.dtype=bf16\noption.tensor_parallel_degree=max").config.engine.handler == "fox"
     assert "fox_engine.run" not in sys.modules
-    assert load_function("fox") is print
+    assert load_function("fox", announced()["fox"].load) is print
 
 
 def test_a_value_that_an_engine_refuses_by_its_default_is_a_fault_too(folder: Path, announce: Path) -> None:
@@ -94,7 +96,7 @@ def test_a_record_that_cannot_be_imported_stops_only_those_who_ask_for_its_engin
     assert resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
     assert settle(folder, "").config.engine.handler == "fox"
     with pytest.raises(BadConfiguration, match="engine fox cannot be used here, a library is missing: .*nobody_has"):
-        load_function("fox")
+        load_function("fox", announced()["fox"].load)
 
 
 def test_a_record_that_raises_stops_nobody_else(folder: Path, announce: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_record_that_raises_stops_nobody_else(folder: Path, announce: Path) ->
     (announce.parents[1] / "fox_engine" / "about.py").write_text("def HANDLER(")
     assert resolve(parse(""), {}, {}, folder=folder, machine=CPU).config.engine.handler == "lmi-dist"
     with pytest.raises(SyntaxError):
-        load_function("fox")
+        load_function("fox", announced()["fox"].load)
 
 
 def test_something_else_under_the_name_of_a_record_is_refused(announce: Path) -> None:
