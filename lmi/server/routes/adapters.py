@@ -16,7 +16,6 @@ from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, w
 from lmi.http.exchange import Exchange
 from lmi.schemas.common import Reader, boolean, read_object, text
 from lmi.server.adapter_choice import alias
-from lmi.server.adapter_source import fetch_adapter, warning
 from lmi.server.pages import page
 from lmi.server.service import Service
 from lmi.settings.adapters import is_enabled
@@ -36,6 +35,8 @@ PARAMETERS: dict[str, Reader] = {"name": text, "src": text, "preload": flag, "pi
 
 async def register(exchange: Exchange, service: Service) -> None:
     """Load an adapter on every engine, or on none."""
+    from lmi.server.adapter_source import fetch_adapter, warning
+
     registry, given = await _registry(exchange, service), await _parameters(exchange, service)
     for name in ("name", "src"):
         if not given.get(name):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
-from lmi.server.openapi import document
 
 PAGE = Path(__file__).with_name("docs.html").read_bytes()
 
@@ -29,6 +28,8 @@ POLICY = _policy(PAGE)
 
 
 async def openapi(exchange: Exchange, models: Models) -> None:
+    from lmi.server.openapi import document
+
     await exchange.send_json(document(models.config))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from lmi.http.exchange import Exchange
-from lmi.server import metrics
 from lmi.server.models import Models
 from lmi.server.service import Service
 from lmi.shared.state import Block, Phase, SupervisorRecord
@@ -18,6 +17,8 @@ async def ping(exchange: Exchange, models: Models) -> None:
 
 
 async def scrape(exchange: Exchange, models: Models) -> None:
+    from lmi.server import metrics
+
     await models.refresh()
     await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
 

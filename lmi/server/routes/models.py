@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.exceptions import HTTPException
 
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
-from lmi.server.model_registry import ModelRegistry
 from lmi.server.models import Models
 from lmi.server.pages import page
 from lmi.server.routes.health import service_health
@@ -22,6 +22,9 @@ from lmi.server.service import Service
 from lmi.server.several import SeveralModels
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import EngineRecord, Phase
+
+if TYPE_CHECKING:
+    from lmi.server.model_registry import ModelRegistry
 
 HOW = "this server has one model: multi_model=true or SAGEMAKER_MULTI_MODEL=true lets models come and go"
 FIELDS = ("model_name", "url")
@@ -119,6 +122,8 @@ def _registry(models: Models) -> ModelRegistry:
         raise HTTPException(404, HOW)
     if not models.front_end.config.management:
         raise HTTPException(404, "models cannot be changed here (management=false)")
+    from lmi.server.model_registry import ModelRegistry
+
     return ModelRegistry(models)
 
 
