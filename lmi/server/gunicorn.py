@@ -6,6 +6,7 @@ is a setting. A front end ends at once when the supervisor is gone, and drains w
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
+import lmi.server.app  # noqa: F401: before the fork, so that all workers share its code
 import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.http.worker import BEAT_S, LAST_S, GuardedWorker
@@ -158,6 +160,7 @@ def take_slot(server: Arbiter, worker: FrontEndWorker) -> None:
         linux.send(_block.frontends[oldest].pid, signal.SIGKILL)
         free = [oldest]
     worker.slot = free[0]
+    gc.freeze()  # a collection in the worker would write to every object, and so copy the pages that both share
 
 
 def _is_in_use(record: FrontEndRecord) -> bool:
