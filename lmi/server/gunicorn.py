@@ -19,7 +19,7 @@ from gunicorn.arbiter import Arbiter  # type: ignore[import-untyped]
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
 
-import lmi.server.app  # noqa: F401: before the fork, so that all workers share its code
+import lmi.server.app  # noqa: F401  # before the fork, so that all workers share its code
 import lmi.shared.log
 from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.http.worker import BEAT_S, LAST_S, GuardedWorker

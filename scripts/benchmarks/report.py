@@ -10,12 +10,13 @@ import json
 import sys
 from collections.abc import Callable
 
-from scripts.benchmarks import engine, frontend, gateway, model
+from scripts.benchmarks import engine, frontend, gateway, model, start
 from scripts.benchmarks.table import Goal, machine, table, write
 
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "start": start.measure,
     "frontend": frontend.measure,
     "gateway": gateway.measure,
     "model": model.measure,
@@ -23,6 +24,9 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 GOALS: list[Goal] = [
+    ("start_s", "`lmi serve demo`, from its exec to 200 at `/ping`, s", "<=", 1.0),
+    ("return_s", "from SIGKILL of the engine to the next 200, s", "<=", 0.5),
+    ("idle_pss_mb", "all processes of `lmi serve demo`, idle, PSS, MB", "<=", 150),
     ("frontend_ratio", "front-end CPU a streamed token, 64 streams / bare uvicorn writing ready-made lines", "<=", 1.7),
     ("frontend_idle_mb", "front-end worker, idle, MB", "<=", 150),
     (

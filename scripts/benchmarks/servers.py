@@ -122,7 +122,7 @@ def wait_ready(port: int, child: subprocess.Popen[bytes], health: str = "/ping",
                 if response.status == 200:
                     return
         except OSError:
-            time.sleep(0.05)
+            time.sleep(0.01)
     raise TimeoutError("the server did not become ready")
 
 
