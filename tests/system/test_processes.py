@@ -221,6 +221,7 @@ def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(container
     assert_whole(server.generate(3), 3)
     assert server.pids("lmi-front") == fronts
     assert server.metric("lmi_engine_restarts_total") == 1
+    assert "engine 0 lost" in (text := server.log.read_text()) and "next start in 0 s" in text, "it was ready"
 
 
 def test_while_the_only_engine_is_away_a_request_is_503_and_so_is_ping(container: Make) -> None:
