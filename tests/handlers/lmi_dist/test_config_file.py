@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from handlers.lmi_dist.config_file import DEFAULTS, read_config
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.families import _FAMILIES, Architecture, describe
+from handlers.lmi_dist.model_types import INSTALL_TORCH
 from lmi.errors import ModelUnusable
 from tests.handlers.lmi_dist.published_configs import PUBLISHED
 from tests.tiny_models import FAMILIES, tiny_model
@@ -206,5 +207,5 @@ def test_what_needs_torch_says_so_where_it_is_not_installed(
     with pytest.raises(ModelUnusable) as caught:
         read_facts(folder)
     [name] = config["architectures"]
-    said = f"{name} runs through the modules of transformers, and torch is not installed: scripts/install torch, or "
+    said = f"{name} runs through the modules of transformers, and torch is not installed: {INSTALL_TORCH}"
     assert str(caught.value) == f"{folder}/config.json: {said}"
