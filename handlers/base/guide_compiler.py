@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from handlers.base.guide_process import (
+from handlers.base.guide_protocol import (
     COMPILED,
-    MAX_COMPILE_BYTES,
     MAX_COMPILE_S,
-    MAX_COMPILED_BYTES,
+    MAX_TEXT_BYTES,
     PROBE,
     REFUSED,
     Start,
+    max_compile_bytes,
     read_all,
 )
 from handlers.base.guide_vocabulary import Vocabulary
@@ -31,17 +31,21 @@ from lmi.errors import InvalidRequest, Unavailable, cause_line
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams
 
 if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
+    from llguidance import LLMatcher
 
 FIELD = "guided_decoding_params"
-RULE = "must be a structure that xgrammar can follow"
+RULE = "must be a structure that lmi can follow"
 MAX_COMPILE_WAIT_S = 15.0  # by the clock, on a machine that gives the process little time
 MAX_START_S = 60.0  # then the process is started again
 HANGS_AFTER = 1.5  # times the limit of a compile
 MIN_WAIT_S = 0.001
-PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # a line of the compiler's code: [04:07:14] /x/regex.cc:83:
+STACK_BYTES = 512 << 20  # of address space, for a compilation here: what passed with less in the process passes
+
+_STACK_LOCK = threading.Lock()
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class TooSlow(InvalidRequest):
@@ -55,25 +59,43 @@ def compile_limit_s(step_timeout_s: float) -> float:
 
 @dataclass(slots=True)
 class Compiled:
-    """A guide that sequences can follow. `vocabulary` is the engine's."""
+    """A guide that sequences can follow, each with a copy of the matcher. `vocabulary` is the engine's."""
 
-    grammar: CompiledGrammar
+    matcher: LLMatcher
     vocabulary: Vocabulary
+    is_spent: bool = False  # a copy has failed, and others may because of the states that they share
 
-    @property
-    def num_bytes(self) -> int:
-        return self.grammar.memory_size_bytes
+
+class Wait:
+    """The wait for one guide, which another thread may end."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._connection: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def use(self, connection: socket.socket | None) -> None:
+        """From now on `end` closes this connection."""
+        with self._lock:
+            self._connection = connection
+            if self.is_over and connection is not None:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        with self._lock:
+            self.is_over = True
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(slots=True)
 class _Process:
     popen: subprocess.Popen[bytes]
     control: socket.socket
-    vocabulary: Vocabulary
     started_s: float  # time.monotonic()
     is_ready: bool = False
 
-    def ask(self, message: bytes, timeout_s: float) -> bytes:
+    def ask(self, message: bytes, timeout_s: float, wait: Wait) -> bytes:
         """Send a message over a new connection. Returns the answer, b"" if there is none. Raises TimeoutError."""
         ours, its = socket.socketpair()
         with ours, its:
@@ -81,13 +103,16 @@ class _Process:
             try:
                 socket.send_fds(self.control, [b"."], [its.fileno()])
                 its.close()
+                wait.use(ours)
                 ours.sendall(message)
                 ours.shutdown(socket.SHUT_WR)
                 return read_all(ours)
             except TimeoutError:
                 raise
-            except OSError:  # the process has ended
+            except OSError:  # the process or the wait has ended
                 return b""
+            finally:
+                wait.use(None)
 
     def is_alive(self) -> bool:
         return self.popen.poll() is None
@@ -109,50 +134,58 @@ class GuideCompiler:
         read_config: Callable[[], GuidedDecodingConfig],
         vocab_size: int,
         max_compile_s: float = MAX_COMPILE_WAIT_S,
+        *,
+        is_compact: bool = True,
     ) -> None:
         """`read_config` gives the vocabulary; it is called with the first guide. `vocab_size` is that of the logits.
 
-        A guide waits at most twice `max_compile_s` for the start of the process, which goes on for the next guide.
+        JSON that `is_compact` has no spaces between its values. A guide waits at most twice `max_compile_s` for the
+        start of the process, which goes on for the next guide.
         """
         self.max_compile_s = max_compile_s
         self._read_config = read_config
         self._vocab_size = vocab_size
+        self._is_compact = is_compact
+        self._config: GuidedDecodingConfig | None = None
+        self._vocabulary: Vocabulary | None = None
         self._process: _Process | None = None
         self._is_closed = False
         self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
 
-    def compile(self, params: GuidedDecodingParams) -> Compiled:
+    def compile(self, params: GuidedDecodingParams, wait: Wait | None = None) -> Compiled:
         """Raises InvalidRequest for a guide that is wrong or too large, Unavailable if the process is not there."""
-        from xgrammar import CompiledGrammar
-
-        process, text = self._compiled(params)
-        return Compiled(CompiledGrammar.deserialize_json(text, process.vocabulary.info_for(params)), process.vocabulary)
+        text = self._text(params, wait or Wait())
+        vocabulary = self._known_vocabulary()
+        return Compiled(_on_large_stack(lambda: _new_template(vocabulary, text)), vocabulary)
 
     def check(self, params: GuidedDecodingParams) -> None:
         """Compile a guide for an engine that compiles it again. Raises what `compile` raises."""
-        self._compiled(params)
+        self._text(params, Wait())
 
-    def _compiled(self, params: GuidedDecodingParams) -> tuple[_Process, str]:
-        """The process that has compiled a guide, and what it made."""
+    def _text(self, params: GuidedDecodingParams, wait: Wait) -> str:
+        """What the process has made of a guide, for llguidance."""
         process = self._ready()
         asked_s = time.monotonic()
         try:
-            answer = process.ask(msgspec.msgpack.encode(params), HANGS_AFTER * self.max_compile_s)
-            is_there = bool(answer) or process.ask(PROBE, self.max_compile_s / 2) == COMPILED
+            answer = process.ask(msgspec.msgpack.encode(params), HANGS_AFTER * self.max_compile_s, wait)
+            if wait.is_over:
+                raise Unavailable("nobody waits for the guide any more")
+            is_there = bool(answer) or process.ask(PROBE, self.max_compile_s / 2, Wait()) == COMPILED
         except TimeoutError as error:  # a fork would have been ended
             process.end()
             raise Unavailable("the process that compiles guides hung; the next guide starts it again") from error
         if answer[:1] == COMPILED:
-            return process, answer[1:].decode()
+            return answer[1:].decode()
         if answer[:1] == REFUSED:
-            raise _refusal(PLACE.sub("", answer[1:].decode()))
+            raise _refusal(answer[1:].decode())
         if not is_there:
             raise Unavailable("the process that compiles guides has ended; the next guide starts it again")
         if time.monotonic() - asked_s >= self.max_compile_s:
             raise TooSlow(f"{RULE}: to compile it takes more than {self.max_compile_s:g} s here", FIELD)
         raise _refusal(
-            f"to compile it takes more than {MAX_COMPILE_S} s, or {MAX_COMPILE_BYTES >> 20} MiB, "
-            f"or it is larger than {MAX_COMPILED_BYTES >> 20} MiB then"
+            f"to compile it takes more than {MAX_COMPILE_S} s, or {max_compile_bytes() >> 20} MiB, "
+            f"or it is larger than {MAX_TEXT_BYTES >> 20} MiB then"
         )
 
     def close(self) -> None:
@@ -178,7 +211,7 @@ class GuideCompiler:
         if self._is_closed:
             process.close()
         try:
-            process.is_ready = process.is_ready or process.ask(PROBE, deadline_s - time.monotonic()) == COMPILED
+            process.is_ready = process.is_ready or process.ask(PROBE, deadline_s - time.monotonic(), Wait()) == COMPILED
         except TimeoutError as error:
             if time.monotonic() - process.started_s > MAX_START_S:
                 process.end()
@@ -188,8 +221,9 @@ class GuideCompiler:
         return process
 
     def _start(self) -> _Process:
-        config = self._read_config()
-        start = msgspec.msgpack.encode(Start(config, self._vocab_size, self.max_compile_s))
+        self._config = self._config or self._read_config()
+        given = Start(self._config, self._vocab_size, self.max_compile_s, self._is_compact)
+        start = msgspec.msgpack.encode(given)
         ours, its = socket.socketpair()
         with its, os.fdopen(os.memfd_create("guides"), "wb+") as file:
             file.write(start)
@@ -197,12 +231,51 @@ class GuideCompiler:
             fds = [its.fileno(), file.fileno()]
             argv = [sys.executable, "-m", "handlers.base.guide_process", *map(str, fds)]
             try:
-                popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds)
+                environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # another reserves more memory than the limit
+                popen = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=fds, env=environ)
             except OSError:
                 ours.close()
                 raise
         log.info("guided decoding: process %d compiles guides", popen.pid)
-        return _Process(popen, ours, Vocabulary(config, self._vocab_size), time.monotonic())
+        return _Process(popen, ours, time.monotonic())
+
+    def _known_vocabulary(self) -> Vocabulary:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                assert self._config is not None
+                self._vocabulary = Vocabulary(self._config, self._vocab_size)
+            return self._vocabulary
+
+
+def _new_template(vocabulary: Vocabulary, text: str) -> LLMatcher:
+    """What the copies of a guide share. With its first mask it knows what each of them needs first."""
+    from handlers.base.guide_text import new_matcher
+
+    try:
+        matcher = new_matcher(vocabulary.tokenizer, text)
+    except ValueError as error:
+        raise _refusal(str(error)) from None
+    matcher.compute_bitmask()
+    return matcher
+
+
+def _on_large_stack(function: Callable[[], Result]) -> Result:
+    """Call a function on a thread of its own."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    with _STACK_LOCK:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="guide", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return future.result()
 
 
 def may_change(error: BaseException | None) -> bool:

@@ -1,101 +1,108 @@
-"""The process that compiles guides, apart from the engine, because a compilation cannot be stopped otherwise.
+"""The process that compiles guides before the engine does: a compilation cannot be stopped otherwise.
 
-It has read the vocabulary once and forks for each guide. A fork has limits on its processor time, its time and its
-memory, and the kernel ends the fork that reaches one. So a guide that explodes harms nobody. Each guide has a
-connection of its own: the text goes in up to the end of the stream, and the answer comes out. No answer means that the
-fork was ended.
+It has read the vocabulary once and forks for each guide. A fork has limits on its processor time, its time, its memory
+and its stack, and the kernel ends the fork that reaches one. So a guide that explodes harms nobody. Each guide has a
+connection of its own: the guide goes in, and what llguidance is to compile comes out. When the other side closes the
+connection the fork ends. No answer means that the fork was ended.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import socket
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from handlers.base.guide_vocabulary import Vocabulary
-from handlers.base.schema_keywords import check_keywords
-from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
+from handlers.base.guide_protocol import (
+    COMPILED,
+    MAX_COMPILE_S,
+    MAX_TEXT_BYTES,
+    PROBE,
+    REFUSED,
+    Start,
+    max_compile_bytes,
+    read_all,
+)
+from handlers.base.guide_text import new_matcher, reason_of, texts_of
+from handlers.base.guide_tokenizer import new_tokenizer
+from lmi.executor import GuidedDecodingParams
 from lmi.shared import linux
 
 if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
+    from llguidance import LLMatcher, LLTokenizer
 
-MAX_COMPILE_S = 3  # of processor time
-MAX_COMPILE_BYTES = 1 << 30  # of memory, more than the process has
-MAX_COMPILED_BYTES = 64 << 20  # of the answer
-COMPILED, REFUSED = b"+", b"-"
-PROBE = b""  # asks for nothing; its answer is COMPILED
-ANY_OBJECT = '{"type": "object"}'
-MAX_SPACES = 16  # between two values of JSON: a model that goes on writing spaces would never end
+STACK_BYTES = 64 << 20  # less than in the engine, so that what ends with an overflow ends here
+MAX_MASK_S = 0.05  # of processor time
+NUM_TRIED = 4  # masks
+TOO_SLOW = f"to follow it takes more than {MAX_MASK_S * 1000:g} ms for a token"
 NICENESS = 5  # the engine's step goes first
 PAGE_BYTES = resource.getpagesize()
 
 
-class Start(msgspec.Struct):
-    """What the process reads first. `vocab_size` is the width of the logits, `max_compile_s` the time of a guide."""
-
-    config: GuidedDecodingConfig
-    vocab_size: int
-    max_compile_s: float
-
-
-def compile_guide(vocabulary: Vocabulary, params: GuidedDecodingParams) -> CompiledGrammar:
-    """Raises RuntimeError or ValueError if it cannot be compiled."""
-    from xgrammar import Grammar, GrammarCompiler
-
-    compiler = GrammarCompiler(vocabulary.info_for(params), max_threads=1, cache_enabled=False)
-    guide = params.guide or ""
-    if params.guide_type is GuideType.JSON:
-        return compiler.compile_json_schema(ANY_OBJECT, max_whitespace_cnt=MAX_SPACES)
-    if params.guide_type is GuideType.JSON_SCHEMA:
-        for pattern in check_keywords(guide):
-            Grammar.from_regex(pattern)  # in a schema, what is wrong in it would count as letters
-        return compiler.compile_json_schema(guide, max_whitespace_cnt=MAX_SPACES)
-    if params.guide_type is GuideType.REGEX:
-        return compiler.compile_regex(guide)
-    return compiler.compile_grammar(guide)
+def text_of(tokenizer: LLTokenizer, params: GuidedDecodingParams, *, is_compact: bool) -> str:
+    """The text of a guide that llguidance can follow. Raises ValueError."""
+    error: ValueError | None = None
+    for text in texts_of(params, is_compact=is_compact):
+        try:
+            _try(new_matcher(tokenizer, text))
+            return text
+        except ValueError as raised:
+            error = error or raised
+    assert error is not None
+    raise error
 
 
-def read_all(connection: socket.socket) -> bytes:
-    """Read up to the end of the stream."""
-    parts = []
-    while part := connection.recv(1 << 16):
-        parts.append(part)
-    return b"".join(parts)
+def _try(matcher: LLMatcher) -> None:
+    """Compute the first masks, because they may explode too. Raises ValueError if one allows no token or is slow."""
+    for _ in range(NUM_TRIED):
+        started_s = time.thread_time()
+        mask = matcher.compute_bitmask()
+        spent_s = time.thread_time() - started_s
+        if matcher.is_error():
+            raise ValueError(reason_of(matcher))
+        if spent_s > MAX_MASK_S:
+            raise ValueError(TOO_SLOW)
+        if matcher.is_stopped() or matcher.is_accepting():
+            return
+        byte, bits = next((number, bits) for number, bits in enumerate(mask) if bits)
+        matcher.consume_token(8 * byte + (bits & -bits).bit_length() - 1)
 
 
-def _answer(vocabulary: Vocabulary, connection: socket.socket, max_compile_s: float) -> None:
-    """Compile the guide of a connection within the limits."""
-    _limit(max_compile_s)
-    if (message := read_all(connection)) == PROBE:
-        connection.sendall(COMPILED)
-        return
+def _answer(tokenizer: LLTokenizer, connection: socket.socket, start: Start, message: bytes) -> None:
     params = msgspec.msgpack.decode(message, type=GuidedDecodingParams)
     try:
-        compiled = compile_guide(vocabulary, params)
-        _try_mask(compiled)
-        answer = COMPILED + compiled.serialize_json().encode()
-    except (RuntimeError, ValueError) as error:
-        is_memory = "bad_alloc" in str(error)
-        answer = b"" if is_memory else REFUSED + str(error).encode("utf-8", "backslashreplace")
-    if len(answer) <= MAX_COMPILED_BYTES:
+        answer = COMPILED + text_of(tokenizer, params, is_compact=start.is_compact).encode()
+    except ValueError as error:
+        answer = REFUSED + str(error).encode("utf-8", "backslashreplace")
+    if len(answer) <= MAX_TEXT_BYTES:
         connection.sendall(answer)
 
 
-def _try_mask(compiled: CompiledGrammar) -> None:
-    """Compute the first mask, because it may explode too. Raises ValueError if it allows no token."""
-    from xgrammar import GrammarMatcher, allocate_token_bitmask
+def _compile(tokenizer: LLTokenizer, connection: socket.socket, start: Start) -> None:
+    """Compile the guide of a connection within the limits, on a thread, and end this process."""
+    _limit(start.max_compile_s)
+    if (message := read_all(connection)) == PROBE:
+        connection.sendall(COMPILED)
+        return
 
-    mask = allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
-    matcher = GrammarMatcher(compiled)
-    matcher.fill_next_token_bitmask(mask)
-    if not mask.any() and not matcher.is_completed():
-        raise ValueError("no text of this vocabulary fits it")
+    def answer() -> None:
+        try:
+            _answer(tokenizer, connection, start, message)
+        finally:
+            os._exit(0)
+
+    threading.stack_size(STACK_BYTES)
+    threading.Thread(target=answer).start()
+    poll = select.poll()
+    poll.register(connection, 0)
+    poll.poll()  # until the other side is closed
 
 
 def _limit(max_compile_s: float) -> None:
@@ -103,18 +110,19 @@ def _limit(max_compile_s: float) -> None:
     os.nice(NICENESS)
     with open("/proc/self/statm") as file:
         num_bytes = int(file.read().split()[0]) * PAGE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + MAX_COMPILE_BYTES,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + STACK_BYTES + max_compile_bytes(),) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_COMPILE_S,) * 2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # xgrammar warns of each client's guide
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Rust says of each client's guide
 
 
-def _fork(vocabulary: Vocabulary, connection: socket.socket, max_compile_s: float) -> None:
+def _fork(tokenizer: LLTokenizer, connection: socket.socket, start: Start) -> None:
     parent_pid = os.getpid()
     if os.fork():
         return
     try:
         linux.die_with_parent(parent_pid, signal.SIGKILL)
-        _answer(vocabulary, connection, max_compile_s)
+        _compile(tokenizer, connection, start)
     finally:
         os._exit(0)
 
@@ -125,17 +133,17 @@ def _next(control: socket.socket) -> socket.socket | None:
     return socket.socket(fileno=fds[0]) if fds else None
 
 
-def main(control: socket.socket, start: BinaryIO) -> None:
+def main(control: socket.socket, file: BinaryIO) -> None:
     linux.set_title("lmi-guides")
     linux.set_oom_score(1000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the engine ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
-    with start:
-        given = msgspec.msgpack.decode(start.read(), type=Start)
-    vocabulary = Vocabulary(given.config, given.vocab_size)
+    with file:
+        start = msgspec.msgpack.decode(file.read(), type=Start)
+    tokenizer = new_tokenizer(start.config, start.vocab_size)
     while (connection := _next(control)) is not None:
         with connection:
-            _fork(vocabulary, connection, given.max_compile_s)
+            _fork(tokenizer, connection, start)
 
 
 if __name__ == "__main__":

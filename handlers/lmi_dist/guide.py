@@ -8,13 +8,11 @@ token, and end ids only where the structure is complete. If nothing else may fol
 from __future__ import annotations
 
 import time
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from handlers.base.guide_compiler import FIELD, Compiled
+from handlers.base.guide_compiler import FIELD, RULE, Compiled
 from handlers.base.guide_vocabulary import WORD_BITS, Mask
 from handlers.base.sequence import Sequence
 from lmi.errors import cause_line
@@ -32,33 +30,42 @@ class Guide:
 
     def __init__(self, compiled: Compiled, end_ids: frozenset[int]) -> None:
         """`end_ids` may end the answer. There must be one."""
-        from xgrammar import GrammarMatcher
-
-        self._matcher = GrammarMatcher(compiled.grammar, override_stop_tokens=sorted(end_ids))
-        self._vocabulary = compiled.vocabulary
-        self._ends = compiled.vocabulary.mask_of(end_ids)
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
+        vocabulary = compiled.vocabulary
+        self._ends = vocabulary.mask_of(end_ids)
+        self._others = ~(self._ends | vocabulary.marks)
         self._num_accepted = 0
         self._is_over = False  # an end id was drawn
         self._spent_s = 0.0
 
     def fill(self, sequence: Sequence, masks: Mask, row: int) -> None:
-        """Write into row `row` of `masks` which tokens may come next."""
+        """Write into row `row` of `masks` which tokens may come next. Fails the sequence if that is not known."""
         token_ids = sequence.token_ids
         for token_id in token_ids[sequence.num_prompt_tokens + self._num_accepted :]:
             self._accept(sequence, token_id)
         if self._is_over:
             masks[row] = self._ends
-        else:
-            self._matcher.fill_next_token_bitmask(masks, row)
-        if self._num_accepted and (followers := self._vocabulary.mask_after(token_ids[-1])) is not None:
-            masks[row] &= followers
+        elif sequence.error is None:
+            masks[row] = self._compiled.vocabulary.mask_from(self._matcher) & self._others
+            if self._matcher.is_error():
+                self._fail(sequence)
+            elif self._matcher.is_accepting():
+                masks[row] |= self._ends
         sequence.must_end = sequence.min_tokens > self._num_accepted and not (masks[row] & ~self._ends).any()
 
     def _accept(self, sequence: Sequence, token_id: int) -> None:
         self._num_accepted += 1
-        if not self._is_over and not self._matcher.accept_token(token_id):
-            sequence.fail(f"the guide does not know how token {token_id} follows")
         self._is_over = self._is_over or token_id in sequence.end_ids
+        if not self._is_over and sequence.error is None and not self._matcher.consume_token(token_id):
+            self._fail(sequence)
+
+    def _fail(self, sequence: Sequence) -> None:
+        """End the request with the error of the matcher, which would look like the end of the structure."""
+        from handlers.base.guide_text import reason_of
+
+        self._compiled.is_spent = True
+        sequence.fail(f"{RULE}: {reason_of(self._matcher)}", ErrorKind.INVALID, FIELD)
 
     def note(self, sequence: Sequence, spent_s: float) -> None:
         """Note the processor time of a mask. Fails the sequence if its guide takes too long."""
@@ -75,7 +82,7 @@ def fill_masks(sequences: list[Sequence], rows: list[int], vocab_size: int) -> M
     for row in rows:
         try:
             cast(Guide, sequences[row].guide).fill(sequences[row], masks, row)
-        except RuntimeError as error:  # of xgrammar; the other rows go on
+        except Exception as error:  # the other rows go on
             sequences[row].fail(f"the guide failed: {cause_line(error)}")
         times_s.append(time.perf_counter())
     spent_s = time.thread_time() - started_s  # what other threads took does not count
@@ -85,10 +92,12 @@ def fill_masks(sequences: list[Sequence], rows: list[int], vocab_size: int) -> M
     return masks
 
 
-def apply_masks(logits: Tensor, masks: Mask) -> None:
-    """Set the tokens of `logits` (num_rows, vocab) that may not come next to -inf. xgrammar's own loop is slower."""
+def apply_masks(logits: Any, masks: Mask) -> None:
+    """Set the tokens of `logits`, an array or a tensor (num_rows, vocab), that may not come next to -inf."""
     most = _MOST.take(masks.view(np.uint8), axis=0).reshape(len(masks), -1)[:, : logits.shape[1]]
-    if logits.is_cpu:
-        np.minimum(logits.numpy(), most, out=logits.numpy())
+    if isinstance(logits, np.ndarray):
+        np.minimum(logits, most, out=logits)
     else:
+        import torch
+
         torch.minimum(logits, torch.from_numpy(most).to(logits.device), out=logits)

@@ -15,16 +15,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 
-from handlers.base.guide_compiler import FIELD, Compiled, GuideCompiler, may_change
+from handlers.base.guide_compiler import FIELD, Compiled, GuideCompiler, Wait, may_change
+from handlers.base.guide_protocol import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guide import Guide
 from lmi.errors import InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
 
-MAX_COMPILATIONS = 4  # at a time
-MAX_KEPT = 256  # guides
-MAX_KEPT_BYTES = 256 << 20
+MAX_KEPT = 64  # guides; one that was followed far has some megabytes of states
+MAX_KEPT_CHARS = 64 << 20  # of all that clients sent
 WAIT_S = 0.1  # a request may time out meanwhile
 
 Outcome = Compiled | Exception
@@ -35,14 +35,22 @@ class Awaited:
     """A guide that is being compiled, and the sequences that wait for it."""
 
     future: Future[Compiled]
+    wait: Wait
     sequences: list[Sequence] = field(default_factory=list)
 
 
 class Guides:
-    def __init__(self, read_config: Callable[[], GuidedDecodingConfig], vocab_size: int, max_compile_s: float) -> None:
+    def __init__(
+        self,
+        read_config: Callable[[], GuidedDecodingConfig],
+        vocab_size: int,
+        max_compile_s: float,
+        *,
+        is_compact: bool = True,
+    ) -> None:
         self.num_compiled = 0
         self.is_waiting = False  # nothing else is to do
-        self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s)
+        self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s, is_compact=is_compact)
         self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
         self._kept = Kept()
         self._awaited: dict[GuidedDecodingParams, Awaited] = {}
@@ -76,8 +84,10 @@ class Guides:
         awaited = self._awaited.get(params)
         if awaited is not None and sequence in awaited.sequences:
             awaited.sequences.remove(sequence)
-            if not awaited.sequences and awaited.future.cancel():
+            if not awaited.sequences:
                 del self._awaited[params]
+                awaited.future.cancel()
+                awaited.wait.end()
         return True
 
     @property
@@ -102,8 +112,9 @@ class Guides:
 
     def _await(self, params: GuidedDecodingParams, sequence: Sequence) -> None:
         if params not in self._awaited:
-            future = self._pool.submit(self._compiler.compile, params)
-            self._awaited[params] = Awaited(future)
+            wait = Wait()
+            future = self._pool.submit(self._compiler.compile, params, wait)
+            self._awaited[params] = Awaited(future, wait)
             future.add_done_callback(lambda _: self._note_done(params))
         self._awaited[params].sequences.append(sequence)
 
@@ -114,7 +125,7 @@ class Guides:
 
     def _end(self, params: GuidedDecodingParams) -> list[Sequence]:
         awaited = self._awaited.get(params)
-        if awaited is None or not awaited.future.done():  # it was cancelled, and perhaps is awaited again
+        if awaited is None or not awaited.future.done():  # all have left, and perhaps others have come
             return []
         del self._awaited[params]
         if awaited.future.cancelled():
@@ -131,30 +142,43 @@ class Guides:
 class Kept:
     """The guides that were used last, and the refusals of those that cannot be compiled."""
 
-    def __init__(self, max_num: int = MAX_KEPT, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        self.max_num, self.max_bytes = max_num, max_bytes
-        self.num_bytes = 0
+    def __init__(self, max_num: int = MAX_KEPT, max_chars: int = MAX_KEPT_CHARS) -> None:
+        self.max_num, self.max_chars = max_num, max_chars
+        self.num_chars = 0
         self._outcomes: OrderedDict[GuidedDecodingParams, Outcome] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._outcomes)
 
     def get(self, params: GuidedDecodingParams) -> Outcome | None:
-        if params in self._outcomes:
+        outcome = self._outcomes.get(params)
+        if isinstance(outcome, Compiled) and outcome.is_spent:
+            self._drop(params)
+            return None
+        if outcome is not None:
             self._outcomes.move_to_end(params)
-        return self._outcomes.get(params)
+        return outcome
 
     def put(self, params: GuidedDecodingParams, outcome: Outcome) -> None:
         """Keep an outcome that a second attempt would not change."""
         if isinstance(outcome, Compiled) or not may_change(outcome):
             self._outcomes[params] = outcome
-            self.num_bytes += _num_bytes(params, outcome)
-        while len(self._outcomes) > self.max_num or self.num_bytes > self.max_bytes:
-            self.num_bytes -= _num_bytes(*self._outcomes.popitem(last=False))
+            self.num_chars += len(params.guide or "")
+        while len(self._outcomes) > self.max_num or self.num_chars > self.max_chars:
+            self._drop(next(iter(self._outcomes)))
+
+    def _drop(self, params: GuidedDecodingParams) -> None:
+        del self._outcomes[params]
+        self.num_chars -= len(params.guide or "")
 
 
 def open_guides(
-    config: GuidedDecodingConfig | None, folder: str | None, vocab_size: int, max_compile_s: float
+    config: GuidedDecodingConfig | None,
+    folder: str | None,
+    vocab_size: int,
+    max_compile_s: float,
+    *,
+    is_compact: bool = True,
 ) -> tuple[Guides | None, str]:
     """The guides of an engine, or None and the reason why it has none.
 
@@ -166,7 +190,8 @@ def open_guides(
     path = Path(folder or ".")
     if reason := why_no_guides(path if config is None else None):
         return None, reason
-    return Guides(partial(read_config, path) if config is None else lambda: config, vocab_size, max_compile_s), ""
+    read = partial(read_config, path) if config is None else lambda: config
+    return Guides(read, vocab_size, max_compile_s, is_compact=is_compact), ""
 
 
 def equip(sequence: Sequence, outcome: Outcome) -> None:
@@ -185,11 +210,4 @@ def _follow(sequence: Sequence, compiled: Compiled) -> None:
     if not sequence.end_ids:
         sequence.fail("needs an end id, of the request or of the GuidedDecodingConfig", ErrorKind.INVALID, FIELD)
         return
-    try:
-        sequence.guide = Guide(compiled, sequence.end_ids)
-    except RuntimeError as error:  # of xgrammar
-        sequence.fail(f"the guide failed: {cause_line(error)}")
-
-
-def _num_bytes(params: GuidedDecodingParams, outcome: Outcome) -> int:
-    return len(params.guide or "") + (outcome.num_bytes if isinstance(outcome, Compiled) else 0)
+    sequence.guide = Guide(compiled, sequence.end_ids)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tensorrt_llm.llmapi import GuidedDecodingParams as TheirParams
 
 from handlers.base.guide_compiler import MAX_COMPILE_WAIT_S, GuideCompiler, may_change
-from handlers.base.guide_process import ANY_OBJECT
+from handlers.base.guide_protocol import ANY_OBJECT, MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import NO_TEXTS, read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from lmi.errors import GenerationFailed, LmiError, Unsupported, cause_line
@@ -30,7 +30,6 @@ KINDS = {
     XGRAMMAR: tuple(GuideType),
     LLGUIDANCE: (GuideType.JSON, GuideType.JSON_SCHEMA, GuideType.REGEX),
 }
-MAX_COMPILATIONS = 4  # at a time
 MAX_KEPT = 256  # outcomes
 MAX_KEPT_CHARS = 32 << 20  # of their structures
 

@@ -1,0 +1,87 @@
+"""Whether no value fits two JSON schemas at once, as far as types, listed values and required properties show it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Resolve = Callable[[str], object]
+TYPES = frozenset("null boolean object array number string".split())  # an integer is a number
+MAX_LEVELS = 4
+
+
+def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -> bool:
+    """`resolve` gives the schema of a reference. False where it is not known."""
+    if one is False or other is False:
+        return True
+    return any(
+        _differ(part, against, resolve, level)
+        for part in _conjuncts(one, resolve)
+        for against in _conjuncts(other, resolve)
+    )
+
+
+def _conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Schemas that a value must fit all."""
+    if isinstance(schema, dict) and level <= MAX_LEVELS:
+        yield schema
+        for part in schema.get("allOf", ()):
+            yield from _conjuncts(part, resolve, level + 1)
+        if isinstance(pointer := schema.get("$ref"), str):
+            yield from _conjuncts(resolve(pointer), resolve, level + 1)
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any], resolve: Resolve, level: int) -> bool:
+    if not _types(one) & _types(other):
+        return True
+    values, others = _values(one), _values(other)
+    if values is not None and others is not None and not values & others:
+        return True
+    if level > MAX_LEVELS or _types(one) != {"object"} or _types(other) != {"object"}:
+        return False
+    return any(
+        _lacks(against, name) or are_disjoint(_property(part, name), _property(against, name), resolve, level + 1)
+        for part, against in ((one, other), (other, one))
+        for name in part.get("required", ())
+    )
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    given = schema.get("type", TYPES)
+    found = {given} if isinstance(given, str) else set(given)
+    if "integer" in found:
+        found = found - {"integer"} | {"number"}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return found if values is None else found & {_type_of(value) for value in values}
+
+
+def _type_of(value: object) -> str:
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+def _values(schema: Mapping[str, Any]) -> set[str] | None:
+    """The values that are listed, or None if any value may be."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return None if values is None else {json.dumps(_plain(value), sort_keys=True) for value in values}
+
+
+def _plain(value: object) -> object:
+    """A value in which equal numbers are written alike."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _property(schema: Mapping[str, Any], name: object) -> object:
+    properties = schema.get("properties")
+    return properties.get(name) if isinstance(properties, dict) else None
+
+
+def _lacks(schema: Mapping[str, Any], name: object) -> bool:
+    """Whether no value of a schema has a property."""
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return is_closed and name not in schema.get("properties", {})

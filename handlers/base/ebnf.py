@@ -1,0 +1,239 @@
+"""Reads a grammar in EBNF, as llama.cpp (GBNF) and xgrammar write it. What it does not know is refused with its place.
+
+root ::= "a" [0-9]{1,3} (word | "\\n")*   # a rule goes up to the next one's name
+word ::= [^a-z\\]]+ .                     # . is any character
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_NODES = 50_000
+MAX_LEVELS = 100
+LAST = 0x10FFFF  # of Unicode
+SURROGATES = (0xD800, 0xDFFF)
+TOKEN = re.compile(
+    r"""(?P<space>(?:\s|\#[^\n]*)+) | (?P<name>[A-Za-z_][\w.-]*) | (?P<define>::=) | (?P<text>"(?:\\.|[^"\\\n])*")
+    | (?P<chars>\[(?:\\.|[^\]\\\n])*\]) | (?P<count>\{\s*\d+\s*(?:,\s*(?:-1|\d*)\s*)?\}) | (?P<mark>[|()*+?.])""",
+    re.VERBOSE | re.ASCII,
+)
+ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))|([^\\])", re.DOTALL)
+ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "b": "\b", "e": "\x1b", "0": "\0"}
+WANTED = {"name": "rule's name", "define": "::="}
+COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these ranges."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    part: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One after the other."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    parts: tuple[Node, ...]
+
+
+Node = Chars | Ref | Repeat | Joined | Either
+
+
+def read_grammar(text: str) -> dict[str, Node]:
+    """The rules of a grammar; `root` is among them. Raises ValueError."""
+    return _Reader(text).rules()
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens: list[tuple[str, str, int]] = []
+        self._next = self._num_nodes = self._level = 0
+        at = 0
+        while at < len(text):
+            if (found := TOKEN.match(text, at)) is None:
+                raise self._fault(at, f"{text[at]} is not known")
+            if found.lastgroup != "space":
+                self._tokens.append((str(found.lastgroup), found.group(), at))
+            at = found.end()
+        self._tokens += [("end", "the end", len(text))] * 2
+
+    def rules(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
+        used: dict[str, int] = {"root": 0}
+        while self._kind != "end":
+            name, at = self._take("name"), self._at
+            self._take("define")
+            if name in rules:
+                raise self._fault(at, f'rule "{name}" is there twice')
+            rules[name] = self._either(used)
+        for name, at in used.items():
+            if name not in rules:
+                raise self._fault(at, f'Rule "{name}" is not defined')
+        return rules
+
+    @property
+    def _kind(self) -> str:
+        return self._tokens[self._next][0]
+
+    @property
+    def _written(self) -> str:
+        return self._tokens[self._next][1]
+
+    @property
+    def _at(self) -> int:
+        return self._tokens[self._next][2]
+
+    def _take(self, kind: str) -> str:
+        if self._kind != kind:
+            raise self._fault(self._at, f"{self._written} where a {WANTED[kind]} must stand")
+        self._next += 1
+        return self._tokens[self._next - 1][1]
+
+    def _either(self, used: dict[str, int]) -> Node:
+        parts = [self._joined(used)]
+        while self._written == "|":
+            self._next += 1
+            parts.append(self._joined(used))
+        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+
+    def _joined(self, used: dict[str, int]) -> Node:
+        parts: list[Node] = []
+        while self._kind in ("text", "chars", "name") or self._written in ("(", "."):
+            if self._kind == "name" and self._tokens[self._next + 1][0] == "define":
+                break  # the next rule
+            parts.append(self._counted(self._single(used)))
+        return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+
+    def _single(self, used: dict[str, int]) -> Node:
+        kind, written, at = self._tokens[self._next]
+        self._next += 1
+        self._num_nodes += len(written) if kind == "text" else 1
+        if self._num_nodes > MAX_NODES:
+            raise self._fault(at, f"the grammar has more than {MAX_NODES} parts")
+        if kind == "text":
+            return self._literal(written[1:-1], at + 1)
+        if kind == "chars":
+            return Chars(self._ranges(written[1:-1], at + 1))
+        if written == ".":
+            return Chars(without_surrogates(((0, LAST),)))
+        if kind == "name":
+            used.setdefault(written, at)
+            return Ref(written)
+        self._level += 1
+        if self._level > MAX_LEVELS:
+            raise self._fault(at, f"more than {MAX_LEVELS} parentheses stand in each other")
+        node = self._either(used)
+        if self._written != ")":
+            raise self._fault(self._at, f"{self._written} where a ) must stand")
+        self._next += 1
+        self._level -= 1
+        return node
+
+    def _counted(self, node: Node) -> Node:
+        num_counts = 0
+        while self._written in COUNTS or self._kind == "count":
+            if (num_counts := num_counts + 1) > MAX_LEVELS:
+                raise self._fault(self._at, f"more than {MAX_LEVELS} counts stand one after the other")
+            least, most = COUNTS.get(self._written) or _numbers(self._written)
+            if most is not None and most < least:
+                raise self._fault(self._at, f"{self._written} counts backwards")
+            self._next += 1
+            node = Joined(()) if most == 0 else Repeat(node, least, most)
+        return node
+
+    def _literal(self, text: str, at: int) -> Node:
+        parts = tuple(Chars(((code, code),)) for code, _, _ in self._codes(text, at))
+        return parts[0] if len(parts) == 1 else Joined(parts)
+
+    def _ranges(self, text: str, at: int) -> Ranges:
+        """The ranges of a class, whose brackets are away."""
+        is_negated = text.startswith("^")
+        codes = self._codes(text[is_negated:], at + is_negated)
+        ranges, place = [], 0
+        while place < len(codes):
+            low = high = codes[place][0]
+            if place + 2 < len(codes) and codes[place + 1][1] == "-":
+                high, place = codes[place + 2][0], place + 2
+                if high < low:
+                    raise self._fault(codes[place][2], "the range goes backwards")
+            ranges.append((low, high))
+            place += 1
+        found = joined(ranges)
+        found = without_surrogates(negated(found) if is_negated else found)
+        if not found:
+            raise self._fault(at, "no character is in the class")
+        return found
+
+    def _codes(self, text: str, at: int) -> list[tuple[int, str, int]]:
+        """The characters of a text: number, how it is written, and where."""
+        codes = []
+        for found in ESCAPE.finditer(text):
+            *numbers, letter, plain = found.groups()
+            digits = next((one for one in numbers if one), None)
+            if digits is not None:
+                code = int(digits, 16)
+            elif plain is not None:
+                code = ord(plain)
+            elif letter in ESCAPED or not letter.isalnum():
+                code = ord(ESCAPED.get(letter, letter))
+            else:
+                raise self._fault(at + found.start(), f"{found.group()} is not known")
+            if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
+                raise self._fault(at + found.start(), f"{found.group()} is no character")
+            codes.append((code, found.group(), at + found.start()))
+        return codes
+
+    def _fault(self, at: int, reason: str) -> ValueError:
+        line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
+        return ValueError(f"line {line}, column {column}: {reason}")
+
+
+def _numbers(count: str) -> tuple[int, int | None]:
+    least, has_most, most = count[1:-1].replace(" ", "").partition(",")
+    return int(least), (None if most in ("", "-1") else int(most)) if has_most else int(least)
+
+
+def joined(ranges: list[tuple[int, int]]) -> Ranges:
+    """Ranges in their order, none of which touch."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], high)
+        else:
+            found.append((low, high))
+    return tuple(found)
+
+
+def negated(ranges: Ranges) -> Ranges:
+    edges = [-1, *(edge for low, high in ranges for edge in (low, high)), LAST + 1]
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return tuple((before + 1, after - 1) for before, after in pairs if before + 1 < after)
+
+
+def without_surrogates(ranges: Ranges) -> Ranges:
+    """They are no characters."""
+    first, last = SURROGATES
+    parts = [((low, min(high, first - 1)), (max(low, last + 1), high)) for low, high in ranges]
+    return tuple((low, high) for pair in parts for low, high in pair if low <= high)

@@ -1,0 +1,266 @@
+"""Writes a grammar in EBNF as llguidance's Lark, with the same meaning.
+
+llguidance reads an answer in lexemes, each as long as possible: with the lexeme `[a-z]+` no text fits `[a-z]+ "b"`. One
+character is always a right lexeme, but a mask of a long text by characters takes milliseconds. So a regular part of the
+grammar becomes a lexeme where that changes nothing:
+
+- What may follow it begins with no byte that may also go on with it, so it ends in one place.
+- While it is read, nothing outside it can read the same characters.
+
+A `place` is a character of the grammar, and a set of places an integer with a bit for each. Which places follow which
+is known without regard to where a rule is called from. So more may follow here than does, and then a part that might
+be a lexeme is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from handlers.base.ebnf import Chars, Either, Joined, Node, Ranges, Ref, Repeat
+
+MAX_LEXEME_CHARS = 2_000  # of its regular expression
+MAX_PASSES = 20
+MAX_PLACES = 4_000
+MAX_PAIRS = 100_000
+ENCODINGS = ((0x80, 0x00, 0), (0x800, 0xC0, 6), (0x10000, 0xE0, 12), (0x110000, 0xF0, 18))  # end, first byte, shift
+
+
+def lark_of_ebnf(rules: dict[str, Node], *, has_lexemes: bool = True) -> str:
+    """Without lexemes it reads by characters."""
+    regexes = _regexes(rules) if has_lexemes else {}
+    while regexes:
+        places = _Places(rules, regexes)
+        if places.are_too_many:
+            regexes = {}
+        elif not (wrong := places.wrong_lexemes()):
+            break
+        else:
+            regexes = {key: regex for key, regex in regexes.items() if regex not in wrong}
+    names = {name: "start" if name == "root" else f"r{number}" for number, name in enumerate(rules)}
+    return "\n".join(f"{names[name]}: {_lark(node, names, regexes)}" for name, node in rules.items())
+
+
+def _lark(node: Node, names: dict[str, str], regexes: dict[int, str]) -> str:
+    if id(node) in regexes:
+        return f"/{regexes[id(node)]}/" if regexes[id(node)] else '""'
+    if isinstance(node, Chars):
+        return f"/{_class(node.ranges)}/"
+    if isinstance(node, Ref):
+        return names[node.name]
+    if isinstance(node, Repeat):
+        return f"({_lark(node.part, names, regexes)}){_count(node)}"
+    parts = [_lark(part, names, regexes) for part in node.parts] or ['""']
+    return " ".join(parts) if isinstance(node, Joined) else f"({' | '.join(parts)})"
+
+
+def _regexes(rules: dict[str, Node]) -> dict[int, str]:
+    """The regular expressions of the regular parts, by the ids of their nodes; that of a name stands in its rule."""
+    regexes: dict[int, str] = {}
+    num_known = -1
+    for _ in range(MAX_PASSES):  # a rule may come before those that it needs
+        if num_known == len(regexes):
+            break
+        num_known = len(regexes)
+        for node in reversed(rules.values()):
+            _note_regex(node, rules, regexes)
+    return {key: regex for key, regex in regexes.items() if len(regex) <= MAX_LEXEME_CHARS}
+
+
+def _note_regex(node: Node, rules: dict[str, Node], regexes: dict[int, str]) -> str | None:
+    if id(node) in regexes:
+        return regexes[id(node)]
+    if isinstance(node, Ref):
+        return regexes.get(id(rules[node.name]))
+    regex: str | None
+    if isinstance(node, Chars):
+        regex = _class(node.ranges)
+    else:
+        inner = [node.part] if isinstance(node, Repeat) else node.parts
+        parts = [_note_regex(part, rules, regexes) for part in inner]
+        texts = [part for part in parts if part is not None]
+        if len(texts) < len(parts) or sum(map(len, texts)) > MAX_LEXEME_CHARS:
+            return None
+        if isinstance(node, Repeat):
+            regex = f"(?:{texts[0]}){_count(node)}"
+        else:
+            regex = "".join(texts) if isinstance(node, Joined) else f"(?:{'|'.join(texts)})"
+    regexes[id(node)] = regex
+    return regex
+
+
+def _count(node: Repeat) -> str:
+    marks = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return marks.get((node.least, node.most), f"{{{node.least},{'' if node.most is None else node.most}}}")
+
+
+def _class(ranges: Ranges) -> str:
+    return f"[{''.join(_letter(low) + (f'-{_letter(high)}' if high > low else '') for low, high in ranges)}]"
+
+
+def _letter(code: int) -> str:
+    return chr(code) if code < 0x80 and chr(code).isalnum() else f"\\x{{{code:x}}}"
+
+
+class _Places:
+    """The automaton of a grammar without a stack: states, steps between them that read nothing, and places."""
+
+    def __init__(self, rules: dict[str, Node], regexes: dict[int, str]) -> None:
+        self._rules, self._regexes = rules, regexes
+        self._steps: list[list[int]] = []  # from each state to others, without a character
+        self._places: list[list[int]] = []  # that begin at each state
+        self._chars: list[Ranges] = []  # of each place
+        self._ends: list[int] = []  # the state after each place
+        self._lexemes: dict[str, tuple[int, int, int, int]] = {}  # first and last state, and the range of places
+        self._rule_states = {name: (self._state(), self._state()) for name in rules}
+        for name, node in rules.items():
+            first, last = self._rule_states[name]
+            self._step(self._build(node, first, is_inside=False), last)
+        self.are_too_many = len(self._chars) > MAX_PLACES
+
+    def wrong_lexemes(self) -> set[str]:
+        """The lexemes that would change the language; all if that takes too long to find out."""
+        nexts = [self._reachable(state) for state in self._ends]
+        mixed = self._mixed(nexts)
+        if mixed is None:
+            return set(self._lexemes)
+        wrong = set()
+        for regex, (_, last, low, high) in self._lexemes.items():
+            inside = (1 << high) - (1 << low)
+            goes_on = 0
+            for place in range(low, high):
+                if last in self._walk(self._ends[place]):
+                    goes_on |= self._reachable(self._ends[place], without=last)
+            has_two_ends = self._first_bytes(goes_on) & self._first_bytes(self._reachable(last))
+            if has_two_ends or any(mixed[place] & ~inside for place in range(low, high)):
+                wrong.add(regex)
+        return wrong
+
+    def _state(self) -> int:
+        self._steps.append([])
+        self._places.append([])
+        return len(self._steps) - 1
+
+    def _step(self, first: int, last: int) -> None:
+        self._steps[first].append(last)
+
+    def _build(self, node: Node, first: int, *, is_inside: bool) -> int:
+        """Add a part that begins at a state. Returns the state after it. `is_inside`: of a lexeme."""
+        if len(self._chars) > MAX_PLACES:
+            return first
+        if isinstance(node, Ref) and is_inside:
+            return self._build(self._rules[node.name], first, is_inside=True)
+        if isinstance(node, Chars):
+            last = self._state()
+            self._places[first].append(len(self._chars))
+            self._chars.append(node.ranges)
+            self._ends.append(last)
+            return last
+        if isinstance(node, Ref) or (id(node) in self._regexes and not is_inside):
+            begin, end = self._rule_states[node.name] if isinstance(node, Ref) else self._lexeme(node)
+            self._step(first, begin)
+            self._step(end, last := self._state())
+            return last
+        if isinstance(node, Joined):
+            for part in node.parts:
+                first = self._build(part, first, is_inside=is_inside)
+            return first
+        last = self._state()
+        if isinstance(node, Either):
+            for part in node.parts:
+                self._step(self._build(part, first, is_inside=is_inside), last)
+            return last
+        begin = self._state()
+        end = self._build(node.part, begin, is_inside=is_inside)
+        self._step(first, begin)
+        self._step(end, last)
+        if node.most != 1:
+            self._step(end, begin)
+        if node.least == 0:
+            self._step(first, last)
+        return last
+
+    def _lexeme(self, node: Node) -> tuple[int, int]:
+        """The first and the last state of a lexeme, which is one thing wherever it stands."""
+        regex = self._regexes[id(node)]
+        if regex not in self._lexemes:
+            first, low = self._state(), len(self._chars)
+            end = self._build(node, first, is_inside=True)
+            self._step(end, last := self._state())
+            self._lexemes[regex] = first, last, low, len(self._chars)
+        first, last, _, _ = self._lexemes[regex]
+        return first, last
+
+    def _walk(self, first: int, without: int = -1) -> set[int]:
+        """The states that are reached without a character, and not through one of them."""
+        seen, pending = {first}, [first]
+        while pending:
+            if (state := pending.pop()) != without:
+                pending += (new := set(self._steps[state]) - seen)
+                seen |= new
+        return seen
+
+    def _reachable(self, first: int, without: int = -1) -> int:
+        """The places that may be next at a state."""
+        states = self._walk(first, without) - {without}
+        return sum(1 << place for state in states for place in self._places[state])
+
+    def _mixed(self, nexts: list[int]) -> list[int] | None:
+        """For each place, others that may read the same character of the same text."""
+        same, mixed = self._overlapping(), [0] * len(self._chars)
+        pending: list[tuple[int, int]] = []
+        num_pairs = 0
+        for begin in (self._reachable(self._rule_states["root"][0]), *nexts):
+            self._pair(begin, begin, same, mixed, pending)
+        while pending:
+            one, other = pending.pop()
+            num_pairs += 1
+            if num_pairs > MAX_PAIRS:
+                return None
+            self._pair(nexts[one], nexts[other], same, mixed, pending)
+        return mixed
+
+    def _pair(self, ones: int, others: int, same: list[int], mixed: list[int], pending: list[tuple[int, int]]) -> None:
+        for place in _bits(ones):
+            new = others & same[place] & ~mixed[place] & ~(1 << place)
+            mixed[place] |= new
+            for other in _bits(new):
+                mixed[other] |= 1 << place
+                pending.append((place, other))
+
+    def _overlapping(self) -> list[int]:
+        """For each place, those that have a character in common with it."""
+        edges = sorted({edge for ranges in self._chars for low, high in ranges for edge in (low, high + 1)})
+        number = {edge: index for index, edge in enumerate(edges)}
+        pieces = [
+            {piece for low, high in ranges for piece in range(number[low], number[high + 1])} for ranges in self._chars
+        ]
+        holders = [0] * len(edges)
+        for place, own in enumerate(pieces):
+            for piece in own:
+                holders[piece] |= 1 << place
+        found = []
+        for own in pieces:
+            all_of_them = 0
+            for piece in own:
+                all_of_them |= holders[piece]
+            found.append(all_of_them)
+        return found
+
+    def _first_bytes(self, places: int) -> set[int]:
+        found: set[int] = set()
+        for place in _bits(places):
+            for low, high in self._chars[place]:
+                begin = 0
+                for end, first_byte, shift in ENCODINGS:
+                    if low < end and high >= begin:
+                        from_code, to_code = max(low, begin), min(high, end - 1)
+                        found.update(range(first_byte + (from_code >> shift), first_byte + (to_code >> shift) + 1))
+                    begin = end
+        return found
+
+
+def _bits(places: int) -> Iterator[int]:
+    while places:
+        lowest = places & -places
+        yield lowest.bit_length() - 1
+        places ^= lowest

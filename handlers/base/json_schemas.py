@@ -1,0 +1,368 @@
+"""Writes a client's JSON schema so that llguidance follows all of it, or refuses it.
+
+llguidance itself refuses most of what it does not follow. This module refuses what it would leave out in silence or
+round, bounds what would take it long, writes rules in the forms that it knows, and drops what asks for nothing. Each
+schema that is referred to comes into `$defs`. Written against llguidance 1.9.1.
+
+Two things are narrower than the specification: a schema without `type` that has `properties` means an object, one with
+`items` an array. A `format` that llguidance does not know is dropped, as the specification allows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+from urllib.parse import unquote
+
+from handlers.base.disjoint_schemas import are_disjoint
+from handlers.base.regex_text import rust_regex
+
+Schema = dict[str, Any]
+
+MAX_LEVELS = 100
+MAX_INTEGER = 2**53  # a larger one is rounded
+MAX_MULTIPLE = 10_000
+MAX_PATTERN_PROPERTIES = 64
+MAX_PATTERNS_TOGETHER = 4
+MAX_OPTIONAL = 1_000
+MAX_COMPARED = 64  # branches of a oneOf
+LIKENESS = 0.88  # of a misspelt keyword
+TYPES = frozenset("null boolean object array number integer string".split())
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+NOT_FOLLOWED = "not contains $dynamicRef $recursiveRef disallow extends divisibleBy".split()
+RULES = frozenset(
+    "type enum const $ref anyOf oneOf allOf pattern format multipleOf uniqueItems properties patternProperties "
+    "additionalProperties propertyNames required dependentRequired dependentSchemas items prefixItems".split()
+).union(BOUNDS, SIZES, NOT_FOLLOWED)
+NO_RULES = frozenset(
+    "$schema $id id $anchor $dynamicAnchor $recursiveAnchor $vocabulary $comment $defs definitions title description "
+    "default example examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema if then "
+    "else minContains maxContains dependencies nullable additionalItems unevaluatedItems unevaluatedProperties".split()
+)
+DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
+COMBINED = ("$ref", "anyOf", "oneOf", "allOf", *DEPENDENT)
+CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what a string of an answer never has
+OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
+
+
+def read_schema(text: str) -> Schema:
+    """Raises ValueError for a schema that cannot be followed, with the rule and where it stands."""
+    try:
+        return _Reader(json.loads(text, parse_constant=_refuse_constant)).read()
+    except RecursionError:
+        raise ValueError("so many levels cannot be followed") from None
+
+
+class _Reader:
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._names: dict[str, str] = {}  # in `$defs`, of the schemas that are referred to
+        self._pending: list[str] = []
+
+    def read(self) -> Schema:
+        read = self._schema(self._root, "", is_alone=True)
+        defs: Schema = {}
+        while self._pending:
+            pointer = self._pending.pop()
+            defs[self._names[pointer]] = self._schema(self._resolve(pointer), pointer)
+        schema = read if isinstance(read, dict) else {} if read else {"enum": []}
+        return {**schema, "$defs": defs} if defs else schema
+
+    def _schema(self, schema: object, where: str, *, is_alone: bool = False) -> Schema | bool:
+        """`is_alone`: no other schema says something of the same value."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise _fault(f"{_short(schema)} in place of a schema", where)
+        if where.count("/") > 2 * MAX_LEVELS:
+            raise _fault("so many levels", "")
+        _check_names(schema, where)
+        if where and _is_resource(schema) and '"$ref"' in json.dumps(schema):
+            raise _fault("$ref beside an $id that is not the whole schema's", where)
+        out = _types(schema, where, is_alone=is_alone) | _values(schema, where) | _numbers(schema, where)
+        out |= _of_strings(schema, where)
+        self._objects(schema, where, out)
+        self._arrays(schema, where, out)
+        self._combine(schema, where, out)
+        return out
+
+    def _inner(self, schema: object, where: str, *names: object) -> Schema | bool:
+        return self._schema(schema, "/".join((where, *map(str, names))), is_alone=True)
+
+    # Rules of objects.
+
+    def _objects(self, schema: Schema, where: str, out: Schema) -> None:
+        required = _names(schema.get("required", []), "required", where)
+        properties = _mapping(schema, "properties", where)
+        patterns = _mapping(schema, "patternProperties", where)
+        more = schema.get("additionalProperties")
+        if _says_something(schema, "unevaluatedProperties") and more is None:
+            more = _unevaluated(schema, "unevaluatedProperties", where)
+        if "propertyNames" in schema:
+            patterns, more = _named(schema, patterns, more, where)
+        for name in (*required, *properties):
+            _check_text(name, where)
+        if len(properties.keys() - set(required)) > MAX_OPTIONAL:
+            raise _fault(f"more than {MAX_OPTIONAL} properties that are not required", where)
+        if len(patterns) > MAX_PATTERN_PROPERTIES:
+            raise _fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names", where)
+        least = out.get("minProperties", 0)
+        if least <= len(required):
+            out.pop("minProperties", None)
+        elif least > 1 and more is not False:
+            raise _fault(f"minProperties {least} with properties that have no name of their own", where)
+        if required:
+            out["required"] = required
+        if properties:
+            out["properties"] = {name: self._inner(one, where, "properties", name) for name, one in properties.items()}
+        if patterns:
+            out["patternProperties"] = {
+                _pattern(name, where): self._inner(one, where, "patternProperties", name)
+                for name, one in patterns.items()
+            }
+        if more is not None:
+            out["additionalProperties"] = self._inner(more, where, "additionalProperties")
+
+    # Rules of arrays.
+
+    def _arrays(self, schema: Schema, where: str, out: Schema) -> None:
+        first, rest = schema.get("prefixItems"), schema.get("items")
+        if isinstance(rest, list):  # of older drafts
+            first, rest = rest, schema.get("additionalItems")
+        if _says_something(schema, "unevaluatedItems") and rest is None:
+            rest = _unevaluated(schema, "unevaluatedItems", where)
+        if schema.get("uniqueItems") not in (None, False) and out.get("maxItems", 2) > 1:
+            raise _fault("uniqueItems", where)
+        if first is not None:
+            if not isinstance(first, list):
+                raise _fault("prefixItems of a wrong type", where)
+            out["prefixItems"] = [self._inner(one, where, "prefixItems", number) for number, one in enumerate(first)]
+        if rest is not None:
+            out["items"] = self._inner(rest, where, "items")
+
+    # Rules that combine schemas.
+
+    def _combine(self, schema: Schema, where: str, out: Schema) -> None:
+        together: list[Schema | bool] = []
+        for name in ("allOf", "anyOf", "oneOf"):
+            if name not in schema:
+                continue
+            given = schema[name]
+            if not isinstance(given, list) or not given:
+                raise _fault(f"{name} of a wrong type", where)
+            parts = [self._schema(one, f"{where}/{name}/{number}") for number, one in enumerate(given)]
+            if name == "allOf":
+                together += parts
+            elif name == "oneOf" and self._are_disjoint(given):
+                together.append({"anyOf": parts})
+            else:
+                together.append({name: parts})
+        for keyword in DEPENDENT:
+            for name, needed in _mapping(schema, keyword, where).items():
+                needs: Schema | bool
+                if isinstance(needed, list):
+                    needs = {"required": _names(needed, keyword, where)}
+                else:
+                    needs = self._schema(needed, f"{where}/{keyword}/{name}")
+                _check_text(name, where)
+                has_it = {"allOf": [{"required": [name]}, needs]}
+                together.append({"anyOf": [{"properties": {name: False}}, has_it]})
+        if together:
+            out["allOf"] = together
+        if _num_patterns(out) > MAX_PATTERNS_TOGETHER:
+            raise _fault(f"allOf with more than {MAX_PATTERNS_TOGETHER} patterns", where)
+        if "$ref" in schema:
+            out["$ref"] = f"#/$defs/{self._name(schema['$ref'], where)}"
+
+    def _are_disjoint(self, branches: list[Any]) -> bool:
+        pairs = combinations(branches, 2)
+        return len(branches) <= MAX_COMPARED and all(are_disjoint(*pair, self._resolve) for pair in pairs)
+
+    def _name(self, pointer: object, where: str) -> str:
+        if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
+            raise _fault(f"$ref {_short(pointer)}, which does not begin with #/,", where)
+        if pointer not in self._names:
+            self._resolve(pointer)
+            self._names[pointer] = str(len(self._names))
+            self._pending.append(pointer)
+        return self._names[pointer]
+
+    def _resolve(self, pointer: str) -> object:
+        """The schema that a pointer such as `#/$defs/a` stands for. Raises ValueError if there is none."""
+        found: Any = self._root
+        try:
+            for part in pointer.split("/")[1:]:
+                part = unquote(part).replace("~1", "/").replace("~0", "~")
+                found = found[int(part) if isinstance(found, list) else part]
+                if isinstance(found, dict) and "$ref" not in found and _is_resource(found):
+                    raise _fault(f"$ref {pointer} into a schema with an $id", "")
+        except (KeyError, IndexError, TypeError):
+            found = None
+        if not isinstance(found, dict | bool):
+            raise _fault(f"$ref {_short(pointer)}, which points at no schema,", "")
+        return found
+
+
+def _check_names(schema: Schema, where: str) -> None:
+    for name in schema:
+        if name in NOT_FOLLOWED or (name == "nullable" and schema[name]):
+            raise _fault(name, where)
+        if name not in RULES and name not in NO_RULES and (like := difflib.get_close_matches(name, RULES, 1, LIKENESS)):
+            raise _fault(f"{name} (perhaps {like[0]})", where)
+    if "if" in schema and schema.keys() & {"then", "else"}:
+        raise _fault("if", where)
+
+
+def _types(schema: Schema, where: str, *, is_alone: bool) -> Schema:
+    if "type" not in schema:
+        if is_alone and not schema.keys() & {*COMBINED, "enum", "const"}:
+            if schema.keys() & {"properties", "patternProperties", "additionalProperties", "propertyNames"}:
+                return {"type": "object"}
+            if schema.keys() & {"items", "prefixItems"}:
+                return {"type": "array"}
+        return {}
+    given = schema["type"]
+    for name in given if isinstance(given, list) else [given]:
+        if not isinstance(name, str) or name not in TYPES:
+            raise _fault(f"type {_short(name)}", where)
+    return {"type": given}
+
+
+def _values(schema: Schema, where: str) -> Schema:
+    if "enum" in schema and not isinstance(schema["enum"], list):
+        raise _fault("enum of a wrong type", where)
+    for value in [*schema.get("enum", ()), schema.get("const")]:
+        _check_value(value, where)
+    return {name: schema[name] for name in ("enum", "const") if name in schema}
+
+
+def _check_value(value: object, where: str) -> None:
+    if isinstance(value, str):
+        _check_text(value, where)
+    elif isinstance(value, int | float):
+        _check_number(value, where)
+    elif isinstance(value, list | dict):
+        for one in value:
+            _check_value(one, where)
+            if isinstance(value, dict):
+                _check_value(value[one], where)
+
+
+def _check_text(text: str, where: str) -> None:
+    if CONTROL.search(text):
+        raise _fault(f"the control character in {_short(text)}", where)
+
+
+def _check_number(value: float, where: str) -> None:
+    if not math.isfinite(value) or (abs(value) > MAX_INTEGER and float(value).is_integer()):
+        raise _fault(f"the number {_short(value)}, larger than {MAX_INTEGER},", where)
+
+
+def _numbers(schema: Schema, where: str) -> Schema:
+    out: Schema = {}
+    for name in (*BOUNDS, *SIZES, "multipleOf"):
+        if name not in schema:
+            continue
+        value = schema[name]
+        if isinstance(value, bool) and name.startswith("exclusive"):  # of draft 4, where it says how a bound is meant
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _fault(f"{name} of a wrong type", where)
+        _check_number(value, where)
+        if name in SIZES and (value < 0 or value != int(value)):
+            raise _fault(f"{name} {_short(value)}", where)
+        out[name] = int(value) if name in SIZES else value
+    for name, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if schema.get(exclusive) is True and name in out:
+            out[exclusive] = out.pop(name)
+    step = out.get("multipleOf")
+    if step is not None and not (step > 0 and Fraction(repr(step)).numerator <= MAX_MULTIPLE):
+        raise _fault(f"multipleOf {step}, beyond {MAX_MULTIPLE},", where)
+    return out
+
+
+def _of_strings(schema: Schema, where: str) -> Schema:
+    out: Schema = {}
+    if "pattern" in schema:
+        out["pattern"] = _pattern(schema["pattern"], where)
+    if schema.get("format") in FORMATS:
+        out["format"] = schema["format"]
+    return out
+
+
+def _pattern(pattern: object, where: str) -> str:
+    if not isinstance(pattern, str):
+        raise _fault("pattern of a wrong type", where)
+    if CONTROL.search(pattern) or OF_PATTERNS.search(pattern):
+        raise _fault(f"the control character in {_short(pattern)}", where)
+    try:
+        return rust_regex(pattern)
+    except ValueError as error:
+        raise _fault(f"{_short(pattern)}: {error}, so it", where) from None
+
+
+def _names(given: object, keyword: str, where: str) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise _fault(f"{keyword} of a wrong type", where)
+    return list(dict.fromkeys(given))
+
+
+def _mapping(schema: Schema, keyword: str, where: str) -> Schema:
+    given = schema.get(keyword, {})
+    if not isinstance(given, dict):
+        raise _fault(f"{keyword} of a wrong type", where)
+    return given
+
+
+def _named(schema: Schema, patterns: Schema, more: object, where: str) -> tuple[Schema, object]:
+    """`propertyNames` as patternProperties, where it is a pattern and all that an object says of names."""
+    names = schema["propertyNames"]
+    if names is True or names == {}:
+        return patterns, more
+    is_pattern = isinstance(names, dict) and "pattern" in names and not names.keys() - {"pattern", "type"}
+    if not is_pattern or patterns or "properties" in schema or "required" in schema:
+        raise _fault("propertyNames", where)
+    return {names["pattern"]: True if more is None else more}, False
+
+
+def _says_something(schema: Schema, keyword: str) -> bool:
+    return schema.get(keyword) not in (None, True, {})
+
+
+def _unevaluated(schema: Schema, keyword: str, where: str) -> object:
+    """What it says where nothing else is evaluated elsewhere."""
+    if schema.keys() & set(COMBINED):
+        raise _fault(keyword, where)
+    return schema[keyword]
+
+
+def _num_patterns(schema: Schema) -> int:
+    return ("pattern" in schema) + sum(_num_patterns(one) for one in schema.get("allOf", ()) if isinstance(one, dict))
+
+
+def _is_resource(schema: Schema) -> bool:
+    return any(isinstance(name := schema.get(key), str) and not name.startswith("#") for key in ("$id", "id"))
+
+
+def _place(where: str) -> str:
+    return f" in {where[where.startswith('#') :].strip('/')}" if where.strip("#/") else ""
+
+
+def _fault(what: str, where: str) -> ValueError:
+    return ValueError(f"{what}{_place(where)} cannot be followed")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
