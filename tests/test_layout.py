@@ -36,7 +36,7 @@ LAYERS = (
     {"lmi.__main__"},
 )
 LAYER = {part: number for number, layer in enumerate(LAYERS) for part in layer}
-ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "safetensors"}
+ENGINES = {"torch", "vllm", "tensorrt_llm", "xgrammar", "llguidance", "safetensors"}
 # What a handler may import from lmi: the contract and the layers below it.
 CONTRACT = {"lmi.capabilities", "lmi.errors", "lmi.executor", "lmi.settings", "lmi.shared"}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -15,10 +15,17 @@ def are_disjoint(one: object, other: object, resolve: Resolve, level: int = 0) -
     """`resolve` gives the schema of a reference. False where it is not known."""
     if one is False or other is False:
         return True
+    parts, others = list(_conjuncts(one, resolve)), list(_conjuncts(other, resolve))
+    types = set(TYPES)
+    for part in parts + others:
+        types &= _types(part)
+    if not types:
+        return True
+    is_object = types == {"object"} and level <= MAX_LEVELS
     return any(
-        _differ(part, against, resolve, level)
-        for part in _conjuncts(one, resolve)
-        for against in _conjuncts(other, resolve)
+        _have_other_values(part, against) or (is_object and _have_other_properties(part, against, resolve, level))
+        for part in parts
+        for against in others
     )
 
 
@@ -32,14 +39,13 @@ def _conjuncts(schema: object, resolve: Resolve, level: int = 0) -> Iterator[Map
             yield from _conjuncts(resolve(pointer), resolve, level + 1)
 
 
-def _differ(one: Mapping[str, Any], other: Mapping[str, Any], resolve: Resolve, level: int) -> bool:
-    if not _types(one) & _types(other):
-        return True
+def _have_other_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     values, others = _values(one), _values(other)
-    if values is not None and others is not None and not values & others:
-        return True
-    if level > MAX_LEVELS or _types(one) != {"object"} or _types(other) != {"object"}:
-        return False
+    return values is not None and others is not None and not values & others
+
+
+def _have_other_properties(one: Mapping[str, Any], other: Mapping[str, Any], resolve: Resolve, level: int) -> bool:
+    """Whether a property that one of two objects must have tells them apart."""
     return any(
         _lacks(against, name) or are_disjoint(_property(part, name), _property(against, name), resolve, level + 1)
         for part, against in ((one, other), (other, one))

@@ -129,7 +129,8 @@ class _Places:
             goes_on = 0
             for place in range(low, high):
                 if last in self._walk(self._ends[place]):
-                    goes_on |= self._reachable(self._ends[place], without=last)
+                    for other in _bits(mixed[place] & inside | 1 << place):
+                        goes_on |= self._reachable(self._ends[other], without=last)
             has_two_ends = self._first_bytes(goes_on) & self._first_bytes(self._reachable(last))
             if has_two_ends or any(mixed[place] & ~inside for place in range(low, high)):
                 wrong.add(regex)

@@ -4,8 +4,9 @@ llguidance itself refuses most of what it does not follow. This module refuses w
 round, bounds what would take it long, writes rules in the forms that it knows, and drops what asks for nothing. Each
 schema that is referred to comes into `$defs`. Written against llguidance 1.9.1.
 
-Two things are narrower than the specification: a schema without `type` that has `properties` means an object, one with
-`items` an array. A `format` that llguidance does not know is dropped, as the specification allows.
+Where no other schema says something of the same value, it is read narrowly: `properties` without `type` mean an object,
+`items` an array, and an object has only the properties that have a name, unless the schema says something of others. A
+`format` that llguidance does not know is dropped, as the specification allows.
 """
 
 from __future__ import annotations
@@ -63,20 +64,20 @@ def read_schema(text: str) -> Schema:
 class _Reader:
     def __init__(self, root: object) -> None:
         self._root = root
-        self._names: dict[str, str] = {}  # in `$defs`, of the schemas that are referred to
-        self._pending: list[str] = []
+        self._names: dict[tuple[str, bool], str] = {}  # in `$defs`, of the schemas that are referred to
+        self._pending: list[tuple[str, bool]] = []
 
     def read(self) -> Schema:
         read = self._schema(self._root, "", is_alone=True)
         defs: Schema = {}
         while self._pending:
-            pointer = self._pending.pop()
-            defs[self._names[pointer]] = self._schema(self._resolve(pointer), pointer)
+            pointer, is_alone = self._pending.pop()
+            defs[self._names[pointer, is_alone]] = self._schema(self._resolve(pointer), pointer, is_alone=is_alone)
         schema = read if isinstance(read, dict) else {} if read else {"enum": []}
         return {**schema, "$defs": defs} if defs else schema
 
-    def _schema(self, schema: object, where: str, *, is_alone: bool = False) -> Schema | bool:
-        """`is_alone`: no other schema says something of the same value."""
+    def _schema(self, schema: object, where: str, *, is_alone: bool) -> Schema | bool:
+        """`is_alone`: no other schema says something of the same value, so this one may be read narrowly."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -88,9 +89,9 @@ class _Reader:
             raise _fault("$ref beside an $id that is not the whole schema's", where)
         out = _types(schema, where, is_alone=is_alone) | _values(schema, where) | _numbers(schema, where)
         out |= _of_strings(schema, where)
-        self._objects(schema, where, out)
+        self._objects(schema, where, out, is_alone=is_alone)
         self._arrays(schema, where, out)
-        self._combine(schema, where, out)
+        self._combine(schema, where, out, is_alone=is_alone)
         return out
 
     def _inner(self, schema: object, where: str, *names: object) -> Schema | bool:
@@ -98,7 +99,7 @@ class _Reader:
 
     # Rules of objects.
 
-    def _objects(self, schema: Schema, where: str, out: Schema) -> None:
+    def _objects(self, schema: Schema, where: str, out: Schema, *, is_alone: bool) -> None:
         required = _names(schema.get("required", []), "required", where)
         properties = _mapping(schema, "properties", where)
         patterns = _mapping(schema, "patternProperties", where)
@@ -113,9 +114,19 @@ class _Reader:
             raise _fault(f"more than {MAX_OPTIONAL} properties that are not required", where)
         if len(patterns) > MAX_PATTERN_PROPERTIES:
             raise _fault(f"patternProperties with more than {MAX_PATTERN_PROPERTIES} names", where)
+        if (
+            more is None
+            and "properties" in schema
+            and is_alone
+            and not schema.keys() & {*COMBINED, "patternProperties"}
+        ):
+            more = False
         least = out.get("minProperties", 0)
         if least <= len(required):
             out.pop("minProperties", None)
+        elif least == 1 and properties:
+            del out["minProperties"]
+            out["anyOf"] = [{"required": [name]} for name in properties]
         elif least > 1 and more is not False:
             raise _fault(f"minProperties {least} with properties that have no name of their own", where)
         if required:
@@ -149,28 +160,33 @@ class _Reader:
 
     # Rules that combine schemas.
 
-    def _combine(self, schema: Schema, where: str, out: Schema) -> None:
+    def _combine(self, schema: Schema, where: str, out: Schema, *, is_alone: bool) -> None:
         together: list[Schema | bool] = []
+        typed = {"type"} if schema.get("type") == "object" else set()
+        is_alone = is_alone and len(schema.keys() - NO_RULES - typed) == 1
         for name in ("allOf", "anyOf", "oneOf"):
             if name not in schema:
                 continue
             given = schema[name]
             if not isinstance(given, list) or not given:
                 raise _fault(f"{name} of a wrong type", where)
-            parts = [self._schema(one, f"{where}/{name}/{number}") for number, one in enumerate(given)]
+            is_known = name != "oneOf" or self._are_disjoint(given, out, is_alone=is_alone)  # else llguidance may know
+            parts_are_alone = is_alone and (len(given) == 1 if name == "allOf" else is_known)
+            parts = [
+                self._schema(one, f"{where}/{name}/{number}", is_alone=parts_are_alone)
+                for number, one in enumerate(given)
+            ]
             if name == "allOf":
                 together += parts
-            elif name == "oneOf" and self._are_disjoint(given):
-                together.append({"anyOf": parts})
             else:
-                together.append({name: parts})
+                together.append({"anyOf" if is_known else name: parts})
         for keyword in DEPENDENT:
             for name, needed in _mapping(schema, keyword, where).items():
                 needs: Schema | bool
                 if isinstance(needed, list):
                     needs = {"required": _names(needed, keyword, where)}
                 else:
-                    needs = self._schema(needed, f"{where}/{keyword}/{name}")
+                    needs = self._schema(needed, f"{where}/{keyword}/{name}", is_alone=False)
                 _check_text(name, where)
                 has_it = {"allOf": [{"required": [name]}, needs]}
                 together.append({"anyOf": [{"properties": {name: False}}, has_it]})
@@ -179,20 +195,27 @@ class _Reader:
         if _num_patterns(out) > MAX_PATTERNS_TOGETHER:
             raise _fault(f"allOf with more than {MAX_PATTERNS_TOGETHER} patterns", where)
         if "$ref" in schema:
-            out["$ref"] = f"#/$defs/{self._name(schema['$ref'], where)}"
+            out["$ref"] = f"#/$defs/{self._name(schema['$ref'], where, is_alone=is_alone)}"
 
-    def _are_disjoint(self, branches: list[Any]) -> bool:
-        pairs = combinations(branches, 2)
+    def _are_disjoint(self, branches: list[Any], out: Schema, *, is_alone: bool) -> bool:
+        """Whether a value fits one branch at most. `out` is what is known of the value."""
+        known = {"type": out["type"]} if "type" in out else {}
+        typed = [
+            {"allOf": [known, {**one, **_types(one, "", is_alone=is_alone)}]} if isinstance(one, dict) else one
+            for one in branches
+        ]
+        pairs = combinations(typed, 2)
         return len(branches) <= MAX_COMPARED and all(are_disjoint(*pair, self._resolve) for pair in pairs)
 
-    def _name(self, pointer: object, where: str) -> str:
+    def _name(self, pointer: object, where: str, *, is_alone: bool) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             raise _fault(f"$ref {_short(pointer)}, which does not begin with #/,", where)
-        if pointer not in self._names:
+        key = pointer, is_alone
+        if key not in self._names:
             self._resolve(pointer)
-            self._names[pointer] = str(len(self._names))
-            self._pending.append(pointer)
-        return self._names[pointer]
+            self._names[key] = str(len(self._names))
+            self._pending.append(key)
+        return self._names[key]
 
     def _resolve(self, pointer: str) -> object:
         """The schema that a pointer such as `#/$defs/a` stands for. Raises ValueError if there is none."""

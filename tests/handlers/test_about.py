@@ -16,7 +16,7 @@ from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.supervisor.environment import of_engine
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"torch", "vllm", "tensorrt_llm", "transformers", "safetensors", "xgrammar", "numpy"}
+HEAVY = {"torch", "vllm", "tensorrt_llm", "transformers", "safetensors", "xgrammar", "llguidance", "numpy"}
 
 
 @pytest.mark.parametrize("module", sorted(path.parent.name for path in ROOT.glob("handlers/*/about.py")))

@@ -114,9 +114,7 @@ def test_tgi_applies_a_grammar(tgi: Server) -> None:
     parameters = {"grammar": {"type": "regex", "value": "(a"}}
     answer = tgi.post({"inputs": "Say", "parameters": parameters}, "/generate")
     assert answer.status == 422, answer.body
-    assert json.loads(answer.body)["error"].startswith(
-        "parameters.grammar must be a structure that xgrammar can follow"
-    )
+    assert json.loads(answer.body)["error"].startswith("parameters.grammar must be a structure that lmi can follow")
 
 
 def test_a_stop_string_ends_a_guided_answer(server: Server) -> None:
@@ -138,10 +136,10 @@ def test_a_structure_that_cannot_be_followed_is_the_client_s_fault(server: Serve
     answer = server.post({"messages": [USER], "guided_regex": "(a"}, "/v1/chat/completions")
     error = json.loads(answer.body)["error"]
     assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", "guided_regex")
-    assert error["message"].startswith("guided_regex must be a structure that xgrammar can follow: ")
+    assert error["message"].startswith("guided_regex must be a structure that lmi can follow: ")
     answer = server.post({"inputs": "Say", "parameters": {"guided_json": {"type": "array", "uniqueItems": True}}})
     assert answer.status == 424, answer.body
-    assert "parameters.guided_json must be a structure that xgrammar can follow: uniqueItems" in answer.body.decode()
+    assert "parameters.guided_json must be a structure that lmi can follow: uniqueItems" in answer.body.decode()
 
 
 # With a short limit of a step. A wait for a guide is no step, and never ends the engine.

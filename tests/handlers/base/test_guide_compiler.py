@@ -16,7 +16,9 @@ from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
 
 VOCABULARY = GuidedDecodingConfig(["<end>", "a", "b"], stop_token_ids=[0])
 TIMEOUT_S = 120.0
-EXPLODING = "|".join("".join("ab"[(i >> j) & 1] for j in range(60)) for i in range(0, 2**40, 2**25))
+EXPLODING = GuidedDecodingParams(
+    GuideType.JSON_SCHEMA, '{"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}'
+)
 
 
 def regex(text: str) -> GuidedDecodingParams:
@@ -34,7 +36,7 @@ def compile_at_last(compiler: GuideCompiler, text: str) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         with suppress(Unavailable, TooSlow):
-            assert compiler.compile(regex(text)).num_bytes > 0
+            compiler.compile(regex(text))
             return
     raise AssertionError("the guide was never compiled")
 
@@ -47,8 +49,8 @@ def test_all_waits_for_a_guide_together_are_no_longer_than_a_step() -> None:
 
 
 def test_a_start_that_is_slow_fails_the_guide_and_goes_on_for_the_next() -> None:
-    with compiler_with(0.2) as compiler:
-        with pytest.raises(Unavailable, match=r"still starts after 0\.4 s; try again"):
+    with compiler_with(0.02) as compiler:
+        with pytest.raises(Unavailable, match=r"still starts after 0\.04 s; try again"):
             compiler.compile(regex("a{3}"))
         starting = compiler._process
         compile_at_last(compiler, "a{3}")
@@ -80,7 +82,7 @@ def test_a_process_that_hangs_is_ended_in_time_and_the_next_guide_starts_another
             compiler.compile(regex("b"))
         assert not hanging.is_alive()
         compiler.max_compile_s = TIMEOUT_S
-        assert compiler.compile(regex("b")).num_bytes > 0
+        compiler.compile(regex("b"))
 
 
 def test_a_guide_that_is_late_by_the_clock_ends_by_itself_and_may_be_tried_again() -> None:
@@ -88,6 +90,6 @@ def test_a_guide_that_is_late_by_the_clock_ends_by_itself_and_may_be_tried_again
         compile_at_last(compiler, "a")
         process = compiler._process
         with pytest.raises(TooSlow, match=r"to compile it takes more than 0\.1 s here"):
-            compiler.compile(regex(EXPLODING))
+            compiler.compile(EXPLODING)
         compile_at_last(compiler, "b")
         assert compiler._process is process, "nobody else was harmed"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 import random
@@ -27,11 +25,9 @@ import transformers
 
 from handlers.base.guide_compiler import Compiled
 from handlers.base.guide_vocabulary import Mask, Vocabulary, read_config
-from handlers.base.schema_keywords import check_keywords
 from handlers.base.sequence import Sequence, new_sequences
-from handlers.base.utf8_tokens import is_part_of_text
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.guide import apply_masks, fill_masks
+from handlers.lmi_dist.guide import Guide, apply_masks, fill_masks
 from handlers.lmi_dist.guides import Kept, equip
 from lmi.errors import InvalidRequest, Unsupported
 from lmi.executor import (
@@ -50,9 +46,11 @@ from lmi.executor import (
     SamplingConfig,
 )
 from lmi.settings.config import EngineConfig
+from lmi.shared import linux
 from tests.fake_runner import FakeRunner, SharingRunner
 from tests.handlers.lmi_dist.test_executor import collect, joined
 from tests.handlers.lmi_dist.test_speculation import steady
+from tests.system.container import wait_until
 from tests.tiny_models import tiny_model
 
 TIMEOUT_S = 120.0
@@ -81,8 +79,12 @@ sum: term (("+" | "-") term)?
 term: /[0-9]/ | "(" sum ")"
 """
 REGEX = r"[a-c]{2,4}(-\d+)?(x|yes){1,3}"
-EXPLODING = "|".join("".join(chr(97 + (i * j + j) % 26) for j in range(60)) for i in range(20000))
-SLOW = "((a{0,100}){0,100}){0,100}"
+EXPLODING = '{"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}], "title": "%d"}'
+FAILING = (  # at the first of 2^40 letters, which is not among the masks that are tried
+    "root ::= [abc]{8} x0\n"
+    + "".join(f"x{i} ::= x{i + 1} x{i + 1}\n" for i in range(40))
+    + 'x40 ::= "i" | endless\nendless ::= "i" endless'
+)
 
 
 def guided(kind: GuideType, guide: str | None = None, **fields: Any) -> Request:
@@ -196,9 +198,10 @@ def test_a_ban_of_all_that_the_guide_allows_ends_only_that_request(executor: Exe
 
 
 def test_a_guide_that_no_token_can_follow_is_the_fault_of_its_request(executor: Executor) -> None:
-    """Half of a pair of code units is no text: after the `a` nothing may come."""
-    error = error_of(executor, guided(GuideType.EBNF_GRAMMAR, r'root ::= "a\ud800"'))
-    assert (error.kind, error.field) == (ErrorKind.INVALID, FIELD) and "every token is banned" in error.message
+    """No token writes an `é`, so after the last `a` nothing may come."""
+    error = error_of(executor, regex("a{9}\u00e9"))
+    assert (error.kind, error.field) == (ErrorKind.INVALID, FIELD)
+    assert "no text of this vocabulary fits it" in error.message
 
 
 def test_log_probs_stay_those_of_the_model(executor: Executor) -> None:
@@ -216,60 +219,33 @@ def test_a_mask_has_a_bit_for_each_token() -> None:
     assert words.tolist() == [1 - 2**31, 1, 32]
 
 
-def test_bytes_that_no_character_has_are_part_of_no_text() -> None:
-    """Checked against Python's decoder: each string of up to three bytes that it reads, and each end of one."""
-    firsts = [
-        0x41,
-        0x7F,
-        0x80,
-        0xBF,
-        0xC0,
-        0xC1,
-        0xC2,
-        0xDF,
-        0xE0,
-        0xE1,
-        0xED,
-        0xEE,
-        0xEF,
-        0xF0,
-        0xF1,
-        0xF4,
-        0xF5,
-        0xFF,
-    ]
-    others = [0x41, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC3, 0xE0]
-    endings = [b"", *(bytes(one) for size in (1, 2, 3) for one in itertools.product([0x80, 0x90, 0xA0], repeat=size))]
-    for first, second, third in itertools.product(firsts, others, others):
-        written = bytes([first, second, third])
-        begins = [b"", b"\xc3", b"\xe1", b"\xe1\x80", b"\xf1", b"\xf1\x80", b"\xf1\x80\x80"]
-        is_part = any(is_text(begin + written + end) for begin in begins for end in endings)
-        assert is_part_of_text(written) == is_part, written
-
-
-def is_text(written: bytes) -> bool:
-    with contextlib.suppress(UnicodeDecodeError):
-        return written.decode() is not None
-    return False
-
-
 # What is refused.
 
 
 @pytest.mark.parametrize(
     ("kind", "guide", "message"),
     [
-        (GuideType.REGEX, "[a-c", "Unclosed '['"),
-        (GuideType.REGEX, r"(a)\1", "Backreference"),
-        (GuideType.EBNF_GRAMMAR, "root ::= other", 'Rule "other" is not defined'),
+        (GuideType.REGEX, "[a-c", "unclosed character class"),
+        (GuideType.REGEX, r"(a)\1", "backreferences are not supported"),
+        (GuideType.REGEX, "a\\", "ends with a backslash"),
+        (GuideType.EBNF_GRAMMAR, "root ::= other", 'line 1, column 10: Rule "other" is not defined'),
         (GuideType.EBNF_GRAMMAR, "root ::= root", "no text of this vocabulary fits it"),
+        (GuideType.EBNF_GRAMMAR, r'root ::= "a\ud800"', r"column 12: \ud800 is no character"),
+        (GuideType.EBNF_GRAMMAR, 'root ::= (= "a") "b"', "line 1, column 11: = is not known"),
+        (GuideType.EBNF_GRAMMAR, 'root ::= TagDispatch(("a", b))', "line 1, column 26: , is not known"),
+        (GuideType.EBNF_GRAMMAR, 'start: "a"', "line 1, column 6: : is not known"),
+        (GuideType.EBNF_GRAMMAR, '%llguidance {}\nstart: "a"', "line 1, column 1: % is not known"),
+        (GuideType.EBNF_GRAMMAR, "root ::= <|end|>", "line 1, column 10: < is not known"),
+        (GuideType.EBNF_GRAMMAR, "root ::= " + "(" * 3000, "more than 100 parentheses"),
         (GuideType.JSON_SCHEMA, "{", "must be a structure"),
-        (GuideType.JSON_SCHEMA, '{"type": "colour"}', 'Unsupported type "colour"'),
-        (GuideType.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "Lookahead"),
+        (GuideType.JSON_SCHEMA, '{"type": "colour"}', "type 'colour' cannot be followed"),
+        (GuideType.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-ahead"),
         (GuideType.JSON_SCHEMA, '{"not": {"type": "string"}}', "not cannot be followed"),
         (GuideType.JSON_SCHEMA, '{"type": "object", "required": 5}', "required of a wrong type"),
         (GuideType.JSON_SCHEMA, '{"type": "string", "pattern": 5}', "pattern of a wrong type"),
-        (GuideType.JSON_SCHEMA, '{"type": "object", "required": [["a"]]}', "required ['a'], which is not among"),
+        (GuideType.JSON_SCHEMA, '{"type": "object", "required": [["a"]]}', "required of a wrong type"),
+        (GuideType.JSON_SCHEMA, '{"$ref": "#"}', "no text of this vocabulary fits it"),
+        (GuideType.JSON_SCHEMA, "[" * 100_000, "so many levels"),
     ],
 )
 def test_a_wrong_guide_is_refused_with_its_reason(
@@ -277,30 +253,9 @@ def test_a_wrong_guide_is_refused_with_its_reason(
 ) -> None:
     error = error_of(executor, guided(kind, guide))
     assert (error.kind, error.field) == (ErrorKind.INVALID, FIELD) and message in error.message
-    assert "/project/" not in error.message, "a line of the compiler's code is nothing to a client"
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "array", "uniqueItems": True},
-        {"allOf": [{"type": "integer"}, {"type": "integer", "minimum": 3}]},
-        {"type": "object", "required": ["a"]},
-        {"minimum": 3},
-        {"type": "string", "pattern": "a*", "maxLength": 3},
-        {"anyOf": [{"type": "object"}], "properties": {}},
-        {"properties": {"a": {"items": {"if": {}}}}},
-        {"$defs": {"a": {"type": "number", "multipleOf": 0.5}}, "$ref": "#/$defs/a"},
-    ],
-)
-def test_a_schema_of_which_a_part_would_be_left_out_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="cannot be followed"):
-        check_keywords(json.dumps(schema))
-
-
-def test_a_schema_is_refused_for_no_name_of_a_property() -> None:
-    schema = {"type": "object", "properties": {"not": {"type": "string", "pattern": "a"}, "if": {"const": {"not": 1}}}}
-    assert check_keywords(json.dumps(schema)) == ["a"]
+    assert "lark" not in error.message and "<" not in error.message.replace("< is not", ""), (
+        "Lark is nothing to a client"
+    )
 
 
 def test_without_an_end_id_a_guide_is_refused(executor: Executor) -> None:
@@ -309,35 +264,60 @@ def test_without_an_end_id_a_guide_is_refused(executor: Executor) -> None:
     assert isinstance(compiled, Compiled)
     vocabulary = Vocabulary(GuidedDecodingConfig(TEXTS), VOCAB_SIZE)
     [sequence] = new_sequences(1, regex("a", end_id=None), 100)
-    equip(sequence, Compiled(compiled.grammar, vocabulary))
+    equip(sequence, Compiled(compiled.matcher, vocabulary))
     assert sequence.error is not None and (sequence.error.kind, sequence.error.field) == (ErrorKind.INVALID, FIELD)
     assert "needs an end id" in sequence.error.message
 
 
+def exploding(number: int, **fields: Any) -> Request:
+    return guided(GuideType.JSON_SCHEMA, EXPLODING % number, **fields)
+
+
 def test_an_exploding_guide_is_refused_and_holds_nobody_up(executor: Executor) -> None:
-    exploding = executor.enqueue_request(regex(EXPLODING))
+    request_id = executor.enqueue_request(exploding(0))
     plain = Request(input_token_ids=(1, 2), max_tokens=5)
     assert len(result_of(executor, plain).output_token_ids[0]) == 5
     assert text_of(result_of(executor, regex("a{7}")).output_token_ids[0]) == "a" * 7
-    assert executor.get_num_responses_ready(exploding) == 0, "it must explode for longer than the others took"
-    [[response]] = collect_ids(executor, [exploding]).values()
+    assert executor.get_num_responses_ready(request_id) == 0, "it must explode for longer than the others took"
+    [[response]] = collect_ids(executor, [request_id]).values()
     assert response.error is not None and response.error.kind is ErrorKind.INVALID
     assert "to compile it takes more than" in response.error.message
 
 
 def test_a_guide_that_is_slow_to_follow_ends_only_its_request(executor: Executor) -> None:
-    sampling = sampled(min_tokens=400, num_return_sequences=2)
-    slow = executor.enqueue_request(regex(SLOW, max_tokens=400, sampling_config=sampling))
-    other = executor.enqueue_request(Request(input_token_ids=(1, 2), max_tokens=100))
-    got = collect_ids(executor, [slow, other])
-    [response] = got[slow]
-    assert response.error is not None and "quick to follow" in response.error.message
-    assert response.error.kind is ErrorKind.INVALID
-    assert got[other][-1].result is not None
+    result_of(executor, regex("a"))
+    compiled = executor._guides._kept.get(GuidedDecodingParams(GuideType.REGEX, "a"))
+    [slow], [other] = (new_sequences(number, regex("a"), 100) for number in (1, 2))
+    for sequence in (slow, other):
+        equip(sequence, compiled)
+    cast(Guide, slow.guide).note(slow, 0.06)
+    cast(Guide, other.guide).note(other, 0.04)
+    assert slow.error is not None and slow.error.kind is ErrorKind.INVALID and "quick to follow" in slow.error.message
+    assert other.error is None
+
+
+def test_a_guide_that_fails_in_the_middle_of_an_answer_ends_only_its_request_with_an_error(executor: Executor) -> None:
+    """After it llguidance allows its end ids, as after a whole answer."""
+    failing = executor.enqueue_request(guided(GuideType.EBNF_GRAMMAR, FAILING, streaming=True))
+    other = executor.enqueue_request(regex("[a-z]{30}"))
+    got = collect_ids(executor, [failing, other])
+    *texts, last = got[failing]
+    assert last.error is not None and (last.error.kind, last.error.field) == (ErrorKind.INVALID, FIELD)
+    assert "must be a structure that lmi can follow: parser error: Too many items" in last.error.message
+    assert re.fullmatch("[abc]{8}i", "".join(text_of(one.get_result().output_token_ids[0]) for one in texts))
+    assert len(text_of(got[other][-1].get_result().output_token_ids[0])) == 30
+
+
+def test_a_guide_of_which_a_copy_has_failed_is_compiled_again(executor: Executor) -> None:
+    params = GuidedDecodingParams(GuideType.EBNF_GRAMMAR, FAILING + " ")
+    for _ in range(2):
+        num_before = executor._guides.num_compiled
+        error_of(executor, guided(params.guide_type, params.guide))
+        assert executor._guides.num_compiled == num_before + 1
 
 
 class BrokenGuide:
-    """What xgrammar does with a state that it does not expect."""
+    """One of which nobody has thought."""
 
     def fill(self, sequence: Sequence, masks: Mask, row: int) -> None:
         raise RuntimeError("Check failed: (state) is false")
@@ -374,14 +354,33 @@ def test_a_mask_bans_the_tokens_whose_bits_are_0_and_no_others(vocab_size: int) 
 
 
 def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(executor: Executor) -> None:
-    cancelled = executor.enqueue_request(regex(EXPLODING + "1"))
-    late = executor.enqueue_request(regex(EXPLODING + "2", allotted_time_ms=100))
+    cancelled = executor.enqueue_request(exploding(1))
+    late = executor.enqueue_request(exploding(2, allotted_time_ms=100))
     executor.cancel_request(cancelled)
     got = collect_ids(executor, [cancelled, late])
     assert [got[one][-1].get_result().finish_reasons for one in (cancelled, late)] == [
         [FinishReason.CANCELLED],
         [FinishReason.TIMED_OUT],
     ]
+
+
+def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it_has_left(executor: Executor) -> None:
+    result_of(executor, regex("a"))
+    pid = compiling_process(executor)
+    ids = executor.enqueue_requests([exploding(4), exploding(4)])
+    wait_until(lambda: len(linux.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S)
+    [fork] = linux.descendants(pid)
+    executor.cancel_request(ids[0])
+    collect_ids(executor, [ids[0]])
+    assert linux.descendants(pid) == [fork]
+    executor.cancel_request(ids[1])
+    wait_until(lambda: linux.descendants(pid) == [], "the fork ends", 1.0)
+
+
+def compiling_process(executor: Executor) -> int:
+    process = executor._guides._compiler._process
+    assert process is not None
+    return process.popen.pid
 
 
 # The guides of an engine.
@@ -397,7 +396,7 @@ def test_requests_with_the_same_guide_compile_it_once(executor: Executor) -> Non
 
 
 def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
-    kept = Kept(max_num=3, max_bytes=100)
+    kept = Kept(max_num=3, max_chars=100)
     guides = [GuidedDecodingParams(GuideType.REGEX, str(number) * 20) for number in range(6)]
     for guide in guides[:3]:
         kept.put(guide, InvalidRequest("wrong"))
@@ -405,7 +404,7 @@ def test_guides_are_kept_up_to_a_number_and_a_size() -> None:
     kept.put(guides[3], InvalidRequest("wrong"))
     assert len(kept) == 3 and kept.get(guides[1]) is None and kept.get(guides[0]) is not None
     kept.put(GuidedDecodingParams(GuideType.REGEX, "x" * 90), InvalidRequest("wrong"))
-    assert len(kept) == 1 and kept.num_bytes == 90
+    assert len(kept) == 1 and kept.num_chars == 90
 
 
 def test_a_failure_of_the_machine_is_not_kept() -> None:
@@ -422,7 +421,7 @@ def test_the_process_is_started_again_after_its_end_and_ends_with_the_engine() -
     os.kill(first.popen.pid, signal.SIGKILL)
     first.popen.wait()
     assert text_of(result_of(executor, regex("b")).output_token_ids[0]) == "b"
-    request_id = executor.enqueue_request(regex(EXPLODING))
+    request_id = executor.enqueue_request(exploding(3))
     executor.shutdown()
     [response] = executor.await_responses(request_id, TIMEOUT_S)
     assert isinstance(response, Response) and response.get_result().finish_reasons == [FinishReason.CANCELLED]
@@ -524,9 +523,9 @@ def test_a_folder_without_a_tokenizer_is_the_reason(tmp_path: Any) -> None:
         executor.enqueue_request(regex("a"))
 
 
-def test_an_engine_starts_without_xgrammar_and_says_so() -> None:
+def test_an_engine_starts_without_llguidance_and_says_so() -> None:
     code = (
-        "import sys; sys.modules['xgrammar'] = None\n"
+        "import sys; sys.modules['llguidance'] = None\n"
         "from handlers.lmi_dist import Executor\n"
         "from lmi.executor import Request\n"
         "from lmi.settings.config import EngineConfig\n"
@@ -536,7 +535,7 @@ def test_an_engine_starts_without_xgrammar_and_says_so() -> None:
         "    assert executor.await_responses(i)[0].result is not None\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "xgrammar is not installed"
+    assert ended.stdout.strip() == "llguidance is not installed"
 
 
 @pytest.mark.parametrize("folder", ["demo", "llama"])
@@ -601,7 +600,8 @@ def follows_grammar(text: str) -> bool:
 def test_a_thousand_sampled_answers_fit_their_guide(
     model: Executor, tokenizer: tokenizers.Tokenizer, kind: GuideType, guide: str | None, is_valid: Any
 ) -> None:
-    bias = tuple((tokenizer.token_to_id(text), 9.0) for text in '}"])')  # else a random model rarely comes to an end
+    weights = {"}": 8.0, '"': 9.0, "]": 8.0, ")": 8.0}  # without them a random model rarely comes to an end
+    bias = tuple((tokenizer.token_to_id(text), weight) for text, weight in weights.items())
     requests = [
         guided(kind, guide, sampling_config=sampled(seed, temperature=1.5), embedding_bias=bias, max_tokens=150)
         for seed in range(1050)
@@ -645,9 +645,3 @@ def test_an_answer_fits_its_schema(model: Executor, tokenizer: tokenizers.Tokeni
     assert len(ids) > 10, "most answers must come to their end"
     for one in ids:
         jsonschema.validate(json.loads(tokenizer.decode(one)), schema)
-
-
-def test_a_compiled_guide_counts_its_bytes(model: Executor) -> None:
-    result_of(model, guided(GuideType.JSON))
-    kept = model._guides._kept.get(GuidedDecodingParams(GuideType.JSON))
-    assert isinstance(kept, Compiled) and kept.num_bytes > 1000

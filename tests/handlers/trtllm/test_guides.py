@@ -125,7 +125,7 @@ def test_good_structures_pass_and_bad_ones_name_the_field(checked: Any) -> None:
     outcomes = asyncio.run(check())
     assert outcomes[: len(GOOD)] == [None] * len(GOOD)
     assert [(type(one), one.field) for one in outcomes[len(GOOD) :]] == [(InvalidRequest, FIELD)] * len(BAD)  # type: ignore[union-attr]
-    assert all("must be a structure that xgrammar can follow: " in str(one) for one in outcomes[len(GOOD) :])
+    assert all("must be a structure that lmi can follow: " in str(one) for one in outcomes[len(GOOD) :])
 
 
 def test_a_structure_is_compiled_once_whether_it_is_good_or_bad(checked: Any) -> None:
