@@ -15,7 +15,7 @@ MAX_NUM_SEQUENCES = 64
 MAX_PREFILL_TOKENS = 1024
 ONE_DEVICE = "1 on lmi-dist, which runs on one device; more with option.rolling_batch=vllm, once installed"
 DRAFT_KEYS = ("option.speculative_draft_model", "option.speculative_config")
-LORA_KEYS = frozenset(f"option.{name}" for name in lora_limits.KINDS)
+OWN_KEYS = frozenset({"option.disable_any_whitespace", *(f"option.{name}" for name in lora_limits.KINDS)})
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
@@ -50,7 +50,7 @@ HANDLER = Handler(
         "option.max_rolling_batch_prefill_tokens": MAX_PREFILL_TOKENS,
     },
     uses=frozenset({"option.max_step_ms", "option.speculative"}),
-    unused=dict.fromkeys(ENGINE_KEYS - LORA_KEYS, "")
+    unused=dict.fromkeys(ENGINE_KEYS - OWN_KEYS, "")
     | dict.fromkeys(DRAFT_KEYS, "option.speculative=ngram guesses without a second model"),
     demo=Path(__file__).parent / "demo",
     check=check,

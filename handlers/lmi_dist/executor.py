@@ -28,7 +28,7 @@ from handlers.lmi_dist.beam_sampler import BeamSampler, Outlook, advance_beams
 from handlers.lmi_dist.buffers import Buffers
 from handlers.lmi_dist.captured import Capture
 from handlers.lmi_dist.drafts import Drafts
-from handlers.lmi_dist.guides import Guides, open_guides
+from handlers.lmi_dist.guides import Guides, are_compact, open_guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Limits, describe, load
 from handlers.lmi_dist.log_probs import note_prompt
@@ -90,7 +90,11 @@ class EmbeddedExecutor(SteppedExecutor):
         self._capture = Capture(self._runner)
         folder = _server_folder(model, config)
         self._guides, why_no_guides = open_guides(
-            settings.guided_decoding_config, folder, self._runner.vocab_size, compile_limit_s(options.step_timeout_s)
+            settings.guided_decoding_config,
+            folder,
+            self._runner.vocab_size,
+            compile_limit_s(options.step_timeout_s),
+            is_compact=are_compact(options.options),
         )
         self._info = describe(self._runner, limits, settings, why_no_guides=why_no_guides, post_processors=processors)
         self._start()

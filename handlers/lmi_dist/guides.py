@@ -7,7 +7,7 @@ error. Only the loop's thread uses a `Guides`, except where a method says otherw
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +20,11 @@ from handlers.base.guide_protocol import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import read_config, why_no_guides
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guide import Guide
-from lmi.errors import InvalidRequest, LmiError, cause_line
+from lmi.errors import BadConfiguration, InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
+from lmi.settings.kinds import BOOLEAN
 
+COMPACT = "disable_any_whitespace"  # vLLM's name
 MAX_KEPT = 64  # guides; one that was followed far has some megabytes of states
 MAX_KEPT_CHARS = 64 << 20  # of all that clients sent
 WAIT_S = 0.1  # a request may time out meanwhile
@@ -170,6 +172,15 @@ class Kept:
     def _drop(self, params: GuidedDecodingParams) -> None:
         del self._outcomes[params]
         self.num_chars -= len(params.guide or "")
+
+
+def are_compact(options: Mapping[str, str]) -> bool:
+    """Whether JSON in answers has no spaces between its values. Raises BadConfiguration."""
+    text = options.get(COMPACT, "true")
+    try:
+        return bool(BOOLEAN.parse(text))
+    except ValueError:
+        raise BadConfiguration(f"option.{COMPACT}={text}: allowed is {BOOLEAN.allowed}") from None
 
 
 def open_guides(

@@ -77,6 +77,7 @@ OF_SOME_ENGINES = {
 
 # What to write in place of options that an engine does not use.
 INSTEAD = {
+    "option.disable_any_whitespace": "option.structured_outputs_config has it on vLLM",
     "option.long_lora_scaling_factors": "an adapter's own adapter_config.json has its scale; leave this out",
     "option.max_output_len": "max_new_tokens of a request bounds its answer, option.max_model_len prompt and answer",
     "option.max_input_len": "a prompt may fill all but one token of the context, which option.max_model_len sets",
@@ -94,7 +95,8 @@ ENGINE_KEYS = frozenset(
     "option.enable_kv_cache_reuse option.enable_trt_overlap option.tokens_per_block option.seed option.nnodes "
     "option.node_rank option.master_addr option.master_port option.distributed_executor_backend "
     "option.speculative_config option.disable_custom_all_reduce option.lmcache_config_file option.block_size "
-    "option.long_lora_scaling_factors option.fully_sharded_loras".split()
+    "option.long_lora_scaling_factors option.fully_sharded_loras "
+    "option.disable_any_whitespace".split()
 )
 
 NEURON = "Neuron devices are not served here"

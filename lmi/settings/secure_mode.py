@@ -45,6 +45,7 @@ SAFE_OPTIONS = frozenset(
     "option.speculative_draft_model option.speculative_length option.draft_model_tp_size option.nnodes "
     "option.node_rank option.master_addr option.master_port option.max_input_len option.tokens_per_block "
     "option.kv_cache_free_gpu_mem_fraction option.batch_scheduler_policy option.guided_decoding_backend "
+    "option.disable_any_whitespace "
     "option.free_gpu_memory_fraction option.host_cache_size option.use_cuda_graph".split()
 )
 LOAD_FORMAT, SAFE_LOAD_FORMATS = "option.load_format", ("auto", "safetensors")

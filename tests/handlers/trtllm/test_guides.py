@@ -33,7 +33,7 @@ BAD = [
     GuidedDecodingParams(GuideType.REGEX, "(a"),
     GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "root ::= other"),
 ]
-SLOW = GuidedDecodingParams(GuideType.REGEX, "((a{0,100}){0,100}){0,100}")
+SLOW = GuidedDecodingParams(GuideType.JSON_SCHEMA, json.dumps({"enum": [str(number) for number in range(20_000)]}))
 
 
 @pytest.fixture(scope="module", params=["main-2025-10", "main-2026-08"])
