@@ -15,6 +15,7 @@ import difflib
 import json
 import math
 import re
+from collections import Counter
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -48,6 +49,7 @@ NO_RULES = frozenset(
     "else minContains maxContains dependencies nullable additionalItems unevaluatedItems unevaluatedProperties".split()
 )
 DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
+OBJECT = {"type": "object"}
 COMBINED = ("$ref", "anyOf", "oneOf", "allOf", *DEPENDENT)
 CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # what a string of an answer never has
 OF_PATTERNS = re.compile(r"\\(?:x[01][0-9A-Fa-f]|x7[Ff]|u00[01][0-9A-Fa-f]|u007[Ff]|[xu]\{|c|0)")
@@ -121,6 +123,7 @@ class _Reader:
             and not schema.keys() & {*COMBINED, "patternProperties"}
         ):
             more = False
+            properties = {**properties, **{name: True for name in required if name not in properties}}
         least = out.get("minProperties", 0)
         if least <= len(required):
             out.pop("minProperties", None)
@@ -170,16 +173,19 @@ class _Reader:
             given = schema[name]
             if not isinstance(given, list) or not given:
                 raise _fault(f"{name} of a wrong type", where)
-            is_known = name != "oneOf" or self._are_disjoint(given, out, is_alone=is_alone)  # else llguidance may know
-            parts_are_alone = is_alone and (len(given) == 1 if name == "allOf" else is_known)
+            if name == "oneOf":
+                given = _without_common_types(given)
+            if name == "oneOf" and not self._are_disjoint(given, out, is_alone=is_alone):
+                raise _fault("oneOf of schemas that one value might fit together", where)
+            is_single = name != "allOf" or len(given) == 1
             parts = [
-                self._schema(one, f"{where}/{name}/{number}", is_alone=parts_are_alone)
+                self._schema(one, f"{where}/{name}/{number}", is_alone=is_alone and is_single)
                 for number, one in enumerate(given)
             ]
             if name == "allOf":
                 together += parts
             else:
-                together.append({"anyOf" if is_known else name: parts})
+                together.append({"anyOf": parts})
         for keyword in DEPENDENT:
             for name, needed in _mapping(schema, keyword, where).items():
                 needs: Schema | bool
@@ -199,11 +205,11 @@ class _Reader:
 
     def _are_disjoint(self, branches: list[Any], out: Schema, *, is_alone: bool) -> bool:
         """Whether a value fits one branch at most. `out` is what is known of the value."""
+        types = [_types(one, "", is_alone=is_alone) for one in branches if isinstance(one, dict)]
+        if types == [OBJECT] * len(branches):
+            out = OBJECT
         known = {"type": out["type"]} if "type" in out else {}
-        typed = [
-            {"allOf": [known, {**one, **_types(one, "", is_alone=is_alone)}]} if isinstance(one, dict) else one
-            for one in branches
-        ]
+        typed = [{"allOf": [known, one]} if isinstance(one, dict) else one for one in branches]
         pairs = combinations(typed, 2)
         return len(branches) <= MAX_COMPARED and all(are_disjoint(*pair, self._resolve) for pair in pairs)
 
@@ -247,7 +253,7 @@ def _types(schema: Schema, where: str, *, is_alone: bool) -> Schema:
     if "type" not in schema:
         if is_alone and not schema.keys() & {*COMBINED, "enum", "const"}:
             if schema.keys() & {"properties", "patternProperties", "additionalProperties", "propertyNames"}:
-                return {"type": "object"}
+                return OBJECT
             if schema.keys() & {"items", "prefixItems"}:
                 return {"type": "array"}
         return {}
@@ -364,6 +370,25 @@ def _unevaluated(schema: Schema, keyword: str, where: str) -> object:
     if schema.keys() & set(COMBINED):
         raise _fault(keyword, where)
     return schema[keyword]
+
+
+def _without_common_types(branches: list[Any]) -> list[Any]:
+    """A oneOf without the types that several branches allow with no further rule: what has one fits them all."""
+    plain = [_plain_types(one) for one in branches]
+    counts = Counter(name for types in plain for name in types)
+    rest = [{name for name in types if counts[name] == 1} for types in plain]
+    if not all(rest) or any("number" in types and "integer" not in types for types in rest):  # a rest without a name
+        return branches
+    return [{"type": sorted(types)} for types in rest]
+
+
+def _plain_types(schema: object) -> set[str]:
+    """The types of a schema that has no other rule; a number is an integer or another number."""
+    given = schema.get("type") if isinstance(schema, dict) and schema.keys() - NO_RULES == {"type"} else None
+    if not isinstance(given, str | list):
+        return set()
+    types = {name for name in ([given] if isinstance(given, str) else given) if isinstance(name, str)}
+    return types | {"integer"} if "number" in types else types
 
 
 def _num_patterns(schema: Schema) -> int:
