@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ Mask = NDArray[np.int32]
 
 WORD_BITS = 32
 FILE_NAME = "tokenizer.json"
+OLDEST = 1, 9  # of llguidance: those before obey escapes that leave a schema
 NO_TEXTS = "guides need the texts of tokens, which option.skip_tokenizer_init leaves out"
 
 
@@ -28,6 +30,8 @@ def why_no_guides(folder: Path | None) -> str:
     """Why the engine cannot guide decoding with the vocabulary in a folder, or "" if it can."""
     if importlib.util.find_spec("llguidance") is None:
         return "llguidance is not installed"
+    if tuple(map(int, (found := version("llguidance")).split(".")[:2])) < OLDEST:
+        return f"llguidance {found} is too old for guides: pip install 'llguidance>=1.9'"
     if folder is not None and not (folder / FILE_NAME).is_file():
         return f"the model's folder has no {FILE_NAME}"
     return ""
