@@ -13,6 +13,7 @@
 #include "checks.h"
 #include "pool.h"
 #include "products.h"
+#include "sampling.h"
 #include "vectors.h"
 
 #include <atomic>
@@ -560,6 +561,18 @@ EXPORT int lmi_run(const Model* model, const Step* step, int32_t num_threads) {
     if (!is_model(*model) || !is_step(*model, *step)) return 1;
     try {
         run_step(*model, *step, std::max(num_threads, 1));
+    } catch (const std::exception& exception) {
+        return !refuse("%s", exception.what());
+    }
+    return 0;
+}
+
+EXPORT int64_t lmi_sampling_bytes(int32_t vocab_size) { return Scratch::num_bytes(std::max(vocab_size, 1)); }
+
+EXPORT int lmi_sample(const Sampling* sampling, int32_t num_threads) {
+    if (!is_sampling(*sampling)) return 1;
+    try {
+        sample(*sampling, std::max(num_threads, 1));
     } catch (const std::exception& exception) {
         return !refuse("%s", exception.what());
     }

@@ -77,6 +77,56 @@ struct LmiStep {
     int32_t num_rows, num_chunks, num_blocks, num_wanted, num_adapters, reserved;
 };
 
+// What is wanted of a row of the logits: a token, the log-prob of one, or candidates of a beam search.
+struct LmiWish {
+    uint64_t seed;
+    float temperature;                      // 0: the best token
+    float top_p, min_p, typical_p;          // 1, 0 and 1 are none
+    float repetition, presence, frequency;  // penalties: 1, 0 and 0 are none
+    int32_t top_k;                          // 0 is none
+    int32_t row;                            // of the logits
+    int32_t changed;                        // the row that takes its place, but not for log-probs; -1 is none
+    int32_t mask;                           // -1 is none
+    int32_t position;                       // of the token in its output
+    int32_t token_id;                       // whose log-prob is wanted; -1: one is drawn
+    int32_t wants_log_prob;
+    int32_t num_top;         // of the best tokens by log-prob
+    int32_t num_candidates;  // over 0: this many of the best tokens by score, and none is drawn
+    int32_t num_biased, num_seen, num_banned;  // ids of the lists: those behind the ids of the wishes before
+    int32_t reserved;
+};
+
+enum LmiStatus : int32_t { LMI_CHOSEN, LMI_NO_NUMBERS, LMI_ALL_BANNED };
+
+struct LmiChoice {
+    int32_t status;  // an LmiStatus
+    int32_t token_id;
+    float log_prob;  // by the logits, before any rule
+};
+
+struct LmiBest {  // the score is the log-prob after all rules; that of a token by log-prob is its log-prob
+    int32_t token_id;
+    float score, log_prob;
+};
+
+struct LmiSampling {
+    const float* logits;        // (num_logits, vocab_size)
+    const float* changed;       // (num_changed, vocab_size)
+    const int32_t* masks;       // (num_masks, vocab_size / 32, rounded up): a bit for each token that may come
+    const LmiWish* wishes;      // (num_wishes)
+    const int32_t* biased_ids;  // (num_biased)
+    const float* biases;        // (num_biased)
+    const int32_t* seen_ids;    // (num_seen): what penalties count
+    const float* counts;        // (num_seen): how often each was generated
+    const int32_t* banned_ids;  // (num_banned)
+    LmiChoice* choices;         // (num_wishes)
+    LmiBest* best;              // (num_best): of each wish the best by log-prob, then the candidates
+    char* scratch;              // lmi_sampling_bytes for each thread, 8-byte aligned
+    int64_t scratch_bytes;
+    int32_t num_logits, num_changed, num_masks, vocab_size, num_wishes, num_biased, num_seen, num_banned, num_best;
+    int32_t reserved;
+};
+
 int lmi_abi(void);
 int lmi_panel_width(void);
 int64_t lmi_packed_bytes(int32_t num_out, int32_t num_in, int32_t format);
@@ -88,6 +138,10 @@ int64_t lmi_scratch_bytes(const LmiModel* model, int32_t num_rows);  // 0 if the
 // Runs a step. The logits are then in the last buffer. Returns 0, or 1 if the model or the step breaks a rule, which
 // lmi_error names until the thread's next call; nothing was done then.
 int lmi_run(const LmiModel* model, const LmiStep* step, int32_t num_threads);
+int64_t lmi_sampling_bytes(int32_t vocab_size);
+
+// Fulfils the wishes. Returns 0, or 1 if they break a rule, as lmi_run.
+int lmi_sample(const LmiSampling* sampling, int num_threads);
 const char* lmi_error(void);
 }
 
@@ -98,6 +152,10 @@ using Buffer = LmiBuffer;
 using Model = LmiModel;
 using Step = LmiStep;
 using Site = LmiSite;
+using Wish = LmiWish;
+using Choice = LmiChoice;
+using Best = LmiBest;
+using Sampling = LmiSampling;
 
 constexpr int BLOCK = 64;  // tokens
 constexpr int MAX_HEAD_DIM = 512;

@@ -128,4 +128,15 @@ inline float largest(Vec x) {
     return lanes[0];
 }
 
+// A bit for each lane that a comparison has found.
+inline uint32_t lanes_of(Ints found) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask(bits_as<__m512i>(found));
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(bits_as<__m256>(found));
+#else
+    return vaddvq_u32(vandq_u32(bits_as<uint32x4_t>(found), uint32x4_t{1, 2, 4, 8}));
+#endif
+}
+
 }  // namespace lmi
