@@ -9,13 +9,21 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import Chunk, Plan
 
 _FACTOR = 0x9E3779B97F4A7C15
+
+Floats = npt.NDArray[np.float32]
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """(vocab,) to (vocab,), within a rounding of what an engine reports."""
+    shifted = logits.astype(np.float64) - logits.max()
+    return (shifted - np.log(np.exp(shifted).sum())).astype(np.float32)
 
 
 class SteadyPace(Pace):
@@ -39,9 +47,9 @@ class FakeRunner:
         self.poison = poison or {}
         self.wanted: list[int] = []  # the states at the wanted positions of the last step
 
-    def forward(self, plan: Plan) -> Tensor:
+    def forward(self, plan: Plan) -> Floats:
         self.plans.append(plan)
-        logits: list[Tensor] = []
+        logits: list[Floats] = []
         self.wanted = []
         for chunk in plan.chunks:
             slot = self.slots.setdefault(chunk.slot, [])
@@ -52,13 +60,13 @@ class FakeRunner:
             first = len(chunk.token_ids) - chunk.num_logits
             self.wanted += slot[chunk.start + first :]
             logits += map(self._logits, slot[chunk.start + first :], chunk.token_ids[first:])
-        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+        return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
-    def output(self, name: str) -> Tensor | None:
+    def output(self, name: str) -> Floats | None:
         """(num_logits, 1) float32: a share of the state, which says all tokens up to a position."""
-        return torch.tensor([[_share(state)] for state in self.wanted]) if name == "state" else None
+        return np.array([[_share(state)] for state in self.wanted], np.float32) if name == "state" else None
 
-    def logits(self, token_ids: list[int]) -> Tensor:
+    def logits(self, token_ids: list[int]) -> Floats:
         """(vocab,) float32, between -4 and 4."""
         return self._logits(_state(token_ids), token_ids[-1])
 
@@ -66,11 +74,11 @@ class FakeRunner:
         """The output `state` after these tokens."""
         return _share(_state(token_ids))
 
-    def _logits(self, state: int, token_id: int) -> Tensor:
+    def _logits(self, state: int, token_id: int) -> Floats:
         """The logits after `token_id`, with which all tokens together lead to `state`."""
         logits = _waves(self.vocab_size, state % 100_003)
         if self.poison:
-            logits = logits.clone()
+            logits = logits.copy()
             logits[list(self.poison)] = -math.inf
             logits[3] = self.poison.get(token_id, logits[3])
         return logits
@@ -96,7 +104,7 @@ class SharingRunner(FakeRunner):
         super().__init__(vocab_size, context_length, poison)
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}  # (block, place) -> states before and after its token
 
-    def forward(self, plan: Plan) -> Tensor:
+    def forward(self, plan: Plan) -> Floats:
         self.plans.append(plan)
         for source, block in plan.copies:
             assert source != block
@@ -110,7 +118,7 @@ class SharingRunner(FakeRunner):
         wanted = [one for chunk in plan.chunks for one in self._read(chunk)]
         self.wanted = [state for state, _ in wanted]
         logits = [self._logits(*one) for one in wanted]
-        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+        return np.stack(logits) if logits else np.empty((0, self.vocab_size), np.float32)
 
     def _cell(self, chunk: Chunk, position: int) -> tuple[int, int]:
         return chunk.table[position // self.tokens_per_block], position % self.tokens_per_block
@@ -143,10 +151,10 @@ class SharingRunner(FakeRunner):
 
 
 @cache
-def _waves(vocab_size: int, state: int) -> Tensor:
+def _waves(vocab_size: int, state: int) -> Floats:
     """(vocab_size,) float32, not to be changed."""
-    steps = torch.arange(1, vocab_size + 1, dtype=torch.float64)
-    return (4 * torch.sin(steps * (1 + state))).float()
+    waves = 4 * np.sin(np.arange(1, vocab_size + 1, dtype=np.float64) * (1 + state))
+    return waves.astype(np.float32)
 
 
 def _state(token_ids: list[int]) -> int:

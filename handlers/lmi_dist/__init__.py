@@ -6,7 +6,7 @@
         request_id = executor.enqueue_request(Request(input_token_ids=(1, 2, 3), max_tokens=8))
         [response] = executor.await_responses(request_id)
 
-Importing this package does not import torch; naming `Executor` does.
+torch is imported where a model needs it: on a GPU, and for families that our programs do not know.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ sequence, where the runner is batch-invariant.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from handlers.base.captured import LOGITS, Block
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.runner import Runner
 
@@ -21,7 +21,7 @@ class Capture:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def take_prompt(self, sequence: Sequence, chunk: Chunk, logits: Tensor, first: int) -> None:
+    def take_prompt(self, sequence: Sequence, chunk: Chunk, logits: Array, first: int) -> None:
         """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits, vocab)."""
         captured = sequence.captured
         assert captured is not None
@@ -31,13 +31,13 @@ class Capture:
             else:
                 captured.put_context(name, chunk.start, _block(rows[first : first + chunk.num_logits]))
 
-    def take_draws(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+    def take_draws(self, logits: Array, rows: list[int], sequences: list[Sequence]) -> None:
         """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
         asking = [(row, one) for row, one in zip(rows, sequences, strict=True) if one.captured is not None]
         for row, sequence in asking:
             self._take_draw(logits, row, sequence)
 
-    def _take_draw(self, logits: Tensor, row: int, sequence: Sequence) -> None:
+    def _take_draw(self, logits: Array, row: int, sequence: Sequence) -> None:
         captured = sequence.captured
         assert captured is not None
         for name, kept in captured.generation.items():
@@ -50,18 +50,16 @@ class Capture:
         if captured.fault is not None:
             sequence.fail(captured.fault)
 
-    def _rows(self, name: str, logits: Tensor) -> Tensor | None:
+    def _rows(self, name: str, logits: Array) -> Array | None:
         """(num_logits, …), or None if the model gave no such rows in this step."""
-        rows = None if name == LOGITS else self._runner.output(name)
-        return logits if name == LOGITS else None if rows is None else torch.from_numpy(rows)
+        return logits if name == LOGITS else self._runner.output(name)
 
 
 def _missing(name: str) -> str:
     return f"the model gave no row of {name} for each token of a step"
 
 
-def _block(rows: Tensor) -> Block:
+def _block(rows: Array) -> Block:
     """From (num_tokens, …). Numbers with a fraction are float32."""
-    rows = rows.float() if rows.is_floating_point() else rows
-    array = rows.contiguous().cpu().numpy()
+    array = np.ascontiguousarray(rows, np.float32 if np.issubdtype(rows.dtype, np.floating) else None)
     return Block(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])

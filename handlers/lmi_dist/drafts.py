@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from torch import Tensor
-
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.out_of_memory import is_out_of_memory
 from handlers.lmi_dist.sampler import Draw, append_draws
 from handlers.lmi_dist.scheduler import Batch, drafter_of
+from handlers.lmi_dist.wishes import Floats
 
-Sample: TypeAlias = Callable[[Tensor, list[int], list[Sequence]], list[Draw | None]]
+Sample: TypeAlias = Callable[[Floats, list[int], list[Sequence]], list[Draw | None]]
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class Drafts:
             if len(chunk.token_ids) > 1
         ]
 
-    def check(self, logits: Tensor) -> None:
+    def check(self, logits: Floats) -> None:
         """Keep what is right of each draft, by `logits` (num_logits, vocab).
 
         If memory runs out, the rest is dropped: the step must not be repeated.
@@ -56,7 +55,7 @@ class Drafts:
         for draft in self._drafts:
             drafter_of(draft.sequence).note(draft.num_right, len(draft.token_ids))
 
-    def _accept(self, logits: Tensor) -> None:
+    def _accept(self, logits: Floats) -> None:
         """Draw the next token of each sequence whose draft has been right so far, until none is.
 
         Every token is drawn with the sampler's state that it has without a draft, so it is the same one.

@@ -1,7 +1,7 @@
 """The embedded executor: schedule, run, sample, finish.
 
 `SteppedExecutor` does everything around the step: queue, cancel, deadlines, responses, statistics. The scheduler
-chooses which tokens are computed. Tensors begin in the model runner and end in the sampler.
+chooses which tokens are computed. Logits come from the model runner and end in the sampler.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from itertools import islice
 from typing import cast
 
 import msgspec
-import torch
-from torch import Tensor
 
 from handlers.base.configuration import AnyConfig, both
 from handlers.base.guide_compiler import compile_limit_s
@@ -32,8 +30,8 @@ from handlers.lmi_dist.guides import Guides, are_compact, open_guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Limits, describe, load
 from handlers.lmi_dist.log_probs import note_prompt
-from handlers.lmi_dist.logits_rows import take_rows
 from handlers.lmi_dist.lora_adapters import LoraAdapters, Prepared
+from handlers.lmi_dist.native.library import num_threads
 from handlers.lmi_dist.out_of_memory import is_out_of_memory
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import num_tokens_of
@@ -42,6 +40,7 @@ from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import Draw, Sampler, append_draws
 from handlers.lmi_dist.scheduler import Batch, Scheduler
 from handlers.lmi_dist.stats import kv_cache_stats, step_of
+from handlers.lmi_dist.wishes import Floats
 from lmi.errors import cause_line
 from lmi.executor import (
     EngineInfo,
@@ -85,8 +84,8 @@ class EmbeddedExecutor(SteppedExecutor):
         self._cache = _new_cache(self._runner, limits, settings)
         self._pace = _new_pace(options)
         self._scheduler = _new_scheduler(self._cache, self._pace, self._lora, drafts=_can_draft(self._runner, options))
-        self._sampler = Sampler(self._runner.vocab_size, self._runner.device, processors)
-        self._beam_sampler = BeamSampler(self._runner.vocab_size, processors)
+        self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
+        self._beam_sampler = BeamSampler(self._sampler)
         self._capture = Capture(self._runner)
         folder = _server_folder(model, config)
         self._guides, why_no_guides = open_guides(
@@ -110,7 +109,6 @@ class EmbeddedExecutor(SteppedExecutor):
             return None
         return self._compute()
 
-    @torch.inference_mode()
     def _compute(self) -> Step:
         """Make one step of all running sequences. If memory runs out, the largest of them fails."""
         started_s = time.monotonic()
@@ -121,7 +119,7 @@ class EmbeddedExecutor(SteppedExecutor):
         try:
             for fork in batch.forks:
                 self._runner.copy(fork.from_slot, [fork.to_slot], fork.num_tokens)
-            logits = torch.from_numpy(self._runner.forward(batch.plan))  # (num_logits, vocab)
+            logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             self._copy_prompts(batch)
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)
@@ -140,7 +138,7 @@ class EmbeddedExecutor(SteppedExecutor):
             if leader.slot is not None and slots:
                 self._runner.copy(leader.slot, slots, leader.num_prefill)
 
-    def _advance(self, batch: Batch, logits: Tensor) -> list[Sequence]:
+    def _advance(self, batch: Batch, logits: Floats) -> list[Sequence]:
         """Add the tokens and log-probs of a step to its sequences, from `logits` (num_logits, vocab).
 
         Returns the sequences with a new token or an error. Tokens are added only after all are computed, so that a step
@@ -161,26 +159,27 @@ class EmbeddedExecutor(SteppedExecutor):
             Drafts(batch, self._sample).check(logits)
         return failed + sequences
 
-    def _note_prompts(self, batch: Batch, logits: Tensor) -> list[Sequence]:
+    def _note_prompts(self, batch: Batch, logits: Floats) -> list[Sequence]:
         """Keep what requests want to know of their prompts. Returns the sequences whose log-probs are not numbers."""
         failed = []
         for chunk, sequence, row in islice(batch.walk(), len(batch.plan.decodes), None):
             if sequence.lacks_context:
                 self._capture.take_prompt(sequence, chunk, logits, row)
             own = slice(row, row + chunk.num_logits)
-            if sequence.lacks_prompt_log_probs and not note_prompt(sequence, chunk, logits[own]):
-                failed.append(sequence)
+            if sequence.lacks_prompt_log_probs:
+                if not note_prompt(self._sampler.choose, sequence, chunk, logits[own]):
+                    failed.append(sequence)
         return failed
 
-    def _look_ahead(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> dict[Sequence, list[Outlook]]:
+    def _look_ahead(self, logits: Floats, rows: list[int], sequences: list[Sequence]) -> dict[Sequence, list[Outlook]]:
         """What each search can continue with, from the rows of its beams in `logits` (num_logits, vocab)."""
         self._capture.take_draws(logits, rows, sequences)
         return self._beam_sampler.sample(logits, rows, sequences)
 
-    def _sample(self, logits: Tensor, rows: list[int], sequences: list[Sequence]) -> list[Draw | None]:
+    def _sample(self, logits: Floats, rows: list[int], sequences: list[Sequence]) -> list[Draw | None]:
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
         self._capture.take_draws(logits, rows, sequences)
-        return self._sampler.sample(take_rows(logits, rows), sequences) if sequences else []
+        return self._sampler.sample(logits, rows, sequences) if sequences else []
 
     # Sequences come and go. One may wait for its guide before it is scheduled.
 

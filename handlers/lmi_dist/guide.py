@@ -8,7 +8,7 @@ token, and end ids only where the structure is complete. If nothing else may fol
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from lmi.executor import ErrorKind
 
 MAX_START_S = 0.05  # of processor time that a guide may take, and for each token
 MAX_TOKEN_S = 0.002
-
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_MOST = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # the most that the logits of a byte's tokens may be
 
 
 class Guide:
@@ -90,14 +87,3 @@ def fill_masks(sequences: list[Sequence], rows: list[int], vocab_size: int) -> M
         for row, before_s, after_s in zip(rows, times_s, times_s[1:], strict=False):
             cast(Guide, sequences[row].guide).note(sequences[row], min(after_s - before_s, spent_s))
     return masks
-
-
-def apply_masks(logits: Any, masks: Mask) -> None:
-    """Set the tokens of `logits`, an array or a tensor (num_rows, vocab), that may not come next to -inf."""
-    most = _MOST.take(masks.view(np.uint8), axis=0).reshape(len(masks), -1)[:, : logits.shape[1]]
-    if isinstance(logits, np.ndarray):
-        np.minimum(logits, most, out=logits)
-    else:
-        import torch
-
-        torch.minimum(logits, torch.from_numpy(most).to(logits.device), out=logits)

@@ -6,27 +6,25 @@ in prompt and output (as in transformers). Until `min_tokens` tokens are generat
 words of one token are banned. `ignore_eos` bans no token: an end token may be drawn and generation continues (as in
 vLLM).
 
-Each kind of rule is one gather or scatter over a flat view of the logits, for all rows that have such a rule.
+A wish carries what stays the same; lists that all wishes of a step share have the ids that rules are about.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from handlers.base.sequence import Sequence
 from handlers.lmi_dist.repeats import Repeats
-from handlers.lmi_dist.token_history import FloatArray, IntArray, TokenHistory
+from handlers.lmi_dist.token_history import TokenHistory
+from handlers.lmi_dist.wishes import Floats, Ints, Sampling
 
 
 class Bias(NamedTuple):
-    token_ids: IntArray
-    values: FloatArray
+    token_ids: Ints
+    values: Floats
 
 
 @dataclass(slots=True)
@@ -64,9 +62,9 @@ class LogitsRules:
 
 
 class RuledRow(NamedTuple):
-    """A row of the logits, the sequence that it belongs to, and the rules of that sequence."""
+    """The place of a wish among those of a step, the sequence that it belongs to, and the rules of that sequence."""
 
-    row: int
+    place: int
     sequence: Sequence
     rules: LogitsRules
 
@@ -83,7 +81,7 @@ def new_rules(sequence: Sequence, vocab_size: int) -> LogitsRules | None:
         rules.early_banned_ids = [one for one in sequence.end_ids | stops if 0 <= one < vocab_size]
     if request.embedding_bias:
         token_ids, values = zip(*request.embedding_bias, strict=True)
-        rules.bias = Bias(np.array(token_ids, np.int64), np.array(values, np.float32))
+        rules.bias = Bias(np.array(token_ids, np.int32), np.array(values, np.float32))
     if config.repetition_penalty is not None or config.presence_penalty or config.frequency_penalty:
         rules.history = TokenHistory(sequence, counts_prompt=config.repetition_penalty is not None)
     if config.no_repeat_ngram_size:
@@ -91,55 +89,19 @@ def new_rules(sequence: Sequence, vocab_size: int) -> LogitsRules | None:
     return None if rules.is_empty() else rules
 
 
-def apply_rules(logits: Tensor, ruled: list[RuledRow]) -> None:
-    """Change, in place, the rows of `logits` (num_rows, vocab) that have rules."""
-    if ruled:
-        _add_bias(logits, [(one.row, one.rules.bias) for one in ruled if one.rules.bias is not None])
-        _penalise(logits, [(one, one.rules.history) for one in ruled if one.rules.history is not None])
-        _ban(logits, ruled)
-
-
-def _add_bias(logits: Tensor, biased: list[tuple[int, Bias]]) -> None:
-    """Add the bias of each row to `logits` (num_rows, vocab)."""
-    if not biased:
-        return
-    index = np.concatenate([bias.token_ids + row * logits.shape[1] for row, bias in biased])
-    values = np.concatenate([bias.values for _, bias in biased])
-    logits.view(-1).index_put_((_on(logits, index),), _on(logits, values), accumulate=True)
-
-
-def _penalise(logits: Tensor, penalised: list[tuple[RuledRow, TokenHistory]]) -> None:
-    """Apply penalties to `logits` (num_rows, vocab). Other arrays have one entry for each token of each history."""
-    if not penalised:
-        return
+def add_rules(sampling: Sampling, ruled: list[RuledRow]) -> None:
+    """Put into the lists of a sampling what the rules of its wishes are about in this step."""
+    if biases := [one.rules.bias for one in ruled if one.rules.bias is not None]:
+        sampling.biased_ids = np.concatenate([bias.token_ids for bias in biases])
+        sampling.biases = np.concatenate([bias.values for bias in biases])
+    penalised = [(one, one.rules.history) for one in ruled if one.rules.history is not None]
     for one, history in penalised:
         history.catch_up(one.sequence)
-    sizes = [history.size for _, history in penalised]
-    configs = [one.sequence.request.sampling_config for one, _ in penalised]
-
-    def spread(values: list[float]) -> FloatArray:  # one value per row -> one per token of its history
-        return np.repeat(np.array(values, np.float32), sizes)
-
-    index = np.concatenate([history.token_ids[: history.size] for _, history in penalised])
-    index += np.repeat(np.array([one.row * logits.shape[1] for one, _ in penalised], np.int64), sizes)
-    counts = np.concatenate([history.counts[: history.size] for _, history in penalised])
-    repetition = _on(logits, spread([config.repetition_penalty or 1.0 for config in configs]))
-    less = spread([config.frequency_penalty or 0.0 for config in configs]) * counts
-    less += spread([config.presence_penalty or 0.0 for config in configs]) * (counts > 0)
-    flat, where = logits.view(-1), _on(logits, index)
-    scores = flat[where]
-    scores = torch.where(scores > 0, scores / repetition, scores * repetition)
-    flat[where] = scores - _on(logits, less)
-
-
-def _ban(logits: Tensor, ruled: list[RuledRow]) -> None:
-    """Set the banned tokens of `logits` (num_rows, vocab) to -inf."""
-    vocab_size = logits.shape[1]
-    banned = [one.row * vocab_size + token_id for one in ruled for token_id in one.rules.next_banned_ids(one.sequence)]
-    if banned:
-        logits.view(-1)[torch.tensor(banned, device=logits.device)] = -math.inf
-
-
-def _on(logits: Tensor, array: IntArray | FloatArray) -> Tensor:
-    """Turn an array (n,) into a tensor on the device of the logits."""
-    return torch.from_numpy(array).to(logits.device)
+    if penalised:
+        sampling.wishes["num_seen"][[one.place for one, _ in penalised]] = [history.size for _, history in penalised]
+        sampling.seen_ids = np.concatenate([history.token_ids[: history.size] for _, history in penalised])
+        sampling.counts = np.concatenate([history.counts[: history.size] for _, history in penalised])
+    banned = [one.rules.next_banned_ids(one.sequence) for one in ruled]
+    if any(banned):
+        sampling.wishes["num_banned"][[one.place for one in ruled]] = [len(ids) for ids in banned]
+        sampling.banned_ids = np.array([token_id for ids in banned for token_id in ids], np.int32)

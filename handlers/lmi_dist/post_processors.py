@@ -3,7 +3,8 @@
 A named one is called for each request that names it. The batched one is called once for all requests that name
 `Request.BATCHED_POST_PROCESSOR_NAME`. They run on the thread of the engine, between two steps of the model: what they
 take, every request waits for. One that raises, or gives back something else than logits, ends only the requests that
-it was called for. Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor API.
+it was called for. Logits are torch's tensors in the host's memory where torch is installed, and numpy's arrays
+elsewhere; the stream is None. Source: LogitsPostProcessorConfig of TensorRT-LLM's Executor API.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any, Literal, NamedTuple
 
 from handlers.base.post_processor_file import BATCHED, check, load, said
 from handlers.base.sequence import Sequence
+from handlers.lmi_dist.wishes import Floats
 from lmi.errors import shorten
 from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     """The logits of one sequence in a step, float32 (1, num_beams, vocab), a view; and what its beams have so far."""
 
     sequence: Sequence
-    logits: Tensor
+    logits: Any  # a tensor of torch, or an array of numpy
     token_ids: list[list[int]]  # of each beam, without the prompt
 
 
@@ -43,20 +43,27 @@ class PostProcessors:
         check(config)
         self._named = dict(config.processor_map)
         self._batched = config.processor_batched
+        self.arrays: Literal["torch", "numpy"] = "numpy" if find_spec("torch") is None else "torch"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names that a request may give."""
         return (*self._named, *([BATCHED] if self._batched is not None else []))
 
-    def apply(self, logits: Tensor, sequences: list[Sequence]) -> None:
-        """Let the functions change the rows of `logits` (num_sequences, vocab) whose requests name one.
+    def apply(self, logits: Floats, sequences: list[Sequence]) -> None:
+        """Let the functions change rows of `logits` (num_sequences, vocab), whose requests all name one.
 
         The beams of a search are neighbours among the sequences. A sequence whose function fails has an error then.
         """
-        named = [row for row, one in enumerate(sequences) if one.request.logits_post_processor_name is not None]
-        if named:
-            self._process(list(_pieces(logits, sequences, named)))
+        self._process(list(_pieces(self._as_given(logits), sequences)))
+
+    def _as_given(self, logits: Floats) -> Any:
+        """The same memory, as what the functions get."""
+        if self.arrays == "numpy":
+            return logits
+        import torch
+
+        return torch.from_numpy(logits)
 
     def _process(self, pieces: list[Piece]) -> None:
         """Call the functions that the requests of the pieces name, the batched one last and once."""
@@ -75,7 +82,7 @@ class PostProcessors:
         sequence, logits, token_ids = piece
         name, client_id = sequence.request.logits_post_processor_name or "", sequence.request.client_id
         try:
-            changed = self._named[name](sequence.id, logits, token_ids, _stream(logits), client_id)
+            changed = self._named[name](sequence.id, logits, token_ids, None, client_id)
             if changed is not None:
                 _replace(logits, changed)
         except (Exception, SystemExit) as error:
@@ -89,7 +96,7 @@ class PostProcessors:
         token_ids = [piece.token_ids for piece in pieces]
         client_ids = [one.request.client_id for one in sequences]
         try:
-            self._batched([one.id for one in sequences], logits, token_ids, _stream(logits[0]), client_ids)
+            self._batched([one.id for one in sequences], logits, token_ids, None, client_ids)
             for piece, changed in zip(pieces, logits, strict=True):  # an entry of the list may be another tensor now
                 _replace(piece.logits, changed)
         except (Exception, SystemExit) as error:
@@ -107,24 +114,22 @@ def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: 
     return None if config is None else PostProcessors(config)
 
 
-def _pieces(logits: Tensor, sequences: list[Sequence], rows: list[int]) -> Iterator[Piece]:
-    """A piece for each sequence, or for all beams of a search, among these rows."""
-    for _, group in groupby(rows, key=lambda row: (sequences[row].id, sequences[row].index)):
+def _pieces(logits: Any, sequences: list[Sequence]) -> Iterator[Piece]:
+    """A piece for each sequence, or for all beams of a search."""
+    for _, group in groupby(range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)):
         own = list(group)
         beams = [sequences[row] for row in own]
         token_ids = [beam.token_ids[beam.num_prompt_tokens :] for beam in beams]
         yield Piece(beams[0], logits[own[0] : own[-1] + 1][None], token_ids)
 
 
-def _replace(logits: Tensor, changed: object) -> None:
+def _replace(logits: Any, changed: Any) -> None:
     """Copy what a function gave into the logits of the step. Raises ValueError if it has another shape."""
     if changed is logits:
         return
-    if not isinstance(changed, Tensor) or changed.shape != logits.shape:
-        given = tuple(changed.shape) if isinstance(changed, Tensor) else changed
-        raise broken("what it returns", f"None or a tensor of shape {tuple(logits.shape)}", given)
-    logits.copy_(changed)
-
-
-def _stream(logits: Tensor) -> torch.cuda.Stream | None:
-    return torch.cuda.current_stream(logits.device) if logits.is_cuda else None
+    is_like = isinstance(changed, type(logits))
+    if not is_like or changed.shape != logits.shape:
+        given = tuple(changed.shape) if is_like else changed
+        noun = "an array" if type(logits).__module__ == "numpy" else "a tensor"
+        raise broken("what it returns", f"None or {noun} of shape {tuple(logits.shape)}", given)
+    logits[...] = changed

@@ -23,9 +23,9 @@ class Runner(Protocol):
     adapters: AnyLoader | None  # None: the runner was made without adapters
 
     def forward(self, plan: Plan) -> Array:
-        """Logits, float32 (num_logits, vocab), in the order of the chunks and of the wanted positions of each chunk.
+        """Logits in the host's memory, float32 (num_logits, vocab), valid until the next call.
 
-        They are valid until the next call.
+        They are in the order of the chunks and of the wanted positions of each chunk.
         """
 
     def output(self, name: str) -> Array | None:

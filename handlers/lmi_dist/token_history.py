@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from handlers.base.sequence import Sequence
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 class TokenHistory:
@@ -19,7 +14,7 @@ class TokenHistory:
 
     def __init__(self, sequence: Sequence, *, counts_prompt: bool) -> None:
         self.size = 0
-        self.token_ids = np.empty(64, np.int64)
+        self.token_ids = np.empty(64, np.int32)
         self.counts = np.zeros(64, np.float32)  # in the output: 0 for a token that is only in the prompt
         self._indices: dict[int, int] = {}  # token id -> its index in the arrays
         self._num_seen = sequence.num_prompt_tokens

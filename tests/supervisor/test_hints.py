@@ -87,7 +87,7 @@ def brings(extra: str) -> str:
     return f"scripts/install {extra}, or pip install '.[{extra}]', in a clone of lmi"
 
 
-@pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("safetensors", "torch"), ("vllm", "vllm")])
+@pytest.mark.parametrize(("library", "extra"), [("torch", "torch"), ("vllm", "vllm")])
 def test_a_missing_library_names_the_extra_that_brings_it(library: str, extra: str) -> None:
     error = missing_library("any", ModuleNotFoundError(f"No module named '{library}.nn'"))
     assert not_configured(error) == brings(extra)

@@ -35,8 +35,8 @@ def load_runner(
 
 
 def forward(runner: Runner, plan: Plan) -> Tensor:
-    """The logits of a step, valid until the next one."""
-    return torch.from_numpy(runner.forward(plan))
+    """A copy of the logits of a step, (num_logits, vocab_size)."""
+    return torch.from_numpy(runner.forward(plan).copy())
 
 
 MAX_SLOTS = 64  # of a native runner
@@ -88,7 +88,7 @@ class Player:
         self.chunks[-1].num_logits = 1
 
     def take(self, logits: Tensor) -> None:
-        self.logits.append(logits.clone())
+        self.logits.append(logits)
         self.answers.append(int(logits.argmax()))
 
     def next_decode(self) -> Chunk:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -18,6 +19,8 @@ from handlers.base.beams import Candidate
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.sampler import best_choose
+from handlers.lmi_dist.wishes import Sampling, new_wishes
 from lmi.errors import InvalidParameter
 from lmi.executor import (
     ErrorKind,
@@ -31,7 +34,7 @@ from lmi.executor import (
 )
 from lmi.settings.config import EngineConfig
 from tests.beam_reference import Comparison, Found, transformers_beams
-from tests.fake_runner import FakeRunner, SharingRunner
+from tests.fake_runner import FakeRunner, Floats, SharingRunner
 from tests.handlers.lmi_dist import peft_adapters
 from tests.handlers.lmi_dist.test_executor import collect, drained
 from tests.tiny_models import VOCAB_SIZE, tiny_model
@@ -104,15 +107,17 @@ def alone(request: Request, runner: FakeRunner) -> Sequence:
     search = sequence.search
     assert search is not None
     while not sequence.is_finished:
-        logits = torch.stack([runner.logits([*request.input_token_ids, *one.token_ids]) for one in search.running])
-        values, ids = logits.log_softmax(-1).topk(min(search.num_candidates, runner.vocab_size))
-        sequence.advance(
-            [
-                [Candidate(token_id, value, value) for token_id, value in zip(*row, strict=True)]
-                for row in zip(ids.tolist(), values.tolist(), strict=True)
-            ]
-        )
+        states = [[*request.input_token_ids, *one.token_ids] for one in search.running]
+        sequence.advance(candidates(runner, states, min(search.num_candidates, runner.vocab_size)))
     return sequence
+
+
+def candidates(runner: FakeRunner, states: list[list[int]], num: int) -> list[list[Candidate]]:
+    """The best tokens after each of these beginnings."""
+    wishes = new_wishes(len(states), row=range(len(states)), num_candidates=num)
+    answers = best_choose(runner.vocab_size, 1)(Sampling(np.stack([runner.logits(one) for one in states]), wishes))
+    rows = answers.best.reshape(len(states), num).tolist()
+    return [[Candidate(*one) for one in row] for row in rows]
 
 
 def check_alone(result: Result, request: Request, runner: FakeRunner) -> None:
@@ -249,13 +254,8 @@ def test_only_beams_that_change_their_place_copy_a_block() -> None:
     parents: list[Counter[int]] = []
     assert sequence.search is not None
     while not sequence.is_finished:
-        search, states = (
-            sequence.search,
-            [[*request.input_token_ids, *one.token_ids] for one in sequence.search.running],
-        )
-        values, ids = torch.stack([runner.logits(one) for one in states]).log_softmax(-1).topk(search.num_candidates)
-        rows = zip(ids.tolist(), values.tolist(), strict=True)
-        steps = sequence.advance([[Candidate(*one, 0.0) for one in zip(*row, strict=True)] for row in rows])
+        states = [[*request.input_token_ids, *one.token_ids] for one in sequence.search.running]
+        steps = sequence.advance(candidates(runner, states, sequence.search.num_candidates))
         parents.append(Counter(step.parent for step in steps))
     for place, (plan, counts) in enumerate(zip(runner.plans[1:], parents, strict=False), start=40):
         num_forked = counts.total() - len(counts)
@@ -391,7 +391,7 @@ class GatedRunner(SharingRunner):
         super().__init__()
         self.place, self.act = place, act
 
-    def forward(self, plan: Plan) -> torch.Tensor:
+    def forward(self, plan: Plan) -> Floats:
         if len(self.plans) == self.place:
             self.act()
         return super().forward(plan)

@@ -31,7 +31,7 @@ from lmi.executor import (
 )
 from lmi.executor import Tensor as Rows
 from lmi.settings.config import EngineConfig
-from tests.fake_runner import FakeRunner, SharingRunner
+from tests.fake_runner import FakeRunner, Floats, SharingRunner
 from tests.handlers.lmi_dist.play import load_native, load_runner
 from tests.handlers.lmi_dist.test_executor import ask, collect, drained, one_result
 from tests.handlers.lmi_dist.test_speculation import LoopingRunner, steady
@@ -273,7 +273,7 @@ def check_against_runner(runner: FakeRunner, request: Request, answer: list[Resu
     """Every row is that of the tokens up to it. Of the prompt the first `num_absent` are missing."""
     prompt, made, got = list(request.input_token_ids), token_ids(answer), joined(answer)
     ids = prompt + made[:-1]
-    logits = np.stack([runner.logits(ids[: end + 1]).numpy() for end in range(len(ids))])
+    logits = np.stack([runner.logits(ids[: end + 1]) for end in range(len(ids))])
     states = np.array([[runner.share(ids[: end + 1])] for end in range(len(ids))], np.float32)
     for flag, name, rows in (("logits", "logits", logits), ("state", "state", states)):
         separator = " " if flag == "logits" else "_"
@@ -373,7 +373,7 @@ def test_of_several_sequences_only_the_first_carries_the_prompts_rows() -> None:
         for index in (1, 2):
             assert set(tensors(by_index[index])) == {"generation logits", "generation_state"}
             ids = [1, 2, 3, *by_index[index].output_token_ids[0][:-1]]
-            rows = [runner.logits(ids[:end]).numpy() for end in range(3, len(ids) + 1)]
+            rows = [runner.logits(ids[:end]) for end in range(3, len(ids) + 1)]
             np.testing.assert_array_equal(array(by_index[index].generation_logits)[0], np.stack(rows))
 
 
@@ -384,7 +384,7 @@ class CountedRunner(FakeRunner):
         super().__init__()
         self.steps = threading.Semaphore(num_steps)
 
-    def forward(self, plan: Plan) -> Tensor:
+    def forward(self, plan: Plan) -> Floats:
         assert self.steps.acquire(timeout=60.0)
         return super().forward(plan)
 
@@ -413,14 +413,14 @@ def test_all_generated_tokens_again_are_not_all_rows_again() -> None:
     answer = results(responses)
     assert [array(one.generation_logits).shape[1] for one in answer] == [1] * 8
     last = answer[-1].output_token_ids[0]
-    rows = np.stack([runner.logits([1, 2, 3, *last[:end]]).numpy() for end in range(8)])
+    rows = np.stack([runner.logits([1, 2, 3, *last[:end]]) for end in range(8)])
     np.testing.assert_array_equal(joined(answer)["generation logits"][0], rows)
 
 
 class ForgetfulRunner(FakeRunner):
     """Gives no rows after some token, as a module of experts that saw other tokens."""
 
-    def output(self, name: str) -> Tensor | None:
+    def output(self, name: str) -> Floats | None:
         is_missing = any(chunk.token_ids[-1] == 9 for chunk in self.plans[-1].chunks)
         return None if is_missing else super().output(name)
 
@@ -520,7 +520,7 @@ def test_each_beam_has_the_rows_of_its_own_tokens(kind: type[FakeRunner], stream
 
 def check_beams(runner: FakeRunner, request: Request, answer: list[Result]) -> None:
     prompt = list(request.input_token_ids)
-    logits = np.stack([runner.logits(prompt[: end + 1]).numpy() for end in range(len(prompt))])
+    logits = np.stack([runner.logits(prompt[: end + 1]) for end in range(len(prompt))])
     assert [one.context_logits is not None for one in answer] == [True] + [False] * (len(answer) - 1)
     np.testing.assert_array_equal(array(answer[0].context_logits), logits)
     for one in (answer[0], answer[-1]):
@@ -529,7 +529,7 @@ def check_beams(runner: FakeRunner, request: Request, answer: list[Result]) -> N
         assert states.shape == (len(beams), most, 1) and logits.shape == (len(beams), most, 50)
         for place, beam in enumerate(beams):
             prefixes = [[*prompt, *beam[:end]] for end in range(len(beam))]
-            expected = np.stack([runner.logits(prefix).numpy() for prefix in prefixes])
+            expected = np.stack([runner.logits(prefix) for prefix in prefixes])
             np.testing.assert_array_equal(logits[place, : len(beam)], expected)
             np.testing.assert_array_equal(states[place, : len(beam), 0], [runner.share(prefix) for prefix in prefixes])
             assert not states[place, len(beam) :].any() and not logits[place, len(beam) :].any()

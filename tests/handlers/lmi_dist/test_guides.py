@@ -17,17 +17,15 @@ from typing import Any, cast
 import jsonschema
 import lark
 import msgspec
-import numpy as np
 import pytest
 import tokenizers
-import torch
 import transformers
 
 from handlers.base.guide_compiler import Compiled
 from handlers.base.guide_vocabulary import Mask, Vocabulary, read_config
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.guide import Guide, apply_masks, fill_masks
+from handlers.lmi_dist.guide import Guide, fill_masks
 from handlers.lmi_dist.guides import Kept, equip
 from lmi.errors import InvalidRequest, Unsupported
 from lmi.executor import (
@@ -47,7 +45,7 @@ from lmi.executor import (
 )
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
-from tests.fake_runner import FakeRunner, SharingRunner
+from tests.fake_runner import FakeRunner, Floats, SharingRunner, log_softmax
 from tests.handlers.lmi_dist.test_executor import collect, joined
 from tests.handlers.lmi_dist.test_speculation import steady
 from tests.system.container import wait_until
@@ -210,7 +208,7 @@ def test_log_probs_stay_those_of_the_model(executor: Executor) -> None:
     assert result.log_probs is not None
     for place, log_prob in enumerate(result.log_probs[0]):
         before = [1, 2, 3, *result.output_token_ids[0][:place]]
-        of_model = FakeRunner(VOCAB_SIZE).logits(before).log_softmax(-1)
+        of_model = log_softmax(FakeRunner(VOCAB_SIZE).logits(before))
         assert log_prob == pytest.approx(float(of_model[result.output_token_ids[0][place]]), abs=1e-5)
 
 
@@ -337,22 +335,6 @@ def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
     assert masks[1].tolist() == compiled.vocabulary.mask_of([TEXTS.index("a")]).tolist()
 
 
-@pytest.mark.parametrize("vocab_size", [5, 64, 1001])
-def test_a_mask_bans_the_tokens_whose_bits_are_0_and_no_others(vocab_size: int) -> None:
-    generator = np.random.default_rng(vocab_size)
-    masks = generator.integers(-(2**31), 2**31, (3, -(-vocab_size // 32)), dtype=np.int64).astype(np.int32)
-    logits = torch.from_numpy(generator.normal(size=(3, vocab_size)).astype(np.float32))
-    expected = [
-        [
-            float(logit) if masks[row, token // 32] >> token % 32 & 1 else -np.inf
-            for token, logit in enumerate(logits[row])
-        ]
-        for row in range(3)
-    ]
-    apply_masks(logits, masks)
-    assert logits.tolist() == expected
-
-
 def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(executor: Executor) -> None:
     cancelled = executor.enqueue_request(exploding(1))
     late = executor.enqueue_request(exploding(2, allotted_time_ms=100))
@@ -455,11 +437,11 @@ class StillRunning:
 class LoopingRunner(SharingRunner):
     """The next token depends only on the last one, so that answers repeat and drafts pay."""
 
-    def forward(self, plan: Any) -> torch.Tensor:
+    def forward(self, plan: Any) -> Floats:
         time.sleep(0.003)
         return super().forward(plan)
 
-    def _logits(self, state: int, token_id: int) -> torch.Tensor:
+    def _logits(self, state: int, token_id: int) -> Floats:
         return super()._logits(token_id % 11, token_id)
 
 

@@ -136,7 +136,7 @@ def test_log_probs_are_the_models_and_rules_come_after_the_post_processor() -> N
     runner = FakeRunner()
     with executor_with(note=note, runner=runner) as executor:
         result = one_result(executor, request)
-    logits = runner.logits([1, 2, 3])
+    logits = torch.from_numpy(runner.logits([1, 2, 3]))
     assert tokens(result) == [10] and torch.equal(seen[0][0, 0], logits)
     assert result.log_probs == [[pytest.approx(float(logits.log_softmax(0)[10]))]]
     assert result.prompt_log_probs is not None and len(result.prompt_log_probs) == 3
@@ -349,7 +349,7 @@ def test_a_post_processor_gets_all_beams_of_a_search_at_once() -> None:
     assert noted.output_token_ids == plain.output_token_ids
     assert [len(token_ids) for _, token_ids in seen] == [1, 3, 3, 3]
     for logits, token_ids in seen:
-        expected = torch.stack([runner.logits([1, 2, 3, *beam]) for beam in token_ids])
+        expected = torch.stack([torch.from_numpy(runner.logits([1, 2, 3, *beam])) for beam in token_ids])
         assert torch.equal(logits, expected[None])
 
 

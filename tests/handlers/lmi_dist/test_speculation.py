@@ -6,12 +6,11 @@ import random
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from handlers.lmi_dist import Executor
 from lmi.executor import OutputConfig, Request, Response, SamplingConfig
 from lmi.settings.config import EngineConfig
-from tests.fake_runner import FakeRunner, SharingRunner
+from tests.fake_runner import FakeRunner, Floats, SharingRunner
 from tests.handlers.lmi_dist.test_equality import take_all
 from tests.handlers.lmi_dist.test_executor import ask, collect, mixed_requests
 from tests.tiny_models import tiny_model
@@ -23,7 +22,7 @@ OUTPUT = OutputConfig(return_log_probs=True)
 class LoopingRunner(SharingRunner):
     """The next token depends only on the last one, so that answers repeat."""
 
-    def _logits(self, state: int, token_id: int) -> Tensor:
+    def _logits(self, state: int, token_id: int) -> Floats:
         return super()._logits(token_id % 11, token_id)
 
 

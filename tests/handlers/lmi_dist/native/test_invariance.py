@@ -19,7 +19,7 @@ from torch import Tensor
 from handlers.lmi_dist.native_runner import NativeRunner
 from handlers.lmi_dist.plan import Chunk, Plan
 from lmi.settings.config import EngineConfig
-from tests.handlers.lmi_dist.play import load_native
+from tests.handlers.lmi_dist.play import forward, load_native
 from tests.tiny_models import VOCAB_SIZE, tiny_model
 
 SETTINGS: dict[str, dict[str, str]] = {
@@ -82,7 +82,7 @@ def related_sequences(draw: random.Random) -> Iterator[list[int]]:
 
 def whole(runner: NativeRunner, ids: list[int]) -> Tensor:
     """The logits of every token, computed in one chunk."""
-    return torch.from_numpy(runner.forward(Plan([], [Chunk(0, 0, ids, len(ids), [7, 3, 9, 1])]))).clone()
+    return forward(runner, Plan([], [Chunk(0, 0, ids, len(ids), [7, 3, 9, 1])]))
 
 
 def seat(draw: random.Random, batch: list[Cached], before: list[Cached]) -> list[tuple[int, int]]:
@@ -126,7 +126,7 @@ def check_round(
             num_logits = draw.choice([0, 1, len(ids), len(ids)])
             chunks.append(Chunk(0, start, ids, num_logits, one.table))
             rows.append(expected[one.index][one.end - num_logits : one.end])
-        logits, wanted = torch.from_numpy(runner.forward(Plan([], chunks, copies))), torch.cat(rows)
+        logits, wanted = forward(runner, Plan([], chunks, copies)), torch.cat(rows)
         assert logits.shape == wanted.shape
         assert torch.equal(logits.view(torch.int32), wanted.view(torch.int32))
         num_compared, copies = num_compared + len(wanted), []
