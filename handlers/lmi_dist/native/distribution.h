@@ -171,8 +171,11 @@ inline void weigh_from(const float* least, const Scratch& scratch, double* sums)
         for (int i = 0; i < SPAN; i += VL)
             for (int step = 0; step < NUM_STEPS; step++)
                 own[step].lanes[i / VL % VECS] += vec(weights + i) >= splat(least[step]) ? vec(weights + i) : Vec{};
-        for (int step = 0; step < NUM_STEPS; step++)
-            for (int i = 0; i < LANES; i++) lanes[step][i] += own[step].lanes[i / VL][i % VL];
+        for (int step = 0; step < NUM_STEPS; step++) {
+            float terms[LANES];
+            std::memcpy(terms, own[step].lanes, sizeof(terms));
+            for (int i = 0; i < LANES; i++) lanes[step][i] += terms[i];
+        }
     }
     for (int step = 0; step < NUM_STEPS; step++) {
         sums[step] = 0;

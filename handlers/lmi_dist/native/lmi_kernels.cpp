@@ -1,5 +1,6 @@
 // Runs whole steps of a decoder on a CPU. lmi_kernels.h is the interface, vectors.h has functions of vectors, products.h
-// products with weights, pool.h threads, checks.h what is refused.
+// products with weights, pool.h threads, checks.h what is refused. sampling.h draws tokens from the logits, by
+// distribution.h.
 //
 // Top to bottom: functions of rows, each kind of operation, the phases of a step, the interface.
 //

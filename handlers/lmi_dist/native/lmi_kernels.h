@@ -141,7 +141,7 @@ int lmi_run(const LmiModel* model, const LmiStep* step, int32_t num_threads);
 int64_t lmi_sampling_bytes(int32_t vocab_size);
 
 // Fulfils the wishes. Returns 0, or 1 if they break a rule, as lmi_run.
-int lmi_sample(const LmiSampling* sampling, int num_threads);
+int lmi_sample(const LmiSampling* sampling, int32_t num_threads);
 const char* lmi_error(void);
 }
 
