@@ -14,7 +14,7 @@ from handlers.lmi_dist.facts import ModelFacts, read_facts
 from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS
 from handlers.lmi_dist.native.library import Library
 from handlers.lmi_dist.native_runner import NativeRunner, choose_library
-from handlers.lmi_dist.post_processors import PostProcessors
+from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Runner
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
 from lmi.settings.config import EngineConfig
@@ -156,6 +156,7 @@ def describe(
             generation_logits=True,
             additional_outputs=tuple(settings.additional_model_outputs),
             logits_post_processors=post_processors.names if post_processors else (),
+            logits_post_processor_arrays=ARRAYS,
             log_probs_before_processors=True,
             max_top_log_probs=min(MAX_TOP_LOG_PROBS, runner.vocab_size),
             priority=True,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from handlers.base.post_processor_file import BATCHED, check, load, said
 from handlers.base.sequence import Sequence
@@ -24,6 +24,8 @@ from lmi.errors import shorten
 from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
 from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
+
+ARRAYS = "numpy" if find_spec("torch") is None else "torch"  # the library whose arrays functions get
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,6 @@ class PostProcessors:
         check(config)
         self._named = dict(config.processor_map)
         self._batched = config.processor_batched
-        self.arrays: Literal["torch", "numpy"] = "numpy" if find_spec("torch") is None else "torch"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,15 +56,7 @@ class PostProcessors:
 
         The beams of a search are neighbours among the sequences. A sequence whose function fails has an error then.
         """
-        self._process(list(_pieces(self._as_given(logits), sequences)))
-
-    def _as_given(self, logits: Floats) -> Any:
-        """The same memory, as what the functions get."""
-        if self.arrays == "numpy":
-            return logits
-        import torch
-
-        return torch.from_numpy(logits)
+        self._process(list(_pieces(_as_given(logits), sequences)))
 
     def _process(self, pieces: list[Piece]) -> None:
         """Call the functions that the requests of the pieces name, the batched one last and once."""
@@ -114,6 +107,15 @@ def new_post_processors(settings: ExecutorConfig, options: EngineConfig, model: 
     return None if config is None else PostProcessors(config)
 
 
+def _as_given(logits: Floats) -> Any:
+    """The same memory, as what the functions get."""
+    if ARRAYS == "numpy":
+        return logits
+    import torch
+
+    return torch.from_numpy(logits)
+
+
 def _pieces(logits: Any, sequences: list[Sequence]) -> Iterator[Piece]:
     """A piece for each sequence, or for all beams of a search."""
     for _, group in groupby(range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)):
@@ -130,6 +132,6 @@ def _replace(logits: Any, changed: Any) -> None:
     is_like = isinstance(changed, type(logits))
     if not is_like or changed.shape != logits.shape:
         given = tuple(changed.shape) if is_like else changed
-        noun = "an array" if type(logits).__module__ == "numpy" else "a tensor"
+        noun = "an array" if ARRAYS == "numpy" else "a tensor"
         raise broken("what it returns", f"None or {noun} of shape {tuple(logits.shape)}", given)
     logits[...] = changed

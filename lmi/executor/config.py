@@ -13,8 +13,9 @@ from lmi.executor.outputs import AdditionalModelOutput
 LogitsPostProcessor = Callable[[int, Any, list[list[int]], Any, int | None], Any]
 """Takes request id, logits (1, num_beams, vocab), the generated tokens of each beam, CUDA stream and client id.
 
-The logits are a float32 tensor of torch and a view of the step's; the stream is None on a CPU. It changes the logits in
-place and returns None, or returns a tensor of the same shape.
+The logits are float32, a tensor of torch or an array of numpy, as `Capabilities.logits_post_processor_arrays` says. The
+embedded engine has torch's where torch is installed, always in the host's memory, and the stream is None there. It
+changes the logits in place and returns None, or returns others of the same shape.
 """
 
 LogitsPostProcessorBatched = Callable[[list[int], list[Any], list[list[list[int]]], Any, list[int | None]], None]

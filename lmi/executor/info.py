@@ -15,7 +15,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine can do. A request that needs more is refused with a clear error, never served with less.
 
     `adapter_pins` says that `load_adapter` may pin one. With `log_probs_before_processors` log-probs are the model's,
-    whatever a logits post-processor does. With `batch_invariant` a request gets the same ids in every batch, and with
+    whatever a logits post-processor does. `logits_post_processor_arrays` is the library, torch or numpy, whose arrays
+    it gets. With `batch_invariant` a request gets the same ids in every batch, and with
     `log_probs_invariant` the same log-probs too, bit for bit. `max_top_log_probs` bounds `num_top_log_probs` and
     `num_prompt_log_probs`, and `max_temperature` bounds `temperature`.
     """
@@ -40,6 +41,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     perf_metrics: bool = False
     additional_outputs: tuple[AdditionalModelOutput, ...] = ()
     logits_post_processors: tuple[str, ...] = ()
+    logits_post_processor_arrays: str = "torch"
     log_probs_before_processors: bool = False
     lora: bool = False
     adapter_pins: bool = False

@@ -73,9 +73,12 @@ def _title(name: str) -> str:
     return name.removeprefix("test_").replace("_", " ")
 
 
+ABOUT_OTHERS = "why_no_guides", "logits_post_processor_arrays"  # fields that are no ability
+
+
 def abilities(can: Capabilities) -> dict[str, str]:
     """What an engine can, by the names of its capabilities."""
-    return {name: _ability(can, name) for name in can.__struct_fields__ if name != "why_no_guides"}
+    return {name: _ability(can, name) for name in can.__struct_fields__ if name not in ABOUT_OTHERS}
 
 
 def _ability(can: Capabilities, name: str) -> str:
