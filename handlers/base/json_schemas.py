@@ -332,7 +332,7 @@ def _pattern(pattern: object, where: str) -> str:
     if CONTROL.search(pattern) or OF_PATTERNS.search(pattern):
         raise _fault(f"the control character in {_short(pattern)}", where)
     try:
-        return rust_regex(pattern)
+        return rust_regex(pattern, is_in_json=True)
     except ValueError as error:
         raise _fault(f"{_short(pattern)}: {error}, so it", where) from None
 
