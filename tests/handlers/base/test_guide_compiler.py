@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -11,8 +13,10 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 
 from handlers.base.guide_compiler import GuideCompiler, TooSlow, compile_limit_s
-from lmi.errors import Unavailable
+from handlers.base.guide_protocol import max_compile_bytes
+from lmi.errors import InvalidRequest, Unavailable
 from lmi.executor import GuidedDecodingConfig, GuidedDecodingParams, GuideType
+from lmi.shared import linux
 
 VOCABULARY = GuidedDecodingConfig(["<end>", "a", "b"], stop_token_ids=[0])
 TIMEOUT_S = 120.0
@@ -93,3 +97,66 @@ def test_a_guide_that_is_late_by_the_clock_ends_by_itself_and_may_be_tried_again
             compiler.compile(EXPLODING)
         compile_at_last(compiler, "b")
         assert compiler._process is process, "nobody else was harmed"
+
+
+def chain(num: int, link: str) -> str:
+    """A schema of definitions that refer to each other, one below the other."""
+    inner = {
+        str(number): f'{{"type": "object", "properties": {{"a": {{"$ref": "#/$defs/{number + 1}"}}}}}}'
+        if link == "properties"
+        else f'{{"{link}": [{{"$ref": "#/$defs/{number + 1}"}}]}}'
+        for number in range(num)
+    }
+    defs = ", ".join(f'"{name}": {schema}' for name, schema in inner.items())
+    return f'{{"$defs": {{{defs}, "{num}": {{"type": "null"}}}}, "$ref": "#/$defs/0"}}'
+
+
+def rules(num: int, body: str) -> str:
+    return "".join(f"x{number} ::= {body.format(number + 1)}\n" for number in range(num)) + f'x{num} ::= "a"'
+
+
+HOSTILE = {
+    "references": (GuideType.JSON_SCHEMA, chain(5_000, "properties")),
+    "allOf": (GuideType.JSON_SCHEMA, chain(5_000, "allOf")),
+    "levels": (GuideType.JSON_SCHEMA, '{"items": ' * 5_000 + "{}" + "}" * 5_000),
+    "multiples": (GuideType.JSON_SCHEMA, EXPLODING.guide),
+    "values": (GuideType.JSON_SCHEMA, f'{{"enum": [{", ".join(f"[{number}]" for number in range(200_000))}]}}'),
+    "rules": (GuideType.EBNF_GRAMMAR, f"root ::= x0\n{rules(20_000, 'x{0}')}"),
+    "doubling rules": (GuideType.EBNF_GRAMMAR, f"root ::= x0\n{rules(99, 'x{0} x{0}')}"),
+    "counts": (GuideType.EBNF_GRAMMAR, 'root ::= "a"' + "*" * 5_000),
+    "parentheses": (GuideType.REGEX, "(" * 50_000 + "a" + ")" * 50_000),
+    "letters": (GuideType.REGEX, "a" * 1_000_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_guide_is_refused_or_followed_and_the_process_lives(hostile: GuideCompiler, name: str) -> None:
+    process = hostile._process
+    with suppress(InvalidRequest):
+        hostile.compile(GuidedDecodingParams(*HOSTILE[name]))
+    hostile.compile(regex("ab"))
+    assert hostile._process is process is not None
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[GuideCompiler]:
+    with compiler_with(TIMEOUT_S) as compiler:
+        compiler.compile(regex("a"))
+        yield compiler
+
+
+def test_all_compilations_together_take_an_eighth_of_the_memory_at_most() -> None:
+    assert 4 * max_compile_bytes() <= min(1 << 30, linux.memory_bytes() // 8)
+
+
+def test_the_process_imports_neither_torch_nor_numpy() -> None:
+    heavy = ("torch", "numpy", "tokenizers")
+    code = f"import sys, handlers.base.guide_process; print([one for one in {heavy} if one in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def test_an_engine_imports_llguidance_only_with_its_first_guide() -> None:
+    code = "import sys, handlers.lmi_dist.guides; print([n for n in ('torch', 'llguidance') if n in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
