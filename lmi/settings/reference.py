@@ -77,7 +77,6 @@ OF_SOME_ENGINES = {
 
 # What to write in place of options that an engine does not use.
 INSTEAD = {
-    "option.disable_any_whitespace": "option.structured_outputs_config has it",
     "option.long_lora_scaling_factors": "an adapter's own adapter_config.json has its scale; leave this out",
     "option.max_output_len": "max_new_tokens of a request bounds its answer, option.max_model_len prompt and answer",
     "option.max_input_len": "a prompt may fill all but one token of the context, which option.max_model_len sets",

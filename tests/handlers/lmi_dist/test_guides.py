@@ -26,8 +26,8 @@ from handlers.base.guide_vocabulary import Mask, Vocabulary, read_config
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.guide import Guide, fill_masks
-from handlers.lmi_dist.guides import Kept, equip
-from lmi.errors import InvalidRequest, Unsupported
+from handlers.lmi_dist.guides import Kept, are_compact, equip
+from lmi.errors import BadConfiguration, InvalidRequest, Unsupported
 from lmi.executor import (
     ErrorKind,
     ExecutorConfig,
@@ -349,6 +349,7 @@ def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(exe
 def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it_has_left(executor: Executor) -> None:
     result_of(executor, regex("a"))
     pid = compiling_process(executor)
+    wait_until(lambda: linux.descendants(pid) == [], "the forks of other tests have ended", TIMEOUT_S)
     ids = executor.enqueue_requests([exploding(4), exploding(4)])
     wait_until(lambda: len(linux.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S)
     [fork] = linux.descendants(pid)
@@ -357,6 +358,19 @@ def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it
     assert linux.descendants(pid) == [fork]
     executor.cancel_request(ids[1])
     wait_until(lambda: linux.descendants(pid) == [], "the fork ends", 1.0)
+
+
+def test_an_option_gives_json_its_spaces() -> None:
+    config = EngineConfig(options={"disable_any_whitespace": "false"})
+    assert not are_compact(config.options) and are_compact({})
+    with pytest.raises(BadConfiguration, match="option.disable_any_whitespace=perhaps: allowed is"):
+        are_compact({"disable_any_whitespace": "perhaps"})
+    request = guided(GuideType.JSON_SCHEMA, '{"type": "array", "items": {"const": 1}, "minItems": 9}', end_id=None)
+    with Executor(tiny_model("llama"), config) as loose:
+        tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model("llama") / "tokenizer.json"))
+        bias = tuple((one, 20.0) for one in [tokenizer.token_to_id("\u0120")])
+        result = result_of(loose, msgspec.structs.replace(request, embedding_bias=bias))
+        assert " " in tokenizer.decode(result.output_token_ids[0])
 
 
 def compiling_process(executor: Executor) -> int:
