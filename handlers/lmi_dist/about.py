@@ -56,5 +56,6 @@ HANDLER = Handler(
     check=check,
     check_model=model_types.check,
     dtypes=dtypes,
+    environment=lambda *_: {"OPENBLAS_NUM_THREADS": "1"},  # numpy would start a thread for each core, for nothing
     describe=variants.describe,
 )
