@@ -20,7 +20,10 @@ from tests.system.container import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "xgrammar", "vllm", "nvidia*", "scipy")
-BODY = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "do_sample": True, "temperature": 0.8, "seed": 1}}
+BODY = {
+    "inputs": "What is the capital of France?",
+    "parameters": {"max_new_tokens": 8, "do_sample": True, "temperature": 0.8, "seed": 1},
+}
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 
