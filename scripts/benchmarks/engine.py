@@ -7,7 +7,9 @@ import json
 import os
 import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any, cast
@@ -34,6 +36,7 @@ BATCHES = (1, 8, 64)
 NUM_SEQUENTIAL = 6
 GUIDED_BATCH = 16
 NUM_GUIDED_RUNS, NUM_GUIDED_PAIRS = 5, 7
+SAMPLED, NUM_SAMPLED_PAIRS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}, 3
 PEOPLE = {  # a schema that no answer of NUM_TOKENS completes
     "type": "array",
     "minItems": NUM_TOKENS,
@@ -140,8 +143,9 @@ def beam_ratio(model: str) -> float:
     return beams_s / sampled_s
 
 
-def body(stream: bool = True) -> dict[str, object]:
-    return {"inputs": PROMPT, "stream": stream, "parameters": {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}}
+def body(**parameters: object) -> dict[str, object]:
+    fixed = {"max_new_tokens": NUM_TOKENS, "ignore_eos_token": True}
+    return {"inputs": PROMPT, "stream": True, "parameters": fixed | parameters}
 
 
 def throughput(port: int) -> dict[str, float]:
@@ -157,6 +161,22 @@ def throughput(port: int) -> dict[str, float]:
         "tokens_per_s_1": alone.tokens_per_s,
         "concurrency_ratio": crowd.tokens_per_s / alone.tokens_per_s,
     }
+
+
+def sampled_ratio() -> float:
+    """Tokens/s of 64 sampled streams over those of 64 greedy ones, 135M shape: a median of pairs."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "scripts.benchmarks.peers.shapes", "135M", folder]
+        subprocess.run(command, check=True, stdout=sys.stderr)  # torch makes it, in a process that ends
+        ratios = []
+        with servers.lmi({}, f"{folder}/f32") as server:
+            for _ in range(NUM_SAMPLED_PAIRS + 1):
+                sampled, greedy = (
+                    asyncio.run(servers.run_load(server.port, [body(max_new_tokens=64, **one)] * 64)).tokens_per_s
+                    for one in (SAMPLED, {})
+                )
+                ratios.append(sampled / greedy)
+    return statistics.median(ratios[1:])  # the first pair warms up
 
 
 async def ping_under_load(port: int) -> list[float]:
@@ -179,10 +199,8 @@ async def ping_under_load(port: int) -> list[float]:
 
 def measure(model: str | None = None) -> dict[str, float]:
     """Measure all figures on one model folder, the demo by default, with the threads that a server gives its engine."""
-    import torch
-
     model = model or str(demo_folder())
-    torch.set_num_threads(num_engine_threads(EngineConfig(), model, linux.num_usable_cores()))
+    os.environ["OMP_NUM_THREADS"] = str(num_engine_threads(EngineConfig(), model, linux.num_usable_cores()))
     figures: dict[str, float] = {}
     with servers.lmi({}, model) as server:
         asyncio.run(servers.run_load(server.port, [body()] * 4))  # warm-up
@@ -198,6 +216,7 @@ def measure(model: str | None = None) -> dict[str, float]:
     pairs_ms = [[guided_step(model, guide) for guide in (json.dumps(PEOPLE), None)] for _ in range(NUM_GUIDED_PAIRS)]
     figures["guide_cost_16"] = statistics.median(guided_ms / plain_ms for guided_ms, plain_ms in pairs_ms) - 1
     figures["beam_ratio"] = beam_ratio(model)
+    figures["sampled_ratio"] = sampled_ratio()
     return figures
 
 
