@@ -310,7 +310,7 @@ def test_pickled_weights_that_are_trusted_are_served(tmp_path: Path) -> None:
 
 def test_sigterm_while_torch_is_imported_ends_the_server_at_once() -> None:
     for measurement in measurements():
-        with launch(tiny_model("llama")) as server:
+        with launch(tiny_model("olmo2")) as server:
             wait_until(lambda: server.ping() == 503 and b"Loading" in server.request("GET", "/ping").body, "it loads")
             with measurement.within(5):
                 server.signal(signal.SIGTERM)

@@ -334,7 +334,7 @@ def test_a_value_that_asks_for_what_happens_anyway_is_taken(folder: Path, profil
 
 
 def test_auto_never_picks_an_engine_that_nobody_has_run(folder: Path, profile: str) -> None:
-    handlers = announced()
+    handlers = dict(announced())
     handlers["vllm"] = replace(handlers["vllm"], library="no_such_library")
     assert choose_handler("auto", FOUR_GPUS, handlers) == ("lmi-dist", "vllm is not installed")
     with pytest.raises(BadConfiguration, match="trtllm"):

@@ -488,9 +488,9 @@ def test_the_memory_of_a_model_returns_when_it_is_unloaded(server: SeveralServer
     before = server.resident_bytes()
     assert server.load("demo", str(folder)).status == 200
     assert json.loads(server.invoke("demo", "The fox").body)["generated_text"]
-    assert server.resident_bytes() > before + (100 << 20)
+    assert server.resident_bytes() > before + (40 << 20)
     assert server.unload("demo").status == 200
-    assert server.resident_bytes() < before + (40 << 20)
+    assert server.resident_bytes() < before + (20 << 20)
 
 
 def test_a_model_whose_queue_is_full_leaves_the_others_their_own() -> None:
