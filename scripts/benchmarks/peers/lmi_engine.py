@@ -10,6 +10,7 @@ from typing import cast
 from handlers.lmi_dist import Executor
 from lmi.executor import Request, Response, SamplingConfig
 from lmi.settings.config import EngineConfig
+from scripts.benchmarks.peers.worker import Sampling
 
 
 class Lmi:
@@ -20,15 +21,17 @@ class Lmi:
         )
         self._executor = Executor(model, config)
 
-    def run(self, prompts: Sequence[list[int]], num_new: int, reuses: bool) -> tuple[int, float, list[float]]:
-        greedy = SamplingConfig(temperature=0.0)
+    def run(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> tuple[int, float, list[float]]:
+        config = SamplingConfig(temperature=sampling.get("temperature", 0.0), top_p=sampling.get("top_p"))
         requests = [
             Request(
                 input_token_ids=tuple(prompt),
                 max_tokens=num_new,
                 streaming=True,
                 ignore_eos=True,
-                sampling_config=greedy,
+                sampling_config=config,
             )
             for prompt in prompts
         ]

@@ -12,6 +12,8 @@ import numpy
 import openvino  # type: ignore[import-not-found]
 import openvino_genai  # type: ignore[import-not-found]
 
+from scripts.benchmarks.peers.worker import Sampling
+
 
 class OpenVino:
     """`properties` are those of its CPU plugin. Its prefix cache is off by default and costs memory, so it is a second
@@ -31,10 +33,14 @@ class OpenVino:
         scheduler.enable_prefix_caching = reuses
         return openvino_genai.ContinuousBatchingPipeline(self._model, scheduler, "CPU", self._properties)
 
-    def run(self, prompts: Sequence[list[int]], num_new: int, reuses: bool) -> tuple[int, float, list[float]]:
+    def run(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> tuple[int, float, list[float]]:
         pipeline = self._pipeline(reuses)
         config = openvino_genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = num_new, True, False
+        config.max_new_tokens, config.ignore_eos, config.do_sample = num_new, True, bool(sampling)
+        for name, value in sampling.items():
+            setattr(config, name, value)
         first_s: dict[int, float] = {}
         num_tokens, start_s, handles = 0, time.perf_counter(), []
         for prompt in prompts:

@@ -33,7 +33,7 @@ from scripts.benchmarks.peers.contestants import (
 )
 from scripts.benchmarks.peers.results import Results, add, load
 from scripts.benchmarks.peers.shapes import SHAPES, Shape
-from scripts.benchmarks.peers.worker import Burst
+from scripts.benchmarks.peers.worker import SAMPLED, Burst
 from scripts.benchmarks.table import FIGURES, ROOT, Goal, machine, publish, table
 
 PLOT = ROOT / FIGURES / "peers.png"
@@ -74,6 +74,9 @@ def measure_group(
             results.speeds[(group, *case)] = play(ready, burst(*case, shape.num_new), rounds, deadline_s)
         if group != "float32":
             return
+        for num_streams in STREAMS:
+            asked = burst(num_streams, SHORT, shape.num_new, is_sampled=True)
+            results.speeds[("sampled", num_streams, SHORT)] = play(ready, asked, rounds, deadline_s)
         results.first = play(ready, burst(1, LONGEST, 1), rounds, deadline_s)
         engines = [worker for worker in ready if worker.contestant.engine != "server"]
         if name != "0.5B":
@@ -112,10 +115,12 @@ class Duel:
         return {(n, prompt): goal for prompt, goals in pairs for n, goal in zip(STREAMS, goals, strict=False)}
 
 
+LIBRARIES = (("OpenVINO GenAI", OV), ("llama-server", LLAMA_SERVER), ("vLLM", VLLM))
 DUELS = (
     Duel("float32", "OpenVINO GenAI", LMI, (OV,), (1.2, 1.2, 1.1, 1.1), (1.0,) * 4),
     Duel("float32", "llama-server", LMI, (LLAMA_SERVER,), (1.0, 1.5, 1.5, 1.5), (1.0, 1.5, 1.5, 1.5)),
     Duel("float32", "vLLM", LMI, (VLLM,), (1.3,) * 4, (1.3,) * 4),
+    *(Duel("sampled", name, LMI, (peer,), (1.0,) * 4) for name, peer in LIBRARIES),
     Duel("reduced", "the fastest peer", LMI_INT8, (OV_INT8, VLLM_BF16, LLAMA_Q8), (1.2, 1.2, 1.0, 1.0), (1.0,) * 4),
     Duel("servers", "vllm serve", LMI_SERVER, (VLLM_SERVER,), (1.0,) * 4),
     Duel("servers", "llama-server", LMI_SERVER, (LLAMA_SERVER,), (1.0,) * 4),
@@ -174,7 +179,7 @@ def time_ratios(found: dict[str, Results]) -> tuple[dict[str, float], list[Goal]
 
 def shape_table(name: str, shape: Shape, results: Results) -> str:
     parts = [f"**{name}** ({shape.kind}, {shape.num_layers} layers of {shape.hidden}), tokens/s:"]
-    for group in ("float32", "reduced", "servers"):
+    for group in ("float32", "sampled", "reduced", "servers"):
         rows = {case[1:]: figures for case, figures in results.speeds.items() if case[0] == group}
         if rows:
             parts.append(figures_table(group, rows))
@@ -219,7 +224,8 @@ def conditions(found: dict[str, Results]) -> str:
     num_loud = sum(not figure.is_quiet for figure in every)
     new = ", ".join(f"{shape.num_new} ({name})" for name, shape in SHAPES.items())
     return (
-        f"On {machine()}. Random weights, greedy, prompts of random tokens, new tokens of each request: {new}. Times "
+        f"On {machine()}. Random weights, greedy (in tables called sampled: {SAMPLED}), prompts of random tokens, "
+        f"new tokens of each request: {new}. Times "
         "are from the requests to their last token, with prefill. Engines are libraries, each in a process, in turns; "
         "llama.cpp as its server, whose KV cache is in half precision. Each has its own defaults, but: a "
         "thread for each core for engines without a server, steps of 2048 tokens for OpenVINO, 64 places for "

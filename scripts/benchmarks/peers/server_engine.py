@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from scripts.benchmarks import servers
 from scripts.benchmarks.load import Records, request, run_round
+from scripts.benchmarks.peers.worker import Sampling
 
 RECORDS = Records(mark=re.compile(rb'"text": ?"'), count=re.compile(rb'"completion_tokens": ?(\d+)'))
 PORT = "PORT"  # in the command
@@ -21,9 +22,11 @@ class ServedEngine:
         self._process = servers.process(command, self._port, environ, health, READY_S)
         self._server = self._process.__enter__()
 
-    def run(self, prompts: Sequence[list[int]], num_new: int, reuses: bool) -> tuple[int, float, list[float]]:
+    def run(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> tuple[int, float, list[float]]:
         body = {"model": "bench", "max_tokens": num_new, "temperature": 0, "ignore_eos": True}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"stream": True, "stream_options": {"include_usage": True}, **sampling}
         asked = [[request("/v1/completions", json.dumps(body | {"prompt": prompt}).encode())] for prompt in prompts]
         done = run_round(self._port, asked, RECORDS, {})
         return done.num_tokens, done.seconds, list(done.first_s)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from handlers.lmi_vllm.hidden_packages import hide_foreign_builds
+from scripts.benchmarks.peers.worker import Sampling
 
 
 class Vllm:
@@ -19,13 +20,15 @@ class Vllm:
         self._engine = LLMEngine.from_engine_args(arguments)
         self._next_id = 0
 
-    def run(self, prompts: Sequence[list[int]], num_new: int, reuses: bool) -> tuple[int, float, list[float]]:
+    def run(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> tuple[int, float, list[float]]:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            temperature=0.0,
+            **({"temperature": 0.0} | dict(sampling)),
             ignore_eos=True,
             max_tokens=num_new,
             detokenize=False,

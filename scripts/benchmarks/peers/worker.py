@@ -16,18 +16,22 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+Sampling: TypeAlias = Mapping[str, float]
 ENGINES = {  # by name: the module and the class
     "lmi": "scripts.benchmarks.peers.lmi_engine:Lmi",
     "openvino": "scripts.benchmarks.peers.openvino_engine:OpenVino",
     "vllm": "scripts.benchmarks.peers.vllm_engine:Vllm",
     "server": "scripts.benchmarks.peers.server_engine:ServedEngine",
 }
+
+
+SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Burst:
     seed: int
     num_shared: int = 0  # tokens that all prompts begin with
     is_warm: bool = False  # a request with the shared tokens has been answered before
+    is_sampled: bool = False  # as SAMPLED says; else greedy
 
     def prompts(self) -> list[list[int]]:
         draw = random.Random(self.seed)
@@ -60,10 +65,12 @@ class Outcome:
 
 
 class Engine(Protocol):
-    def run(self, prompts: Sequence[list[int]], num_new: int, reuses: bool) -> tuple[int, float, list[float]]:
+    def run(
+        self, prompts: Sequence[list[int]], num_new: int, reuses: bool, sampling: Sampling
+    ) -> tuple[int, float, list[float]]:
         """Answer all at once; the number of tokens, the seconds, and those to each first token.
 
-        With `reuses` the engine must look for shared starts of prompts, if it can.
+        With `reuses` the engine must look for shared starts of prompts, if it can. Without `sampling` it is greedy.
         """
 
     def pids(self) -> list[int]:
@@ -93,9 +100,10 @@ class Meter:
 def run(engine: Engine, burst: Burst) -> Outcome:
     prompts = burst.prompts()
     if burst.is_warm:
-        engine.run([prompts[0][: burst.num_shared]], 1, reuses=True)
+        engine.run([prompts[0][: burst.num_shared]], 1, reuses=True, sampling={})
     meter = Meter(engine.pids())
-    num_tokens, seconds, first_s = engine.run(prompts, burst.num_new, reuses=burst.num_shared > 0)
+    sampling = SAMPLED if burst.is_sampled else {}
+    num_tokens, seconds, first_s = engine.run(prompts, burst.num_new, burst.num_shared > 0, sampling)
     return Outcome(num_tokens, seconds, first_s, meter.waited())
 
 

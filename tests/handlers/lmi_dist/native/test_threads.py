@@ -37,7 +37,14 @@ def logits_of(model: NativeModel) -> Tensor:
 
 def helpers() -> list[Path]:
     """The threads of this process that belong to the kernels, by their folders in /proc."""
-    return [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "lmi-kernels\n"]
+    return [task for task in Path("/proc/self/task").iterdir() if name_of(task) == "lmi-kernels\n"]
+
+
+def name_of(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # another thread of this process, which has ended meanwhile
+        return ""
 
 
 def until(condition: Callable[[], bool]) -> None:
