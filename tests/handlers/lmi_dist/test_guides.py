@@ -350,15 +350,19 @@ def test_the_compilation_of_a_guide_ends_when_the_last_request_that_waits_for_it
     result_of(executor, regex("a"))
     pid = compiling_process(executor)
     wait_until(lambda: linux.descendants(pid) == [], "the forks of other tests have ended", TIMEOUT_S)
-    ids = executor.enqueue_requests([exploding(4), exploding(4)])
-    wait_until(lambda: len(linux.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S)
-    [fork] = linux.descendants(pid)
-    os.kill(fork, signal.SIGSTOP)  # so that it does not reach its limit meanwhile
-    executor.cancel_request(ids[0])
-    collect_ids(executor, [ids[0]])
-    assert linux.descendants(pid) == [fork]
+    for number in range(4, 9):
+        ids = executor.enqueue_requests([exploding(number)] * 2)
+        wait_until(lambda: len(linux.descendants(pid)) == 1, "its fork compiles the guide", TIMEOUT_S)
+        forks = linux.descendants(pid)
+        executor.cancel_request(ids[0])
+        collect_ids(executor, [ids[0]])
+        if linux.descendants(pid) == forks:
+            break  # else it has reached its own limit meanwhile, as on a busy machine it may
+        collect_ids(executor, [ids[1]])
+    else:
+        raise AssertionError("the fork ended with the first of its two requests")
     executor.cancel_request(ids[1])
-    wait_until(lambda: linux.descendants(pid) == [], "the fork ends", 5.0)
+    wait_until(lambda: linux.descendants(pid) == [], "the fork ends", 1.0)
 
 
 def test_an_option_gives_json_its_spaces() -> None:
