@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist import Executor, post_processors
+from handlers.lmi_dist import Executor
 from lmi.errors import ModelUnusable, Unsupported
 from lmi.executor import (
     ExecutorConfig,
@@ -103,21 +102,6 @@ def test_a_named_post_processor_is_told_id_tokens_stream_and_client() -> None:
         [response] = collect(executor, 1)[request_id]
         made = tokens(response.get_result())
     assert calls == [(request_id, (1, 1, 50), torch.float32, [made[:n]], None, 12) for n in range(3)]
-
-
-def test_where_torch_is_not_installed_a_post_processor_gets_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(post_processors, "ARRAYS", "numpy")
-    seen: list[type] = []
-
-    def negative(request_id: int, logits: Any, *_: object) -> Any:
-        seen.append(type(logits))
-        return -logits
-
-    runner = FakeRunner()
-    with executor_with(negative=negative, wrong=lambda *_: torch.zeros(1, 1, 50), runner=runner) as executor:
-        [made], [failed] = by_id(executor, [named(name, max_tokens=1) for name in ("negative", "wrong")])
-    assert seen == [np.ndarray] and tokens(made.get_result()) == [int(runner.logits([1, 2, 3]).argmin())]
-    assert "must be None or an array of shape (1, 1, 50)" in failed.error_msg
 
 
 def test_the_capabilities_say_what_a_post_processor_gets() -> None:

@@ -49,6 +49,24 @@ for config in (EngineConfig(options={{"enable_lora": "true"}}, speculative="ngra
 print(*sorted(set({HEAVY!r}) & sys.modules.keys()))
 """
 
+# A function that a request names gets arrays of numpy where torch is not installed, and must give one back.
+PROCESS = """
+import sys
+import numpy as np
+from lmi.executor import *
+from handlers.lmi_dist import Executor
+def force(request_id, logits, *rest):
+    assert type(logits) is np.ndarray
+    return np.where(np.arange(logits.shape[2]) == 7, 0, -np.inf)[None, None].astype(np.float32)
+functions = LogitsPostProcessorConfig({"force": force, "wrong": lambda *rest: [0.5]})
+with Executor(sys.argv[1], ExecutorConfig(logits_post_processor_config=functions)) as executor:
+    print(executor.capabilities.logits_post_processor_arrays)
+    for name in ("force", "wrong"):
+        request_id = executor.enqueue_request(Request((1, 2, 3), 2, logits_post_processor_name=name))
+        [response] = executor.await_responses(request_id, timeout_s=60)
+        print(response.error_msg or response.get_result().output_token_ids[0])
+"""
+
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -74,6 +92,14 @@ def test_it_runs_where_neither_is_installed(tmp_path: Path, packages: Path) -> N
     code = f"import sys; sys.path += [{str(ROOT)!r}, {str(packages)!r}]\n{PLAY}"
     done = play("-S", code=code, arguments=(tiny_model("llama_wide"), write_adapter(tmp_path / "adapter", seed=1)))
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_a_post_processor_gets_arrays_of_numpy_where_torch_is_not_installed(packages: Path) -> None:
+    code = f"import sys; sys.path += [{str(ROOT)!r}, {str(packages)!r}]\n{PROCESS}"
+    done = play("-S", code=code, arguments=(tiny_model("llama"),))
+    arrays, forced, wrong = done.stdout.splitlines()
+    assert (arrays, forced) == ("numpy", "[7, 7]"), done.stderr
+    assert "must be None or an array of shape (1, 1," in wrong
 
 
 @pytest.mark.parametrize(
