@@ -26,9 +26,8 @@ LAYERS = (
     {"lmi.executor", "lmi.shared"},
     {"lmi.sources"},
     {"lmi.capabilities", "lmi.http", "lmi.ipc", "lmi.settings", "lmi.types"},
-    {"lmi.runtime", "lmi.schemas", "lmi.text"},
-    {"lmi.formatters"},
-    {"lmi.apis", "lmi.engine"},
+    {"lmi.apis", "lmi.runtime", "lmi.text"},
+    {"lmi.engine"},
     {"lmi.gateway", "lmi.pipeline", "lmi.user_code"},
     {"lmi.supervisor"},
     {"lmi.server"},
@@ -168,7 +167,7 @@ def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
 
 
 # What the start of a process must not wait for: it is imported by the function that needs it, if any does.
-SERVING = {"starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.schemas", "lmi.user_code"}
+SERVING = {"starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis", "lmi.user_code"}
 CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.app", "lmi.sources.fetch"}
 UNUSED_AT_START = {
     "lmi.cli": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine"},

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from lmi.apis import LMI
+from lmi.apis.lmi.api import LMI
 from lmi.engine.client import Engines
 from lmi.errors import GenerationFailed, LmiError
 from lmi.executor import EngineInfo, Executor, Request, Response, SamplingConfig
@@ -24,9 +24,9 @@ from lmi.settings.config import ModelConfig
 from lmi.settings.handler import announced
 from lmi.text.tokenizer import Tokenizer
 from lmi.types import Delta
+from tests.apis.lmi.test_sampling_defaults import CASES as OF_THE_PAGE
+from tests.apis.lmi.test_sampling_defaults import GREEDY
 from tests.conformance.conftest import EXECUTORS
-from tests.schemas.test_sampling_defaults import CASES as OF_THE_PAGE
-from tests.schemas.test_sampling_defaults import GREEDY
 from tests.tiny_models import tiny_model
 
 # vLLM meets a newer xgrammar.

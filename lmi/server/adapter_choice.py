@@ -13,12 +13,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.schema import OpenAIFormat
 from lmi.capabilities import unknown_adapter
 from lmi.engine.registry import NotRegistered
 from lmi.errors import Unavailable, UnknownModel, Unsupported, shorten
 from lmi.http.exchange import ENDPOINT_NAME, Exchange
-from lmi.schemas.common import Parsed
-from lmi.schemas.openai import OpenAIFormat
 from lmi.server.model_choice import OPENAI_PATHS
 from lmi.server.service import Service
 from lmi.settings.adapters import OPTION, is_enabled

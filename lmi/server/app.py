@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lmi.apis import api_at
+from lmi.apis.base.errors import retry_header
+from lmi.apis.table import api_at
 from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownModel, shorten
-from lmi.formatters.errors import retry_header
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd

@@ -21,13 +21,14 @@ from itertools import islice
 
 import orjson
 
-from lmi.apis import AnyApi
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.formatter import one_line
+from lmi.apis.lmi.sessions import request_type
 from lmi.errors import ClientGone, LmiError, MalformedRequest
-from lmi.formatters.base import one_line
 from lmi.http.exchange import Exchange
 from lmi.server.respond import Choose, Inference, generate
 from lmi.server.service import Service
-from lmi.server.sessions import request_type, session_of
+from lmi.server.sessions import session_of
 from lmi.shared.sessions import InvalidSession
 
 MEDIA_TYPE = "application/jsonlines"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmi.apis import BY_FIELD
+from lmi.apis.base.outline import Outline
+from lmi.apis.openai.schema import UNNAMED
+from lmi.apis.table import BY_FIELD
 from lmi.errors import InvalidRequest
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
-from lmi.schemas.openai import UNNAMED
 from lmi.server.front_end import FrontEnd
-from lmi.server.outline import Outline
 from lmi.server.service import Service
 
 NAME = "model_name"

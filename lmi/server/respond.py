@@ -15,17 +15,18 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from lmi.apis import AnyApi
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.errors import Rendered
+from lmi.apis.base.formatter import AsyncFormatter, Formatter
+from lmi.apis.base.readers import Message, Parsed, is_text
+from lmi.apis.lmi.sessions import request_type
 from lmi.errors import ClientGone, LmiError
 from lmi.executor import RequestPerfMetrics
-from lmi.formatters.base import AsyncFormatter, Formatter
-from lmi.formatters.errors import Rendered
 from lmi.http.exchange import Exchange
 from lmi.pipeline import comes_in_parts
-from lmi.schemas.common import Message, Parsed, is_text
 from lmi.server.adapter_choice import choose_adapter
 from lmi.server.service import Service
-from lmi.server.sessions import change_session, request_type, session_of
+from lmi.server.sessions import change_session, session_of
 from lmi.server.streams import Body
 from lmi.server.user_code import UserFormatters
 from lmi.settings.config import ModelConfig

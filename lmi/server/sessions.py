@@ -1,68 +1,28 @@
-"""Sessions over HTTP: the body that opens or closes one, and the header that names one.
-
-    {"requestType": "NEW_SESSION"}   200, X-Amzn-SageMaker-Session-Id: ID; Expires=2026-01-02T03:04:05Z
-    {"requestType": "CLOSE"}         200, X-Amzn-SageMaker-Closed-Session-Id: ID
+"""Sessions over HTTP: opened and closed by a body, named by a header (`lmi/apis/lmi/sessions.py` has both).
 
 No history is kept: a client sends its whole context with each request. A session sends all its requests to one engine,
-whose prefix cache then serves them. The header of a new session has two names: that of AWS's guide and the reference,
-and that of AWS's library and vLLM.
+whose prefix cache then serves them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 
 import msgspec
 
-from lmi.errors import LmiError, shorten
+from lmi.apis.lmi.sessions import CLOSED_HEADER, HEADER, ID, ID_RULE, MAX_ID_CHARS, NEW_HEADER, NEW_SESSION
+from lmi.errors import LmiError
 from lmi.http.exchange import Exchange, Header
-from lmi.server.outline import LEFT_OUT, Outline
 from lmi.server.service import Service
 from lmi.shared.sessions import InvalidSession, Session, Sessions
 
-HEADER = "X-Amzn-SageMaker-Session-Id"
-NEW_HEADER, CLOSED_HEADER = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
-NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
-MAX_ID_CHARS = 256
-ID = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")  # of the API model of sagemaker-runtime
-ID_RULE = f"{NEW_SESSION} or an id of at most {MAX_ID_CHARS} letters and digits, with - only between them"
 CLEAN_S = 60.0  # between two looks for sessions that have expired
 
 log = logging.getLogger(__name__)
-
-
-class _Outline(Outline):
-    """The field of a body that opens or closes a session, and those that it must not have."""
-
-    request_type: msgspec.Raw = msgspec.field(name="requestType", default=msgspec.Raw())
-
-
-def request_type(body: bytes, *, is_ours: bool = True) -> str | None:
-    """Return NEW_SESSION or CLOSE if the body asks for that, None if it asks for an answer. Raises InvalidSession.
-
-    Beside it a body has no other field. If user code reads the bodies, `is_ours` is False, and every other value of the
-    field and every other field but a prompt belongs to that code.
-    """
-    if b'"requestType"' not in body:
-        return None
-    fields = _Outline.of(body)
-    if fields is None or not fields.has("request_type"):
-        return None
-    given = msgspec.json.decode(fields.request_type)
-    if given not in (NEW_SESSION, CLOSE):
-        if not is_ours:
-            return None
-        raise InvalidSession("requestType", f"{NEW_SESSION} or {CLOSE}", given)
-    for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
-        is_prompt = name in Outline.__struct_fields__
-        if name != "requestType" and value not in LEFT_OUT and (is_ours or is_prompt):
-            raise InvalidSession("requestType", f"left out beside {shorten(name)}", given)
-    return str(given)
 
 
 async def change_session(exchange: Exchange, service: Service, asked: str) -> None:

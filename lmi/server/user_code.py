@@ -10,11 +10,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from lmi.apis import AnyApi
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.formatter import AsyncFormatter
+from lmi.apis.base.readers import Message, Parsed
 from lmi.errors import MalformedRequest, UserCodeFailed
-from lmi.formatters.base import AsyncFormatter
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
-from lmi.schemas.common import Message, Parsed
 from lmi.server.service import Service
 from lmi.settings.config import Config
 from lmi.user_code.client import Call

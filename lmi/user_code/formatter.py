@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
-from lmi.apis import AnyApi
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.formatter import AsyncFormatter
+from lmi.apis.base.readers import Message, Parsed
+from lmi.apis.lmi.schema import name_of_several
 from lmi.errors import Unsupported
-from lmi.formatters.base import AsyncFormatter
-from lmi.schemas.common import Message, Parsed
-from lmi.schemas.lmi import name_of_several
 from lmi.types import Delta, Token
 from lmi.user_code.client import Call, UserCodeWorkers
 from lmi.user_code.messages import Feed, Head, Open, Respond, TokenFields

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from lmi.apis.lmi import schema as lmi
 from lmi.errors import GenerationFailed, Unsupported
 from lmi.executor import Capabilities, FinishReason, GuideType, Request, Response, Result, SamplingConfig
 from lmi.pipeline import beams_of
-from lmi.schemas import lmi
 from lmi.settings.config import ModelConfig
 from lmi.user_code.client import UserCodeWorkers
 from lmi.user_code.formatter import OutputFormatter

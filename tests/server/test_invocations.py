@@ -9,7 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lmi.apis import APIS, DYNAMIC_BATCH, LMI, AnyApi
+from lmi.apis.base.api import AnyApi
+from lmi.apis.batch.api import DYNAMIC_BATCH
+from lmi.apis.lmi.api import LMI
+from lmi.apis.table import APIS
 from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.http.exchange import CUSTOM_ATTRIBUTES
 from lmi.server.routes.invocations import api_of_body, api_of_inputs, attribute

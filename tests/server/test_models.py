@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lmi.apis.base.pages import page
 from lmi.errors import InvalidParameter, Unavailable
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.model_registry import NO_MEMORY, ModelRegistry
 from lmi.server.models import WATCH_S, ModelLoader, Models
-from lmi.server.pages import page
 from lmi.server.several import SeveralModels
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Phase

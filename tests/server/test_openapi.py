@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from lmi.apis.base.openapi import JSONLINES, SSE
 from lmi.server.app import ROUTES, SERVER_ROUTES, USER_CODE_ROUTES
 from lmi.server.openapi import document as document_of
-from lmi.server.openapi.parts import JSONLINES, SSE
 from lmi.server.routes.docs import PAGE
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
 from tests.scripted import Host, host

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmi.apis import APIS
+from lmi.apis.table import APIS
 from tests.served import Server, serve
 from tests.system.container import Answer
 from tests.tiny_models import tiny_model

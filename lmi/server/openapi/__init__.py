@@ -11,8 +11,12 @@ import re
 from importlib.metadata import version
 from typing import Any
 
-from lmi.server.openapi import adapters, lmi, models, openai, plain, tgi, triton
-from lmi.server.openapi.parts import Operation
+from lmi.apis.base.openapi import Operation
+from lmi.apis.lmi import openapi as lmi
+from lmi.apis.openai import openapi as openai
+from lmi.apis.tgi import openapi as tgi
+from lmi.apis.triton import openapi as triton
+from lmi.server.openapi import adapters, models, plain
 from lmi.settings.config import Config
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.schemas.common import JSON_SCHEMAS, boolean, text
-from lmi.server.adapter_choice import ALIAS
-from lmi.server.openapi.parts import (
+from lmi.apis.base.openapi import (
     BOOLEAN,
     OF_HTTP,
     PAGE,
@@ -21,6 +19,8 @@ from lmi.server.openapi.parts import (
     ref,
     struct,
 )
+from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
+from lmi.server.adapter_choice import ALIAS
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
 

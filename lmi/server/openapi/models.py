@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.server.openapi.parts import (
+from lmi.apis.base.openapi import (
     INTEGER,
     JSON,
     OF_HTTP,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lmi.server.metrics import MEDIA_TYPE
-from lmi.server.openapi.parts import (
+from lmi.apis.base.openapi import (
     INTEGER,
     JSON,
     NUMBER,
@@ -17,6 +16,7 @@ from lmi.server.openapi.parts import (
     ref,
     struct,
 )
+from lmi.server.metrics import MEDIA_TYPE
 from lmi.settings.config import Config
 
 NAME = "server"

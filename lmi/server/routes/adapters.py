@@ -11,12 +11,12 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
+from lmi.apis.base.pages import page
+from lmi.apis.base.readers import Reader, boolean, read_object, text
 from lmi.engine.registry import AdapterRegistry, NameTaken
 from lmi.errors import InvalidParameter, InvalidRequest, Unavailable, shorten, without_paths
 from lmi.http.exchange import Exchange
-from lmi.schemas.common import Reader, boolean, read_object, text
 from lmi.server.adapter_choice import alias
-from lmi.server.pages import page
 from lmi.server.service import Service
 from lmi.settings.adapters import is_enabled
 from lmi.shared.desired_state import Adapter, State, check_name

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from lmi.apis import BY_FIELD, BY_ROUTE, DYNAMIC_BATCH, LMI, AnyApi
+from lmi.apis.base.api import AnyApi
+from lmi.apis.base.outline import Outline
+from lmi.apis.base.readers import is_text
+from lmi.apis.batch.api import DYNAMIC_BATCH
+from lmi.apis.lmi.api import LMI
+from lmi.apis.table import BY_FIELD, BY_ROUTE
 from lmi.errors import LmiError, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
-from lmi.schemas.common import is_text
 from lmi.server.lines import are_lines, serve_lines
 from lmi.server.model_choice import attribute
-from lmi.server.outline import Outline
 from lmi.server.respond import Choose, serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig

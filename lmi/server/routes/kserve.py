@@ -9,9 +9,9 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 
 from lmi import __version__
-from lmi.formatters.triton import OUTPUTS
+from lmi.apis.triton.formatter import OUTPUTS
+from lmi.apis.triton.schema import INPUTS, Input
 from lmi.http.exchange import Exchange
-from lmi.schemas.triton import INPUTS, Input
 from lmi.server.models import Models
 from lmi.server.routes.health import health, service_health
 from lmi.server.routes.triton import named_model

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.exceptions import HTTPException
 
+from lmi.apis.base.pages import page
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
-from lmi.server.pages import page
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
 from lmi.server.several import SeveralModels

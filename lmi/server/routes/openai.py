@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lmi.apis import OPENAI_CHAT, OPENAI_COMPLETIONS
+from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.errors import UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models

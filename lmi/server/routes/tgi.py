@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lmi import __version__
-from lmi.apis import TGI, TGI_GENERATE, TGI_STREAM
+from lmi.apis.base.parameters import MAX_SEQUENCES
+from lmi.apis.base.readers import MAX_STOP_SEQUENCES
+from lmi.apis.tgi.api import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
-from lmi.schemas.common import MAX_STOP_SEQUENCES
-from lmi.schemas.parameters import MAX_SEQUENCES
 from lmi.server.models import Models
 from lmi.server.respond import serve_request
 from lmi.server.routes import health

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi.apis import TRITON, TRITON_STREAM
+from lmi.apis.triton.api import TRITON, TRITON_STREAM
 from lmi.errors import UnknownModel
 from lmi.http.exchange import Exchange
 from lmi.server.respond import serve_request

@@ -11,9 +11,9 @@ from contextlib import aclosing, closing
 
 import orjson
 
-from lmi.apis import LMI
+from lmi.apis.base.errors import retry_header
+from lmi.apis.lmi.api import LMI
 from lmi.errors import ClientGone, LmiError
-from lmi.formatters.errors import retry_header
 from lmi.http.exchange import Exchange
 from lmi.server.service import Service
 from lmi.server.streams import as_ascii

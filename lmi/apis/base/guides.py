@@ -1,0 +1,171 @@
+"""Readers of the structure that an answer must have, for each name under which a client may ask for it.
+
+`response_format` is OpenAI's, where TGI and its clients have a grammar. `structured_outputs`, `guided_json`,
+`guided_regex`, `guided_choice` and `guided_grammar` are vLLM's. The LMI schema takes all but `structured_outputs` among
+its parameters. A reader returns the guide that its field asks for, or None. A JSON schema that refers to another
+document is refused, because nothing is fetched and the reference would leave that part of the answer without structure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from lmi.apis.base.readers import MAX_WORDS, Reader, boolean, choice, strings, takes, text
+from lmi.errors import InvalidParameter
+from lmi.executor import GuidedDecodingParams, GuideType
+
+SPECIAL = re.compile(r"([\\.^$*+?{}\[\]|()])")
+REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+NAMES_OF_SCHEMAS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+GRAMMARS = ("json", "json_object", "json_schema", "regex")  # TGI's types
+CONTRACT_NAME = "guided_decoding_params"
+DATA = ("const", "enum", "default", "examples")
+
+
+@takes({"type": "object"})
+def an_object(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidParameter(name, "an object", value)
+    return value
+
+
+def json_schema(name: str, value: object) -> GuidedDecodingParams:
+    """Read a JSON schema, given as an object or as its text."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise InvalidParameter(name, "a JSON schema", value) from None
+    if not isinstance(value, dict):
+        raise InvalidParameter(name, "a JSON schema", value)
+    guide = check_levels(name, value).decode()
+    check_references(name, value)
+    return GuidedDecodingParams(GuideType.JSON_SCHEMA, guide)
+
+
+def check_levels(name: str, value: dict[str, Any]) -> bytes:
+    """Return the JSON of an object. Raises InvalidParameter if it has too many levels."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # of more than 254 levels
+        raise InvalidParameter(name, "an object of fewer levels", value) from None
+
+
+def check_references(name: str, schema: dict[str, Any]) -> None:
+    """Raise InvalidParameter if one of REFERENCES in a schema points outside the schema."""
+    pending: list[Any] = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            for key in REFERENCES & value.keys():
+                if not str(value[key]).startswith("#"):
+                    raise InvalidParameter(name, f"a JSON schema in which every {key} begins with #", value[key])
+            for key, inner in value.items():
+                if key in NAMES_OF_SCHEMAS and isinstance(inner, dict):
+                    pending += inner.values()
+                elif key not in DATA:
+                    pending.append(inner)
+
+
+@takes({"type": "string"})
+def regex(name: str, value: object) -> GuidedDecodingParams:
+    return GuidedDecodingParams(GuideType.REGEX, text(name, value))
+
+
+@takes({"type": "string"})
+def grammar(name: str, value: object) -> GuidedDecodingParams:
+    return GuidedDecodingParams(GuideType.EBNF_GRAMMAR, text(name, value))
+
+
+def choices(name: str, value: object) -> GuidedDecodingParams:
+    words = WORDS(name, value)
+    if not words:
+        raise InvalidParameter(name, "a list of at least one string", value)
+    return GuidedDecodingParams(GuideType.REGEX, "|".join(SPECIAL.sub(r"\\\1", word) for word in words))
+
+
+def json_object(name: str, value: object) -> GuidedDecodingParams | None:
+    return GuidedDecodingParams(GuideType.JSON) if boolean(name, value) else None
+
+
+@takes({"type": "object"})
+def structured_outputs(name: str, value: object) -> GuidedDecodingParams | None:
+    """Read vLLM's field, an object with one kind of guide."""
+    given = an_object(name, value)
+    read = [KINDS[kind](f"{name}.{kind}", given[kind]) for kind in KINDS if given.get(kind) is not None]
+    guides = [guide for guide in read if guide is not None]
+    if len(guides) > 1:
+        raise InvalidParameter(name, "of one kind", value)
+    return guides[0] if guides else None
+
+
+@takes({"type": "object", "required": ["type", "value"], "properties": {"type": {"enum": list(GRAMMARS)}}})
+def tgi_grammar(name: str, value: object) -> GuidedDecodingParams:
+    """Read TGI's grammar, such as `{"type": "regex", "value": "..."}`."""
+    if not isinstance(value, dict) or "value" not in value:
+        raise InvalidParameter(name, "an object with type and value", value)
+    kind, guide = choice(GRAMMARS)(f"{name}.type", value.get("type")), value["value"]
+    if kind == "regex":
+        return regex(f"{name}.value", guide)
+    if kind == "json_schema" and isinstance(guide, dict):
+        guide = guide.get("schema")
+    return json_schema(f"{name}.value", guide)
+
+
+@takes({"type": "object"})
+def response_format(name: str, value: object) -> GuidedDecodingParams | None:
+    """Read OpenAI's field, or TGI's grammar, which has a `value`. The type `text` asks for no guide."""
+    wanted = an_object(name, value)
+    if wanted.get("value") is not None:
+        check_members(name, wanted, ("type", "value"))
+        return tgi_grammar(name, wanted)
+    kind = wanted.get("type", "text")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise InvalidParameter(f"{name}.type", "one of text, json_object, json_schema", kind)
+    check_members(name, wanted, ("type", "json_schema") if kind == "json_schema" else ("type",))
+    if kind != "json_schema":
+        return GuidedDecodingParams(GuideType.JSON) if kind == "json_object" else None
+    named = an_object(f"{name}.json_schema", wanted.get("json_schema"))
+    check_members(f"{name}.json_schema", named, ("name", "description", "schema", "strict"))
+    return json_schema(f"{name}.json_schema.schema", named.get("schema", {}))
+
+
+def check_members(name: str, value: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise InvalidParameter for a member that is not known: without it the answer might lack its structure."""
+    for member in value:
+        if member not in known and value[member] is not None:
+            raise InvalidParameter(name, f"an object of {' and '.join(known)} alone", member)
+
+
+WORDS = strings(MAX_WORDS)
+KINDS: dict[str, Reader] = {
+    "json": json_schema,
+    "regex": regex,
+    "choice": choices,
+    "grammar": grammar,
+    "json_object": json_object,
+}
+GUIDED: dict[str, Reader] = {
+    "response_format": response_format,
+    "guided_json": json_schema,
+    "guided_regex": regex,
+    "guided_choice": choices,
+    "guided_grammar": grammar,
+}
+
+
+def asked_guide(given: Mapping[str, Any], prefix: str = "") -> tuple[GuidedDecodingParams | None, dict[str, str]]:
+    """Return the guide among checked fields, and a map from its name in the contract to the field that asked for it.
+
+    `prefix` begins a field's name in an error. Raises InvalidParameter if several fields ask for a guide.
+    """
+    names = [name for name in (*GUIDED, "structured_outputs") if given.get(name) is not None]
+    if len(names) > 1:
+        raise InvalidParameter(prefix + names[1], f"left out beside {prefix}{names[0]}", "both")
+    return (given[names[0]], {CONTRACT_NAME: prefix + names[0]}) if names else (None, {})

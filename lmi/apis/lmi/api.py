@@ -1,0 +1,66 @@
+"""The LMI API's row: its formatters, its errors, and what decodes a body."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorRules, Row
+from lmi.apis.base.formatter import ErrorFields, plain_error
+from lmi.apis.base.readers import Parsed
+from lmi.apis.lmi import schema
+from lmi.apis.lmi.formatter import LmiEvents, LmiFormatter, LmiStream, LmiWhole
+from lmi.apis.lmi.schema import LmiFormat
+from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, InvalidRequest, MalformedRequest, OutOfMemory
+from lmi.types import OutputFormat
+
+INVALID_STATUS = 424  # other APIs answer 400
+FORMATTERS: dict[OutputFormat, type[LmiFormatter]] = {
+    OutputFormat.JSON: LmiWhole,
+    OutputFormat.JSONLINES: LmiStream,
+    OutputFormat.SSE: LmiEvents,
+}
+
+
+def _formatter(parsed: Parsed[LmiFormat]) -> LmiFormatter:
+    return FORMATTERS[parsed.format.output_format](parsed)
+
+
+def _write_error(error: ErrorFields, format: LmiFormat, *, in_answer: bool) -> tuple[str, bytes]:
+    kind = "generation" if in_answer and error.kind == "overloaded" else error.kind
+    error = error._replace(kind=kind if format.tgi_compat else None)
+    if in_answer:
+        formatter = FORMATTERS[format.output_format]
+        return formatter.media_type, formatter.error(error)
+    return LmiWhole.media_type, plain_error(error)
+
+
+def _kind(status: int) -> str:
+    return "validation" if status < 500 else "overloaded"
+
+
+ERRORS = ErrorRules(
+    _write_error,
+    (
+        Row(MalformedRequest, INVALID_STATUS, "validation"),
+        Row(InvalidRequest, INVALID_STATUS, "validation", in_answer=True),
+        Row(GenerationFailed, 424, "generation", in_answer=True),
+        Row(DeadlineExceeded, 504, "generation", in_answer=True),
+        Row(OutOfMemory, 507, "generation", in_answer=True),
+        Row(EngineLost, 503, "generation", in_answer=True),
+    ),
+    schema.WIRE_NAMES,
+    _kind,
+)
+LMI: Api[LmiFormat] = Api(
+    name="lmi",
+    prefixes=("/",),
+    default_format=schema.default_format,
+    read=schema.read,
+    parse=schema.parse,
+    formatter=_formatter,
+    errors=ERRORS,
+    read_for_events=partial(schema.read, accepts_events=True),
+    takes_user_code=True,
+    json_end=b"\n",
+)

@@ -1,0 +1,100 @@
+"""The rows of OpenAI's APIs: chats and completions, at their own paths and at /invocations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorRules, Row, written_by
+from lmi.apis.base.formatter import ErrorFields
+from lmi.apis.base.readers import Parsed
+from lmi.apis.openai import chat_schema, schema
+from lmi.apis.openai.chat_formatter import ChatLines, ChatStream, ChatWhole
+from lmi.apis.openai.formatter import CompletionLines, CompletionStream, CompletionWhole, OpenAIFormatter
+from lmi.apis.openai.schema import OpenAIFormat
+from lmi.errors import GenerationFailed, Overloaded, PromptTooLong, UnknownAdapter, UnknownModel, UserCodeFailed
+from lmi.types import AnswerFormat, OutputFormat
+
+CHATS: dict[OutputFormat, type[OpenAIFormatter]] = {
+    OutputFormat.JSON: ChatWhole,
+    OutputFormat.JSONLINES: ChatLines,
+    OutputFormat.SSE: ChatStream,
+}
+COMPLETIONS: dict[OutputFormat, type[OpenAIFormatter]] = {
+    OutputFormat.JSON: CompletionWhole,
+    OutputFormat.JSONLINES: CompletionLines,
+    OutputFormat.SSE: CompletionStream,
+}
+
+
+def _chat_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:
+    return CHATS[parsed.format.output_format](parsed)
+
+
+def _completion_formatter(parsed: Parsed[OpenAIFormat]) -> OpenAIFormatter:
+    return COMPLETIONS[parsed.format.output_format](parsed)
+
+
+def _write_error(error: ErrorFields, format: AnswerFormat, *, in_answer: bool) -> tuple[str, bytes]:
+    """Write an error. In a stream it is a record that the client raises, and the end that the client waits for."""
+    stream = ChatLines if format.output_format is OutputFormat.JSONLINES else ChatStream
+    return written_by(ChatWhole, stream)(error, format, in_answer=in_answer)
+
+
+OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
+    _write_error,
+    (  # errors whose kind clients look for have OpenAI's kind; the others have our labels
+        Row(UnknownModel, 404, "model_not_found", param="model"),
+        Row(UnknownAdapter, 404, "model_not_found", param="model"),
+        Row(PromptTooLong, 400, "context_length_exceeded"),
+        Row(Overloaded, 429, "rate_limit_exceeded"),
+        Row(UserCodeFailed, 424),
+        Row(GenerationFailed, 500),
+    ),
+    chat_schema.WIRE_NAMES,
+)
+OPENAI_COMPLETIONS_ERRORS = replace(OPENAI_CHAT_ERRORS, names=schema.WIRE_NAMES)
+OPENAI_CHAT: Api[OpenAIFormat] = Api(
+    name="openai_chat",
+    prefixes=("/v1/",),
+    default_format=schema.default_format,
+    read=chat_schema.read,
+    parse=chat_schema.parse,
+    formatter=_chat_formatter,
+    errors=OPENAI_CHAT_ERRORS,
+    route="/v1/chat/completions",
+)
+OPENAI_COMPLETIONS = replace(
+    OPENAI_CHAT,
+    name="openai_completions",
+    prefixes=("/v1/completions",),
+    read=schema.read,
+    parse=schema.parse,
+    formatter=_completion_formatter,
+    errors=OPENAI_COMPLETIONS_ERRORS,
+    route="/v1/completions",
+)
+
+
+# OpenAI's APIs at /invocations: a stream is lines, or events if Accept asks for them; body or settings may override it.
+OPENAI_CHAT_LINES = replace(
+    OPENAI_CHAT,
+    name="openai_chat_lines",
+    prefixes=(),
+    read=partial(chat_schema.read, stream_format=OutputFormat.JSONLINES),
+    read_for_events=partial(chat_schema.read, stream_format=OutputFormat.SSE),
+    route="",
+    body_field="messages",
+    json_end=b"\n",
+)
+OPENAI_TEXT_LINES = replace(
+    OPENAI_COMPLETIONS,
+    name="openai_completions_lines",
+    prefixes=(),
+    read=partial(schema.read, stream_format=OutputFormat.JSONLINES),
+    read_for_events=partial(schema.read, stream_format=OutputFormat.SSE),
+    route="",
+    body_field="prompt",
+    json_end=b"\n",
+)

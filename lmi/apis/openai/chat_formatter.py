@@ -1,0 +1,154 @@
+"""Answers of chat completions, with fields for content, thoughts and calls.
+
+    {"id": "chatcmpl-…", "object": "chat.completion", …, "choices": [{"index": 0, "message": {"role": "assistant",
+     "content": "Hi", "refusal": null}, "logprobs": null, "finish_reason": "stop"}], "usage": {…}}
+
+A stream sends the role first, then the text, then the finish reason in a separate delta. The content of that delta is
+empty as in vLLM, because clients read it from every delta. Calls of tools and thoughts are found in the text
+(`text/tool_calls.py`, `text/reasoning.py`). Source: OpenAI's API reference; `reasoning_content` is DeepSeek's and
+vLLM's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from lmi.apis.base.formatter import text_of
+from lmi.apis.base.readers import Parsed
+from lmi.apis.openai.formatter import REASONS, OpenAILines, OpenAIStream, OpenAIWhole, log_prob, shown_tokens
+from lmi.apis.openai.reasoning import Reasoning
+from lmi.apis.openai.schema import OpenAIFormat
+from lmi.apis.openai.tool_calls import PARSERS, Arguments, Named, Part, Text, ToolCall, ToolCalls
+from lmi.types import Answer, AnswerEnd, Delta, Token
+
+
+class MessageSplitter:
+    """Splits one sequence's text into thoughts, content and calls."""
+
+    def __init__(self, format: OpenAIFormat, prompt: str) -> None:
+        self._reasoning = Reasoning(prompt) if format.reasoning else None
+        self._calls: ToolCalls | None = None
+        if format.function is not None:
+            self._calls = Named(format.function)
+        elif format.tool_calls is not None:
+            self._calls = PARSERS[format.tool_calls]()
+        self._num_calls = 0
+
+    def feed(self, text: str, is_last: bool) -> list[dict[str, Any]]:
+        """Return the fields of the next deltas, one dict for each."""
+        thought, said = self._reasoning.feed(text) if self._reasoning else ("", text)
+        if is_last and self._reasoning:
+            more_thought, more_said = self._reasoning.flush()
+            thought, said = thought + more_thought, said + more_said
+        fields: list[dict[str, Any]] = [{"reasoning_content": thought}] if thought else []
+        return fields + self._said(said, is_last)
+
+    def _said(self, said: str, is_last: bool) -> list[dict[str, Any]]:
+        if self._calls is None:
+            return [{"content": said}] if said else []
+        parts = self._calls.feed(said)
+        if is_last:
+            parts += self._calls.flush()
+        return [self._fields(part) for part in parts]
+
+    def _fields(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, Text):
+            return {"content": part.text}
+        if isinstance(part, Arguments):
+            return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": part.text}}]}
+        self._num_calls += 1
+        return {"tool_calls": [call_fields(self._num_calls - 1, part)]}
+
+    def end(self, finish_reason: AnswerEnd) -> str:
+        reason = REASONS[finish_reason]
+        return "tool_calls" if self._num_calls and reason == "stop" else reason
+
+
+def call_fields(index: int, call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": ""}
+    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+class ChatWhole(OpenAIWhole):
+    kind = "chat.completion"
+    id_prefix = "chatcmpl-"
+
+    def _choice(self, number: int, index: int, answer: Answer) -> dict[str, Any]:
+        splitter = MessageSplitter(self._format, self._prompts[index])
+        message = whole_message(splitter.feed(answer.text, is_last=True))
+        assert answer.finish_reason is not None
+        log_probs = None
+        if self._format.has_log_probs:
+            log_probs = log_prob_fields(shown_tokens(answer.tokens, answer.finish_reason))
+        return {
+            "index": number,
+            "message": message,
+            "logprobs": log_probs,
+            "finish_reason": splitter.end(answer.finish_reason),
+        }
+
+
+class ChatStream(OpenAIStream):
+    kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+
+    def __init__(self, parsed: Parsed[OpenAIFormat]) -> None:
+        super().__init__(parsed)
+        self._splitters: dict[int, MessageSplitter] = {}
+
+    def _choices(self, delta: Delta) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        if delta.index not in self._splitters:
+            self._splitters[delta.index] = MessageSplitter(self._format, delta.prompt)
+            deltas.append({"role": "assistant", "content": ""})
+        splitter, num_opening = self._splitters[delta.index], len(deltas)
+        deltas += splitter.feed(text_of(delta.tokens), delta.finish_reason is not None)
+        tokens = shown_tokens(delta.tokens, delta.finish_reason) if self._format.has_log_probs else []
+        if tokens and len(deltas) == num_opening:
+            deltas.append({"content": ""})  # the text is held back, but its log-probs are not
+        choices = [choice(delta.index, fields) for fields in deltas]
+        if tokens:
+            choices[num_opening]["logprobs"] = log_prob_fields(tokens)
+        if delta.finish_reason is not None:
+            choices.append(choice(delta.index, {"content": ""}, splitter.end(delta.finish_reason)))
+        return choices
+
+
+class ChatLines(OpenAILines, ChatStream):
+    pass
+
+
+def choice(index: int, fields: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": fields, "logprobs": None, "finish_reason": finish_reason}
+
+
+def whole_message(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join a stream's deltas to one message. Its content is null if there are only calls or thoughts."""
+    texts: dict[str, str] = {}
+    calls: list[dict[str, Any]] = []
+    for fields in deltas:
+        for name in ("content", "reasoning_content"):
+            if name in fields:
+                texts[name] = texts.get(name, "") + fields[name]
+        for call in fields.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    nothing = None if calls or texts else ""
+    message: dict[str, Any] = {"role": "assistant", "content": texts.get("content", nothing), "refusal": None}
+    if "reasoning_content" in texts:
+        message["reasoning_content"] = texts["reasoning_content"]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def log_prob_fields(tokens: list[Token]) -> dict[str, Any]:
+    content = [
+        token_fields(token) | {"top_logprobs": [token_fields(other) for other in token.top or ()]} for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def token_fields(token: Token) -> dict[str, Any]:
+    return {"token": token.spelling, "logprob": log_prob(token), "bytes": list(token.spelling.encode())}

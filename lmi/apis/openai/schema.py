@@ -1,0 +1,363 @@
+"""The schema of completions, `{"model": "m", "prompt": "Once", "max_tokens": 16}`, and fields that chat shares with it.
+
+Sampling is on unless `temperature` or `top_p` is 0. Names, defaults and bounds are those of OpenAI's API reference.
+Fields of vLLM's server are taken too (`top_k`, `min_tokens`, `guided_json` …). Known fields without effect here
+(`user`, `store` …) are ignored silently, and unknown ones with a line in the log. A field that would change the answer
+but is not supported is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lmi.apis.base.beams import OF_A_SEARCH, read_flag, without_search
+from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
+from lmi.apis.base.parameters import (
+    MAX_IGNORED,
+    MAX_SEQUENCES,
+    Given,
+    check_best_of,
+    check_least_tokens,
+    drop,
+    shared_request,
+)
+from lmi.apis.base.readers import (
+    MAX_STOP_SEQUENCES,
+    MAX_WORDS,
+    Message,
+    Parsed,
+    Reader,
+    boolean,
+    cache_salt,
+    check_values,
+    choice,
+    integer,
+    number,
+    read_object,
+    strings,
+    takes,
+    text,
+    token_ids,
+)
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.executor import (
+    MAX_PENALTY,
+    MAX_SEED,
+    REPETITION_PENALTIES,
+)
+from lmi.settings.config import ModelConfig
+from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
+
+DEFAULT_MAX_TOKENS = 16  # of completions
+MAX_PROMPTS = 128
+MAX_PROMPT_IDS = 1 << 20
+MAX_TEMPERATURE = 2.0
+MAX_BIAS = 100.0
+MAX_LOG_PROBS = 20
+UNNAMED = ("dummy", "tgi")  # huggingface_hub and TGI's examples send these where only the URL names the model
+STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
+GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
+OFF: dict[str, tuple[object, ...]] = {
+    "temperature": (1,),
+    "top_k": (-1, 0),
+    "top_p": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    **{name: entry.off for name, entry in OF_A_SEARCH.items()},
+}
+"""The values that mean the same as leaving a field out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIFormat(AnswerFormat):
+    """The format of an answer, which holds `num_choices` sequences of each prompt.
+
+    `model` equals `adapter` if the request names one. `function` is the function that the model is forced to call; the
+    whole text is its arguments. `tool_calls` is the form of other calls in the text, `reasoning` the form of thoughts.
+    Both are the server's settings until the parameters are checked.
+    """
+
+    model: str
+    adapter: str | None = None
+    has_usage: bool = False  # a stream's last chunk reports it
+    has_log_probs: bool = False
+    num_top_log_probs: int = 0
+    num_choices: int = 1
+    echoes_prompt: bool = False
+    is_answer_wanted: bool = True  # False: only the prompt, for its log-probs
+    function: str | None = None
+    tool_calls: str | None = None
+    reasoning: str | None = None
+
+
+@takes({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_SEQUENCES})
+def _stop(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return STOPS(name, [value]) if value else ()
+    return STOPS(name, value)  # type: ignore[no-any-return]
+
+
+@takes({"type": "object", "maxProperties": MAX_WORDS})
+def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict) or len(value) > MAX_WORDS:
+        raise InvalidParameter(name, f"an object of at most {MAX_WORDS} token ids and numbers", value)
+    biases = []
+    for token_id, bias in value.items():
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 10):
+            raise InvalidParameter(name, "an object whose keys are token ids", token_id)
+        biases.append((int(token_id), BIAS(f"{name}.{token_id}", bias)))
+    return tuple(biases)
+
+
+@takes({"type": ["integer", "boolean"], "minimum": 0, "maximum": MAX_LOG_PROBS})
+def _logprobs(name: str, value: object) -> int | None:
+    """Read a number. Some clients send true or false, as for chat; false asks for none."""
+    return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
+
+
+STOPS, BIAS = strings(MAX_STOP_SEQUENCES), number(-MAX_BIAS, MAX_BIAS)
+TOP = integer(0, MAX_LOG_PROBS)
+
+SHARED: dict[str, Reader] = {
+    "model": text,
+    "stream": boolean,
+    "stream_options": an_object,
+    "n": integer(1, MAX_SEQUENCES),
+    "stop": _stop,
+    "seed": integer(0, MAX_SEED),
+    "temperature": number(0, MAX_TEMPERATURE),
+    "top_p": number(0, 1),
+    "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+    "logit_bias": _biases,
+    # vLLM's
+    "top_k": integer(-1),
+    "min_p": number(0, 1),
+    "repetition_penalty": number(*REPETITION_PENALTIES),
+    "ignore_eos": boolean,
+    "min_tokens": integer(0),
+    "stop_token_ids": token_ids(MAX_WORDS),
+    "bad_words": strings(MAX_WORDS),
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "include_stop_str_in_output": boolean,
+    "truncate_prompt_tokens": integer(1),
+    "cache_salt": cache_salt,
+    "use_beam_search": boolean,
+    **{name: entry.read for name, entry in OF_A_SEARCH.items()},
+    "structured_outputs": structured_outputs,
+    **GUIDED,
+    # TensorRT-LLM's
+    "logits_post_processor_name": text,
+    # the LMI schema's, at /invocations
+    "output_formatter": choice([format.value for format in OutputFormat]),
+}
+COMPLETION: dict[str, Reader] = SHARED | {
+    "prompt": lambda name, value: value,
+    "max_tokens": integer(0),
+    "best_of": integer(1, MAX_SEQUENCES),
+    "logprobs": _logprobs,
+    "echo": boolean,
+    "suffix": text,
+}
+# Fields of OpenAI's and vLLM's APIs that change no answer of this server.
+WITHOUT_EFFECT = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
+    "request_id guided_decoding_backend guided_whitespace_pattern return_token_ids "
+    "include_reasoning separate_reasoning".split()
+)
+CANNOT: dict[str, str] = {
+    "prompt_logprobs": "echo with logprobs gives those of the prompt",
+    "logits_processors": "engines take no code",
+    "allowed_token_ids": "engines take no such list",
+    "prompt_embeds": "engines take token ids",
+}
+WIRE_NAMES = {
+    "input_token_ids": "prompt",
+    "inputs": "prompt",
+    "num_top_log_probs": "logprobs",
+    "num_prompt_log_probs": "logprobs",
+    "return_log_probs": "logprobs",
+    "embedding_bias": "logit_bias",
+    "stop_words": "stop_token_ids",
+    "end_ids": "stop_token_ids",
+    "num_return_sequences": "n",
+    "beam_width": "use_beam_search",
+    "stop_sequences": "stop",
+    "lora_config": "model",
+}
+"""These APIs' names for fields of the engines' contract."""
+
+
+def default_format(model: ModelConfig) -> OpenAIFormat:
+    return OpenAIFormat(model=model.name, tool_calls=model.tool_call_parser, reasoning=model.reasoning_parser)
+
+
+def read(
+    body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
+) -> Message[OpenAIFormat]:
+    """Decode the body and choose the format of its answer. Raises MalformedRequest.
+
+    With `stream_format` None a stream is server-sent events. Else its format is that of `output_formatter`, else that
+    of the server's settings, else `stream_format`.
+    """
+    check_values(body, MAX_PROMPTS)
+    return message(body, model, stream_format)
+
+
+def message(body: bytes, model: ModelConfig, stream_format: OutputFormat | None = None) -> Message[OpenAIFormat]:
+    fields, format = read_object(body), default_format(model)
+    name, is_streaming = fields.get("model"), fields.get("stream")
+    if not isinstance(name, str | None):
+        raise MalformedRequest(f"model must be a string, given {shorten(name)}")
+    if name and name not in (*model.names, *UNNAMED):
+        format = replace(format, model=name, adapter=name)  # if it is registered, which the server looks up
+    if not isinstance(is_streaming, bool | None):
+        raise MalformedRequest(f"stream must be true or false, given {shorten(is_streaming)}")
+    if is_streaming:
+        format = replace(format, output_format=_stream_format(fields.get("output_formatter"), model, stream_format))
+    return Message(fields, format)
+
+
+def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | None) -> OutputFormat:
+    """Choose the request's format, else the configured one, else the usual one. json is not a format of a stream."""
+    if usual is None:
+        return OutputFormat.SSE
+    named = (form for name in (wanted, model.output_formatter) for form in STREAMS if form == name)
+    return next(named, usual)
+
+
+def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
+    """Return the requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
+    given, ignored = read_fields(message.fields, COMPLETION, CANNOT)
+    if given.get("suffix"):
+        raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
+    prompts = _prompts(given.get("prompt"))
+    _check_together(given)
+    ignored += read_search(given, message.format)
+    guide, field_names = asked_guide(given)
+    format = replace(_completion_format(given, message.format), field_names=field_names)
+    request = replace(_completion_request(given, format), guided_decoding=guide)
+    return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
+
+
+def _check_together(given: Given) -> None:
+    check_best_of(given)
+    is_search = given.get("use_beam_search", False)
+    if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
+        raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
+    if given.get("max_tokens") == 0 and not given.get("echo"):
+        raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
+    check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens"))
+
+
+def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
+    return replace(
+        format,
+        has_usage=wants_usage(given),
+        has_log_probs="logprobs" in given,
+        num_top_log_probs=given.get("logprobs", 0),
+        num_choices=given.get("n", 1),
+        echoes_prompt=given.get("echo", False),
+        is_answer_wanted=given.get("max_tokens", DEFAULT_MAX_TOKENS) > 0,
+    )
+
+
+def _completion_request(given: Given, format: OpenAIFormat) -> GenerationRequest:
+    request = openai_request(given, format, max(1, given.get("max_tokens", DEFAULT_MAX_TOKENS)))
+    has_prefill = format.echoes_prompt and format.has_log_probs
+    return replace(
+        request,
+        needs_log_probs=format.has_log_probs or request.num_sequences > format.num_choices,
+        return_full_text=format.echoes_prompt,
+        prefill_details=has_prefill,
+        num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
+    )
+
+
+def _prompts(value: object) -> list[dict[str, Any]]:
+    """Read a text, token ids, or a list of these. Returns the fields of each prompt's request."""
+    if isinstance(value, str) and value:
+        return [{"prompt": value}]
+    rule = "a non-empty string, a list of token ids, or a list of such"
+    if not isinstance(value, list) or not value:
+        raise InvalidParameter("prompt", rule, value)
+    if all(isinstance(item, int) for item in value):
+        return [{"prompt_token_ids": PROMPT_IDS("prompt", value)}]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidParameter("prompt", f"a list of at most {MAX_PROMPTS} prompts", value)
+    prompts: list[dict[str, Any]] = []
+    for n, item in enumerate(value):
+        if isinstance(item, str) and item:
+            prompts.append({"prompt": item})
+        elif isinstance(item, list) and item:
+            prompts.append({"prompt_token_ids": PROMPT_IDS(f"prompt[{n}]", item)})
+        else:
+            raise InvalidParameter(f"prompt[{n}]", "a non-empty string or list of token ids", item)
+    return prompts
+
+
+PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
+
+
+def read_fields(
+    fields: Mapping[str, Any], known: Mapping[str, Reader], cannot: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the checked fields, and a line for the log for each unknown one. null means "left out"."""
+    given: dict[str, Any] = {}
+    ignored: list[str] = []
+    for name, value in fields.items():
+        if name in known:
+            if value is not None and (checked := known[name](name, value)) is not None:
+                given[name] = checked
+        elif name in cannot:
+            if not _is_off(value):
+                raise Unsupported(name, cannot[name])
+        elif value is not None and name not in WITHOUT_EFFECT:
+            ignored.append(f"{shorten(name)}: unknown")
+    return given, ignored
+
+
+def read_search(given: dict[str, Any], format: OpenAIFormat) -> list[str]:
+    """Read the fields of a beam search. Returns a line for the log for each field without effect."""
+    read_flag(given, is_streamed=format.is_streamed)
+    reasons = without_search(given, ("temperature", *GREEDY_HAS_NO))
+    ignored: list[str] = []
+    drop(given, {name: reason for name, reason in reasons.items() if given.get(name) not in OFF.get(name, ())}, ignored)
+    return ignored
+
+
+def _is_off(value: object) -> bool:
+    """Whether the value asks for nothing."""
+    return value is None or value is False or value in ([], {})
+
+
+def wants_usage(given: Mapping[str, Any]) -> bool:
+    options = given.get("stream_options", {})
+    wanted: bool = boolean("stream_options.include_usage", options.get("include_usage") or False)
+    return wanted
+
+
+def openai_request(given: Given, format: OpenAIFormat, max_tokens: int | None) -> GenerationRequest:
+    """Build a request from the fields that both schemas share."""
+    is_greedy = "beam_width" not in given and (given.get("temperature") == 0 or given.get("top_p") == 0)
+    used = {name: value for name, value in given.items() if not _is_unused(name, value, is_greedy)}
+    return replace(
+        shared_request(used, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed),
+        num_top_log_probs=format.num_top_log_probs or None,
+        stop_sequences=given.get("stop", ()),
+        bad_sequences=given.get("bad_words", ()),
+        truncate=given.get("truncate_prompt_tokens"),
+        token_biases=given.get("logit_bias", ()),
+        adapter=format.adapter,
+    )
+
+
+def _is_unused(name: str, value: object, is_greedy: bool) -> bool:
+    """Whether the field is off, or greedy decoding cannot use it and an engine might refuse it."""
+    return value in OFF.get(name, ()) or (is_greedy and name in GREEDY_HAS_NO)

@@ -1,0 +1,33 @@
+"""All APIs of the server, and which one a path, a route or a body means. A further API is one more row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lmi.apis.base.api import AnyApi
+from lmi.apis.batch.api import DYNAMIC_BATCH
+from lmi.apis.lmi.api import LMI
+from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES
+from lmi.apis.tgi.api import TGI, TGI_GENERATE, TGI_STREAM
+from lmi.apis.triton.api import TRITON, TRITON_STREAM
+from lmi.settings.config import ModelConfig
+
+ROWS: tuple[AnyApi, ...] = (
+    *(LMI, DYNAMIC_BATCH, TRITON, TRITON_STREAM),
+    *(OPENAI_CHAT, OPENAI_CHAT_LINES, OPENAI_COMPLETIONS, OPENAI_TEXT_LINES),
+    *(TGI, TGI_GENERATE, TGI_STREAM),
+)
+APIS = {api.name: api for api in ROWS}
+BY_ROUTE = {api.route: replace(api, json_end=b"\n") for api in ROWS if api.route}
+BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
+"""Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by lines."""
+
+
+def api_at(path: str, model: ModelConfig) -> AnyApi:
+    """Return the API with the longest prefix of a path, even if nothing is served there.
+
+    With dynamic batches DYNAMIC_BATCH replaces LMI.
+    """
+    places = [(prefix, api) for api in APIS.values() for prefix in api.prefixes]
+    api = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
+    return DYNAMIC_BATCH if api is LMI and model.dynamic_batch else api

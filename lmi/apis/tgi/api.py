@@ -1,0 +1,58 @@
+"""The rows of TGI's API: `/` with `stream` in the body, `/generate` and `/generate_stream`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorRules, Row, written_by
+from lmi.apis.base.formatter import Formatter
+from lmi.apis.base.readers import Parsed
+from lmi.apis.tgi import schema
+from lmi.apis.tgi.formatter import TgiStream, TgiWhole
+from lmi.apis.tgi.schema import TgiFormat
+from lmi.errors import EngineLost, GenerationFailed, InvalidRequest, Overloaded
+
+
+def _formatter(parsed: Parsed[TgiFormat]) -> Formatter[TgiFormat]:
+    return TgiStream(parsed) if parsed.format.is_streamed else TgiWhole(parsed)
+
+
+def _kind(status: int) -> str:
+    return "validation" if status < 500 else "overloaded" if status == 503 else "generation"
+
+
+TGI: Api[TgiFormat] = Api(
+    name="tgi",  # at "/", whose 404 and 405 are the LMI API's
+    prefixes=("/info", "/health"),
+    default_format=schema.default_format,
+    read=schema.read,
+    parse=schema.parse,
+    formatter=_formatter,
+    errors=ErrorRules(
+        written_by(TgiWhole, TgiStream),
+        (
+            Row(InvalidRequest, 422, "validation"),
+            Row(GenerationFailed, 424, "generation"),
+            Row(Overloaded, 429, "overloaded"),
+            Row(EngineLost, 503, "incomplete_generation"),
+        ),
+        schema.WIRE_NAMES,
+        _kind,
+    ),
+)
+TGI_GENERATE = replace(
+    TGI,
+    name="tgi_generate",
+    prefixes=("/generate",),
+    read=partial(schema.read, stream=False),
+    route="/generate",
+)
+TGI_STREAM = replace(
+    TGI,
+    name="tgi_generate_stream",
+    prefixes=("/generate_stream",),
+    read=partial(schema.read, stream=True),
+    route="/generate_stream",
+)

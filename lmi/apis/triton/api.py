@@ -1,0 +1,33 @@
+"""The rows of Triton's generate extension: a whole answer, and a stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lmi.apis.base.api import Api
+from lmi.apis.base.errors import ErrorRules, Row, written_by
+from lmi.apis.base.formatter import Formatter
+from lmi.apis.base.readers import Parsed
+from lmi.apis.triton import schema
+from lmi.apis.triton.formatter import TritonOneEvent, TritonStream, TritonWhole
+from lmi.apis.triton.schema import TritonFormat
+from lmi.errors import GenerationFailed
+from lmi.types import OutputFormat
+
+
+def _formatter(parsed: Parsed[TritonFormat]) -> Formatter[TritonFormat]:
+    if not parsed.format.is_streamed:
+        return TritonWhole(parsed)
+    return TritonStream(parsed) if parsed.request.is_streaming else TritonOneEvent(parsed)
+
+
+TRITON: Api[TritonFormat] = Api(
+    name="triton",
+    prefixes=("/v2",),
+    default_format=schema.default_format,
+    read=schema.reader(OutputFormat.JSON),
+    parse=schema.parse,
+    formatter=_formatter,
+    errors=ErrorRules(written_by(TritonWhole, TritonStream), (Row(GenerationFailed, 500),), schema.WIRE_NAMES),
+)
+TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=schema.reader(OutputFormat.SSE))

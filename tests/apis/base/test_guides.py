@@ -1,0 +1,100 @@
+"""Structures that a request asks for by their fields, and schemas that refer elsewhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lmi.apis.base.guides import asked_guide, json_schema
+from lmi.apis.batch import schema as dynamic_batch
+from lmi.apis.lmi import schema as lmi
+from lmi.apis.openai import chat_schema as openai_chat
+from lmi.apis.openai import schema as openai
+from lmi.apis.tgi import schema as tgi
+from lmi.apis.triton import schema as triton
+from lmi.errors import InvalidParameter
+from lmi.settings.config import ModelConfig
+from lmi.types import OutputFormat
+
+MODEL = ModelConfig(path="demo", name="demo", tool_call_parser="hermes")
+ELSEWHERE = ["http://127.0.0.1:9/x", "file:///etc/passwd", "other.json#/$defs/a", "", "definitions.json"]
+PLACES: list[Any] = [
+    lambda ref: ref,
+    lambda ref: {"properties": {"a": ref}},
+    lambda ref: {"properties": {"$ref": ref}},
+    lambda ref: {"properties": {"enum": ref}},
+    lambda ref: {"items": [{"anyOf": [{}, ref]}]},
+    lambda ref: {"$defs": {"const": ref}},
+    lambda ref: {"not": {"additionalProperties": ref}},
+]
+INSIDE: list[dict[str, Any]] = [
+    {"$ref": "#/$defs/a", "$defs": {"a": {"type": "null"}}},
+    {"$ref": "#"},
+    {"properties": {"$ref": {"type": "string"}}, "required": ["$ref"]},
+    {"const": {"$ref": "http://127.0.0.1:9/x"}},
+    {"enum": [{"$ref": "x"}], "default": {"$ref": "x"}, "examples": [{"$ref": "x"}]},
+]
+FAR: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": FAR}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": FAR}}
+SAID = {"messages": [{"role": "user", "content": "Hi"}]}
+EVERYWHERE: list[tuple[Any, dict[str, Any], str]] = [
+    (openai, {"prompt": "a", "guided_json": FAR}, "guided_json"),
+    (openai, {"prompt": "a", "guided_json": json.dumps(FAR)}, "guided_json"),
+    (openai, {"prompt": "a", "structured_outputs": {"json": FAR}}, "structured_outputs.json"),
+    (openai_chat, SAID | {"response_format": FORM}, "response_format.json_schema.schema"),
+    (openai_chat, SAID | {"tools": [TOOL]}, "tools[0].function.parameters"),
+    (openai_chat, SAID | {"tools": [TOOL], "tool_choice": "none"}, "tools[0].function.parameters"),
+    (lmi, {"inputs": "a", "parameters": {"guided_json": FAR}}, "parameters.guided_json"),
+    (
+        dynamic_batch,
+        {"inputs": ["a"], "parameters": {"response_format": FORM}},
+        "parameters.response_format.json_schema.schema",
+    ),
+    (tgi, {"inputs": "a", "parameters": {"grammar": {"type": "json", "value": FAR}}}, "parameters.grammar.value"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("reference", ELSEWHERE)
+def test_a_schema_that_refers_to_elsewhere_is_refused_wherever_it_does(reference: str, place: Any) -> None:
+    with pytest.raises(InvalidParameter, match=r"^field must be .* every \$ref begins with #, given "):
+        json_schema("field", place({"$ref": reference}))
+
+
+@pytest.mark.parametrize("key", ["$dynamicRef", "$recursiveRef", "$ref"])
+@pytest.mark.parametrize("reference", ["http://elsewhere.example/x", 5])
+def test_the_kin_of_a_reference_leads_nowhere_either(key: str, reference: object) -> None:
+    with pytest.raises(InvalidParameter, match=rf"every \{key} begins with #"):
+        json_schema("field", {"anyOf": [{key: reference}]})
+
+
+@pytest.mark.parametrize("schema", INSIDE)
+def test_a_schema_that_is_whole_in_itself_is_taken(schema: dict[str, Any]) -> None:
+    assert json.loads(json_schema("field", schema).guide or "") == schema
+
+
+@pytest.mark.parametrize(("api", "body", "field"), EVERYWHERE)
+def test_every_field_that_carries_a_schema_is_looked_through(api: Any, body: dict[str, Any], field: str) -> None:
+    message = api.read(json.dumps(body).encode(), None, MODEL)
+    with pytest.raises(InvalidParameter) as caught:
+        api.parse(message)
+    assert str(caught.value).startswith(f"{field} must be ") and "$ref" in str(caught.value)
+
+
+def test_triton_s_guide_is_looked_through_too() -> None:
+    body = {"text_input": "a", "guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(FAR)}
+    message = triton.reader(OutputFormat.JSON)(json.dumps(body).encode(), None, MODEL)
+    with pytest.raises(InvalidParameter, match=r"^input 'guided_decoding_guide' must be .*\$ref"):
+        triton.parse(message)
+
+
+def test_two_structures_are_refused_by_the_name_of_the_second() -> None:
+    given = {"guided_regex": json_schema("a", {}), "guided_json": json_schema("b", {})}
+    with pytest.raises(
+        InvalidParameter, match=r"^parameters\.guided_regex must be left out beside parameters\.guided_json"
+    ):
+        asked_guide(given, "parameters.")
+    assert asked_guide({}) == (None, {})

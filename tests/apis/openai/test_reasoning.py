@@ -1,0 +1,54 @@
+"""Thoughts are separated from the answer, for a text in any pieces."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmi.apis.openai.reasoning import Reasoning
+
+# name: prompt, answer, thought, rest of the answer
+ANSWERS = {
+    "no thought": ("", "Hello <b>", "", "Hello <b>"),
+    "a thought": ("", "<think>\nI see.\n</think>\n\nHello", "I see.", "Hello"),
+    "white space before the mark": ("", " \n<think>a b</think>c", "a b", "c"),
+    "an empty thought": ("", "<think>\n\n</think>\n\nHi", "", "Hi"),
+    "opened by the prompt": ("<|assistant|><think>\n", "I see.\n</think>\nHi", "I see.", "Hi"),
+    "opened twice": ("<think>\n", "<think>x</think>y", "x", "y"),
+    "cut inside": ("", "<think>I was abo", "I was abo", ""),
+    "cut inside what the prompt opened": ("<think>", "<thin", "<thin", ""),
+    "cut inside the closing mark": ("", "<think>a </thi", "a </thi", ""),
+    "a mark that never became one": ("", "<thin", "", "<thin"),
+    "a mark in the middle": ("", "so <think>x</think>", "", "so <think>x</think>"),
+    "a second thought is text": ("", "<think>a</think>b<think>c</think>", "a", "b<think>c</think>"),
+    "the white space of an answer": ("", "  \n ", "", "  \n "),
+    "less-than signs": ("", "<think>a < b << c</think>d", "a < b << c", "d"),
+}
+
+
+def split(prompt: str, pieces: list[str]) -> tuple[str, str]:
+    reasoning = Reasoning(prompt)
+    parts = [reasoning.feed(piece) for piece in pieces] + [reasoning.flush()]
+    return "".join(thought for thought, _ in parts), "".join(said for _, said in parts)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_parted_whole_and_by_single_characters(name: str) -> None:
+    prompt, answer, thought, said = ANSWERS[name]
+    assert split(prompt, [answer]) == (thought, said)
+    assert split(prompt, list(answer)) == (thought, said)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think>", " ", "\n", "a"])), st.booleans())
+def test_where_the_text_is_cut_makes_no_difference(pieces: list[str], is_opened: bool) -> None:
+    prompt, answer = "<think>" * is_opened, "".join(pieces)
+    assert split(prompt, pieces) == split(prompt, [answer]) == split(prompt, list(answer))
+
+
+def test_a_thought_is_passed_on_while_it_comes() -> None:
+    reasoning = Reasoning()
+    assert reasoning.feed("<think>First,") == ("First,", "")
+    assert reasoning.feed(" I </") == (" I", "")
+    assert reasoning.feed("think> Yes") == ("", "Yes")
+    assert reasoning.feed(", ") == ("", ", ")
