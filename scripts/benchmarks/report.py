@@ -1,6 +1,7 @@
 """Runs the benchmarks and reports each figure beside its goal: a table for people, then one line of JSON.
 
-`--write` puts the table into README.md between its marks. Absolute times hold for this machine; only ratios compare.
+`--write` puts the table into docs/performance.md and its first figures into README.md, between their marks. Absolute
+times hold for this machine; only ratios compare.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import sys
 from collections.abc import Callable
 
 from scripts.benchmarks import engine, frontend, gateway, model, start
-from scripts.benchmarks.table import Goal, machine, table, write
+from scripts.benchmarks.table import PAGE, README, ROOT, Goal, machine, table, write
 
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
+HEADLINE_MARKS = ("<!-- headlines -->", "<!-- end of headlines -->")
+HEADLINES = {"start_s", "return_s", "idle_pss_mb", "demo_1", "int8_speedup_8", "sampled_ratio", "ping_p99_ms"}
 
 PARTS: dict[str, Callable[[], dict[str, float]]] = {
     "start": start.measure,
@@ -59,7 +62,7 @@ GOALS: list[Goal] = [
 def main() -> None:
     parser = argparse.ArgumentParser("scripts/bench", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md and README.md")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
@@ -70,7 +73,9 @@ def main() -> None:
     text = f"{table(figures, GOALS)}\n\nOn {machine()}."
     print(text)
     if arguments.write:
-        write(text, MARKS)
+        write(text, MARKS, ROOT / PAGE)
+        headlines = table(figures, [goal for goal in GOALS if goal[0] in HEADLINES])
+        write(f"{headlines}\n\nOn {machine()}.", HEADLINE_MARKS, README)
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
 

@@ -1,4 +1,4 @@
-"""Figures beside their goals as a table, its place in README.md, and the page with all figures of a benchmark."""
+"""Figures beside their goals as a table, its place on a page, and the page with all figures of a benchmark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+PAGE = Path("docs/performance.md")
 FIGURES = Path("scripts/benchmarks/figures")
 Goal = tuple[str, str, str, float]  # figure, its description, relation, bound
 
@@ -31,19 +32,19 @@ def machine() -> str:
     return f"{processor}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
 
 
-def write(text: str, marks: tuple[str, str], readme: Path = README) -> None:
-    """Put the text between these marks of README.md."""
+def write(text: str, marks: tuple[str, str], page: Path) -> None:
+    """Put the text between these marks of a page."""
     begin, end = marks
-    before, _, rest = readme.read_text().partition(begin)
+    before, _, rest = page.read_text().partition(begin)
     after = rest.partition(end)[2] if end in rest else rest
-    readme.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def publish(name: str, summary: str, details: list[str], *, plotted: str, root: Path = ROOT) -> None:
-    """Put the plot and the summary between the marks of this benchmark in README.md, and the details on a page."""
+    """Put the plot and the summary between the marks of this benchmark in PAGE, and the details on a page."""
     page = FIGURES / f"{name}.md"
     (root / page).write_text("\n\n".join([f"# Every figure of `scripts/bench {name}`", *details]) + "\n")
-    picture = f"![{plotted}]({page.with_suffix('.png')})"
-    link = f"Measured on {machine()}: [every figure, and how it was measured]({page})."
+    picture = f"![{plotted}](../{page.with_suffix('.png')})"
+    link = f"Measured on {machine()}: [every figure, and how it was measured](../{page})."
     marks = f"<!-- {name} figures -->", f"<!-- end of {name} figures -->"
-    write("\n\n".join([picture, summary, link]), marks, root / README.name)
+    write("\n\n".join([picture, summary, link]), marks, root / PAGE)

@@ -3,7 +3,7 @@
     scripts/bench vllm [--quick] [--write]
 
 A figure is the median over the rounds that count. A ratio is that of two medians. `--write` puts ratios and plot into
-README.md between their marks, and all tables on the page beside the plot.
+docs/performance.md between their marks, and all tables on the page beside the plot.
 """
 
 from __future__ import annotations
@@ -232,7 +232,9 @@ def figures(records: dict[str, Record], own_ratios: dict[str, float]) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench vllm", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one turn, under three minutes")
-    parser.add_argument("--write", action="store_true", help="put ratios and plot into README.md, all tables on a page")
+    parser.add_argument(
+        "--write", action="store_true", help="put ratios and plot into docs/performance.md, tables on a page"
+    )
     parser.add_argument("--engine", default="vllm", help="another engine of lmi, to look at the front end alone")
     arguments = parser.parse_args()
     turns, repeats, limit_s = (1, 1, 60.0) if arguments.quick else (4, 2, 660.0)

@@ -1,4 +1,4 @@
-"""The locks of the clients, and the list of them in README."""
+"""The locks of the clients, and the list of them in docs/apis.md."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_a_lock_has_exact_versions_with_hashes_and_no_places(name: str) -> None:
         assert re.fullmatch(r"[a-z0-9-]+==[\w.+!]+( --hash=sha256:[0-9a-f]{64})+", line), line
 
 
-def test_readme_names_the_versions_that_are_tested() -> None:
-    section = (ROOT / "README.md").read_text().partition("## Clients")[2].partition("\n## ")[0]
+def test_the_page_names_the_versions_that_are_tested() -> None:
+    section = (ROOT / "docs" / "apis.md").read_text().partition("## Clients")[2].partition("\n## ")[0]
     named = re.findall(r"\b([a-z][a-z0-9_-]+) (\d+\.\d+\.\d+)", section)
     assert len(named) == 13
     for client, version in named:

@@ -1,4 +1,4 @@
-"""The tables of `handlers/README.md`: what each engine can, and how it behaves.
+"""The tables of `docs/engines.md`: what each engine can, and how it behaves.
 
 `scripts/conformance-table` writes them. A row of the first is a capability. A row of the second is a test of this
 folder, whose name is the behaviour; the test says with `needs` what an engine must be able to do for it.
@@ -16,7 +16,7 @@ import pytest
 
 from lmi.executor import Capabilities, GuideType
 
-README = Path(__file__).parents[2] / "handlers" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 BEGIN, END = "<!-- written by scripts/conformance-table -->", "<!-- end -->"
 FILES = sorted({path.stem for path in Path(__file__).parent.glob("test_*.py")} - {"test_table"})
 ENGINES = ("lmi-dist", "vllm", "trtllm-main-2025-10", "trtllm-main-2026-08", "echo")
@@ -108,10 +108,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def written() -> str:
-    """What stands in the README now."""
-    return README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    """What stands on the page now."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
 
 
 def write(text: str) -> None:
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")

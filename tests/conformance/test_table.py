@@ -1,4 +1,4 @@
-"""The tables of `handlers/README.md` say what the engines of this suite can and do."""
+"""The tables of `docs/engines.md` say what the engines of this suite can and do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Routes that register LoRA adapters while the server runs: `/adapters`, and `/models/{model}/adapters`.
 
 Parameters are in the query or in a JSON body. Source: LMI's adapter management and AWS's inference components, with the
-differences that README.md lists.
+differences that docs/apis.md lists.
 """
 
 from __future__ import annotations

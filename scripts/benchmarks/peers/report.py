@@ -5,7 +5,8 @@
 Contestants take turns in short bursts. A burst counts only if its engine waited for a core less than a twenty-fifth of
 its time; where none was so quiet the figure has a `~`. A contestant that fails leaves its group of the contest. Each
 finished shape goes to build/peers/results.json; tables are of all shapes that are there, and `--stored` only makes
-tables. `--write` puts ratios and plot into README.md between marks, and all tables on the page beside the plot.
+tables. `--write` puts ratios and plot into docs/performance.md between marks, and all tables on the page beside the
+plot.
 """
 
 from __future__ import annotations
@@ -269,7 +270,9 @@ def stored_results() -> dict[str, Results]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="float32 of 5M and 135M, one round, under four minutes")
-    parser.add_argument("--write", action="store_true", help="put ratios and plot into README.md, all tables on a page")
+    parser.add_argument(
+        "--write", action="store_true", help="put ratios and plot into docs/performance.md, tables on a page"
+    )
     parser.add_argument("--shapes", help=f"of {','.join(SHAPES)}")
     parser.add_argument("--stored", action="store_true", help=f"measure nothing, report what is in {STORED}")
     given = parser.parse_args()

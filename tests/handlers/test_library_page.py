@@ -1,4 +1,4 @@
-"""The programs in handlers/README.md: each runs after those before it, and prints what the page shows."""
+"""The programs in docs/library.md: each runs after those before it, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ import pytest
 
 from lmi.executor import ExecutorConfig, GuidedDecodingConfig, KvCacheConfig, LogitsPostProcessorConfig
 
-TITLE = "## The Executor as a library"
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "library.md"
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_programs_print_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    _, page = (ROOT / "handlers" / "README.md").read_text().split(TITLE)
-    programs = PROGRAM.findall(page)
+    programs = PROGRAM.findall(PAGE.read_text())
     names: dict[str, Any] = {}
     for program, shown in programs:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(program, "handlers/README.md", "exec"), names)
+            exec(compile(program, PAGE, "exec"), names)
         assert printed.getvalue() == shown
     assert len(programs) == 4
 
@@ -37,6 +36,6 @@ def test_the_programs_print_what_the_page_shows(monkeypatch: pytest.MonkeyPatch)
     ids=lambda one: one.__name__,
 )
 def test_the_page_names_every_field_of_the_configuration(config: Any) -> None:
-    page = (ROOT / "handlers" / "README.md").read_text()
+    page = PAGE.read_text()
     [row] = [line for line in page.splitlines() if line.startswith(f"| `{config.__name__}` |")]
     assert re.findall(r"`(\w+)`", row)[1:] == [field.name for field in dataclasses.fields(config)]
