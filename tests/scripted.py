@@ -70,7 +70,7 @@ from lmi.shared.state import Block, Phase
 from lmi.text import tokenizer as lmi_tokenizer
 from lmi.text.chat_template import ChatTemplate
 from lmi.user_code.client import UserCodeWorkers
-from lmi.user_code.code_thread import CodeThread
+from lmi.user_code.job import CodeThread
 from lmi.user_code.runner import UserCode
 from lmi.user_code.server import CallConnection
 from tests import machine

@@ -21,8 +21,8 @@ from pathlib import Path
 from lmi.errors import StartError, cause_line
 from lmi.gateway.stores import S3_SCHEME
 from lmi.sources.archive import unpack
-from lmi.sources.complete import descended
 from lmi.sources.fetch import fetch
+from lmi.sources.files import descended
 from lmi.sources.job import Job
 from lmi.sources.place import Place
 from lmi.sources.request import WantedSource

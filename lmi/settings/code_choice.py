@@ -12,7 +12,7 @@ from lmi.settings.model_folder import user_code_folders
 from lmi.settings.reference import NEURON
 from lmi.settings.sources import Problems
 from lmi.settings.values import Values
-from lmi.sources.complete import CONFIG
+from lmi.sources.files import CONFIG
 
 ENTRY_KEY, HANDLER_KEY = "option.entryPoint", "option.handler"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from lmi.errors import ModelUnusable, shorten
 from lmi.settings.handler import announced
 from lmi.settings.model_urls import local_path
-from lmi.sources.complete import GGUF, NO_GGUF, fault, listed
+from lmi.sources.files import GGUF, NO_GGUF, fault, listed
 
 PLATFORM_FOLDER = Path("/opt/ml/model")
 DEMO = "demo"

@@ -14,7 +14,7 @@ from lmi.errors import ModelUnusable
 from lmi.settings.model_folder import DEMO
 from lmi.settings.model_urls import local_path
 from lmi.settings.sources import ENVIRONMENT, Given, Problems
-from lmi.sources.complete import is_complete
+from lmi.sources.files import is_complete
 from lmi.sources.source import ARCHIVE_SUFFIXES, HubModel, is_remote, parse
 
 MODEL, DRAFT = "option.model_id", "option.speculative_draft_model"

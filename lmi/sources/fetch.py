@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import check_readable
-from lmi.sources.complete import check
+from lmi.sources.files import check
 from lmi.sources.job import Job
 from lmi.sources.request import FetchedSource
 from lmi.sources.source import HubModel, S3Archive, S3Folder, parse

@@ -1,17 +1,20 @@
-"""Chooses which files of a hub's repository or of a prefix in S3 are taken."""
+"""Which files of a source are taken, and whether a folder holds a whole model or adapter."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from lmi.errors import SecurityRefused
+import msgspec
+
+from lmi.errors import ModelUnusable, SecurityRefused
 
 TAKEN = ("*.json", "*.txt", "*.model*", "*.spm", "*.jinja", "*.tiktoken", "*.safetensors")
 NEVER = ("*.gguf", "*.onnx", "*.h5", "*.msgpack")
-PICKLES = ("*.bin", "*.pt", "*.pth")
+PICKLES = (".bin", ".pt", ".pth")
 WEIGHTS = "*.safetensors"
 ORIGINAL = "original"  # the folder with the weights in the form of the authors' own library
 
@@ -39,13 +42,13 @@ def check_inside(subject: str, paths: Iterable[str]) -> None:
 def only_pickles(names: Iterable[str]) -> list[str]:
     """Return the pickled weights among the names of one folder, sorted, if it has no others."""
     names = list(names)
-    return [] if any(_is(name, WEIGHTS) for name in names) else sorted(name for name in names if _is(name, *PICKLES))
+    return [] if any(_is(name, WEIGHTS) for name in names) else sorted(name for name in names if name.endswith(PICKLES))
 
 
 def _of_folder(paths: list[str], allow_pickle: bool, trust_remote_code: bool) -> list[str]:
     patterns = list(TAKEN)
     if allow_pickle and not any(_is(path, WEIGHTS) for path in paths):
-        patterns += PICKLES
+        patterns += tuple(f"*{suffix}" for suffix in PICKLES)
     if trust_remote_code:
         patterns.append("*.py")
     never = [*NEVER, "consolidated*"] if any(_is(path, "model*.safetensors") for path in paths) else NEVER
@@ -55,3 +58,108 @@ def _of_folder(paths: list[str], allow_pickle: bool, trust_remote_code: bool) ->
 def _is(path: str, *patterns: str) -> bool:
     name = PurePosixPath(path).name
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+INDEX = ".index.json"
+SAFETENSORS = ".safetensors"
+GGUF, NO_GGUF = ".gguf", "GGUF is not read"
+NAMES_SHOWN = 5
+
+log = logging.getLogger(__name__)
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]  # file by tensor
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether `folder` has a config.json and each shard that an index names, or else one weight file."""
+    return fault(folder) is None
+
+
+def fault(folder: Path, *, is_adapter: bool = False) -> str | None:
+    """Return what keeps `folder` from being a whole model or adapter, or None."""
+    if not folder.is_dir():
+        return "is not a folder" if folder.exists() else "does not exist"
+    names = sorted(entry.name for entry in folder.iterdir())
+    if (missing := _config_fault(names, is_adapter)) is not None:
+        return missing
+    weights = [name for name in names if name.startswith("adapter_model.")] if is_adapter else names
+    return _weights_fault(folder, weights, names)
+
+
+def check(folder: Path, *, name: str = "", allow_pickle: bool = False, is_adapter: bool = False) -> None:
+    """Raise ModelUnusable if the folder is not whole, or SecurityRefused if it has only pickled weights.
+
+    Messages begin with `name`, which is the folder's path unless it is given.
+    """
+    subject = name or str(folder)
+    if (found := fault(folder, is_adapter=is_adapter)) is not None:
+        raise ModelUnusable(f"{subject}: {found}")
+    refuse_pickles(subject, (entry.name for entry in folder.iterdir()), allow_pickle=allow_pickle)
+
+
+def check_listing(subject: str, paths: Iterable[str], *, allow_pickle: bool, is_adapter: bool = False) -> None:
+    """Raise what `check` would raise of a source's configuration and pickles, before a byte of it is fetched."""
+    paths = list(paths)
+    top = [path for path in paths if "/" not in path]
+    if (fault := _config_fault(sorted({path.partition("/")[0] for path in paths}), is_adapter)) is not None:
+        raise ModelUnusable(f"{subject}: {fault}")
+    refuse_pickles(subject, top, allow_pickle=allow_pickle)
+    warn_of_properties(subject, top)
+
+
+def warn_of_properties(subject: str, names: Iterable[str]) -> None:
+    """Warn if a remote source brings options, because they do not count."""
+    if "serving.properties" in names:
+        log.warning("%s: its serving.properties is not read, only the server's own is", subject)
+
+
+def refuse_pickles(subject: str, names: Iterable[str], *, allow_pickle: bool) -> None:
+    """Raise SecurityRefused if all weights among the names of one folder are pickled and nobody allowed it."""
+    if (pickles := only_pickles(names)) and not allow_pickle:
+        raise SecurityRefused(
+            f"{subject}: {pickles[0]} is pickled, which can run code, and there are no *.safetensors; "
+            "option.allow_pickle=true loads it if you trust it"
+        )
+
+
+def descended(folder: Path) -> Path:
+    """Return the only folder in `folder` if it holds nothing else, because archives are often packed so."""
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
+
+
+def _config_fault(names: list[str], is_adapter: bool) -> str | None:
+    config = ADAPTER_CONFIG if is_adapter else CONFIG
+    return None if config in names else f"{listed(names)}; {'an adapter' if is_adapter else 'a model'} has {config}"
+
+
+def _weights_fault(folder: Path, weights: list[str], names: list[str]) -> str | None:
+    for suffixes in ((SAFETENSORS,), PICKLES):
+        indexes = [name for name in weights if name.endswith(tuple(suffix + INDEX for suffix in suffixes))]
+        if indexes:
+            faults = [_index_fault(folder, index) for index in indexes]
+            return None if None in faults else faults[0]
+        if any(name.endswith(suffixes) for name in weights):
+            return None
+    return f"{listed(names)}; no weights are there (*{SAFETENSORS})"
+
+
+def _index_fault(folder: Path, index: str) -> str | None:
+    try:
+        shards = set(msgspec.json.decode((folder / index).read_bytes(), type=_Index).weight_map.values())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return f"{index} is not an index of weights: {error}"
+    missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"has no {missing[0]}{more}, which {index} names" if missing else None
+
+
+def listed(names: list[str]) -> str:
+    """Return what a folder with these entries holds, for a message about it."""
+    if not names:
+        return "is empty"
+    gguf = f" ({NO_GGUF})" if any(name.endswith(GGUF) for name in names) else ""
+    return f"holds {', '.join(names[:NAMES_SHOWN])}{', …' if len(names) > NAMES_SHOWN else ''}{gguf}"

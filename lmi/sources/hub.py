@@ -42,9 +42,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 
 from lmi import __version__
 from lmi.errors import ModelUnusable, SourceUnreachable, StartError, cause_line, shorten
-from lmi.sources.complete import ADAPTER_CONFIG, CONFIG, check_listing, fault
 from lmi.sources.download import PART, Download, HubFile
-from lmi.sources.files import check_inside, chosen
+from lmi.sources.files import ADAPTER_CONFIG, CONFIG, check_inside, check_listing, chosen, fault
 from lmi.sources.hub_cache import COMMIT, HubCache
 from lmi.sources.job import Job
 from lmi.sources.place import Place, size_of

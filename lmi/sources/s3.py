@@ -9,8 +9,7 @@ from pathlib import Path, PurePosixPath
 from lmi.errors import ModelUnusable
 from lmi.sources.archive import unpack
 from lmi.sources.bucket import Bucket, Found, Wanted
-from lmi.sources.complete import check, check_listing, descended, warn_of_properties
-from lmi.sources.files import check_inside, chosen
+from lmi.sources.files import check, check_inside, check_listing, chosen, descended, warn_of_properties
 from lmi.sources.job import Job
 from lmi.sources.place import Place
 from lmi.sources.source import S3Archive, S3Folder

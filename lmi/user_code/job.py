@@ -1,14 +1,18 @@
-"""One call in the process of user code. The code thread works on its messages here."""
+"""The calls in the process of user code: the thread that works on their messages, and what fails in them."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from lmi.errors import writable
+from lmi.shared.state import EngineRecord
 from lmi.user_code.answer import UserAnswers
-from lmi.user_code.faults import describe, is_out_of_memory
 from lmi.user_code.messages import (
     MAX_CHUNK_BYTES,
     WINDOW,
@@ -102,3 +106,59 @@ def _parts(chunk: bytes) -> Iterator[bytes]:
     """Yield the chunk in parts that fit into a message. An empty chunk is one empty part."""
     for start in range(0, len(chunk) or 1, MAX_CHUNK_BYTES):
         yield chunk[start : start + MAX_CHUNK_BYTES]
+
+
+class CodeThread:
+    """Works on one message after the other, and writes its progress into the record.
+
+    The supervisor reads the record to find code that never returns (`lmi/supervisor/restarts.py`).
+    """
+
+    def __init__(self, record: EngineRecord) -> None:
+        self._record = record
+        self._queue: queue.SimpleQueue[tuple[Job, Work]] = queue.SimpleQueue()
+        self._is_busy = False
+        record.max_num_sequences = 1
+        record.step_s = time.monotonic()
+        threading.Thread(target=self._run, name="code", daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_busy and self._queue.empty()
+
+    def put(self, job: Job, message: Work) -> None:
+        self._queue.put((job, message))
+
+    def beat(self) -> None:
+        """Write into the record that the process is alive, and how many messages wait."""
+        self._record.beat_s = time.monotonic()
+        self._record.num_waiting = self._queue.qsize()
+
+    def _run(self) -> None:
+        while True:
+            job, message = self._queue.get()
+            self._is_busy = True
+            self._record.step_s = time.monotonic()
+            self._record.num_running = 1
+            job.work_on(message)
+            self._record.step += 1
+            self._record.num_running = 0
+            self._is_busy = False
+
+
+def describe(error: BaseException) -> str:
+    """Return the last line of the traceback. Bytes in it that are not UTF-8 are replaced, so that it can be sent."""
+    return writable(traceback.format_exception_only(error)[-1].strip())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the process or of an accelerator ran out. Libraries name their class OutOfMemoryError."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def line_number(error: BaseException, path: str) -> int | None:
+    """Return the line of the file at `path` that raised, None if the traceback does not name one."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return lines[-1] if lines else None

@@ -14,17 +14,17 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from email.message import Message
+from email.parser import HeaderParser
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lmi.settings.config import UserCodeConfig
 from lmi.settings.user_code import BUILT_IN
-from lmi.user_code.answer import UserAnswers, format_response, takes_responses
-from lmi.user_code.attributes import Attributes
-from lmi.user_code.lazy_tokenizer import LazyTokenizer
+from lmi.user_code.answer import Attributes, UserAnswers, format_response, takes_responses
 from lmi.user_code.messages import Open
-from lmi.user_code.multipart import is_multipart, read_parts
 from lmi.user_code.response import ResponseHead, check_output, read_head, read_pieces, read_results
 from lmi.user_code.signatures import accepted, call, first_annotation, first_name
 
@@ -187,3 +187,68 @@ def _request_fields(request: Any) -> dict[str, Any]:
         del parameters["output_formatter"]
     adapters = {"adapters": request.adapters} if getattr(request, "adapters", None) else {}
     return fields | {"parameters": parameters} | adapters
+
+
+class LazyTokenizer:
+    """Replaces transformers' tokenizer of a model folder. The first use raises the exceptions of loading it."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._folder)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle look for such names on this object
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._tokenizer(*args, **named)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def is_multipart(content_type: str | None) -> bool:
+    return content_type is not None and content_type.strip().lower().startswith("multipart/form-data")
+
+
+def read_parts(body: bytes, content_type: str) -> list[tuple[str, bytes]]:
+    """Return the name and bytes of each part, including files, in order. Raises ValueError for a malformed body."""
+    boundary = _message("content-type: " + content_type).get_boundary()
+    if not boundary:
+        raise ValueError("the content type of a multipart body must name its boundary")
+    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
+    if len(pieces) == 1:
+        raise ValueError(f"the multipart body has no line with its boundary, {boundary!r}")
+    if not pieces[-1].startswith(b"--"):
+        raise ValueError("the multipart body ends before its last boundary")
+    return list(map(_part, _without_padding(pieces[1:-1])))
+
+
+def _without_padding(pieces: list[bytes]) -> Iterator[bytes]:
+    """Yield the pieces without the rest of the boundary's line, which may hold only blanks."""
+    for piece in pieces:
+        padding, line_end, part = piece.partition(b"\r\n")
+        if not line_end or padding.strip(b" \t"):
+            raise ValueError("a boundary of the multipart body does not end its line")
+        yield b"\r\n" + part
+
+
+def _part(part: bytes) -> tuple[str, bytes]:
+    head, head_end, content = part.partition(b"\r\n\r\n")
+    name = _message(head.decode(errors="replace").lstrip()).get_param("name", header="content-disposition")
+    if not head_end or not isinstance(name, str):
+        raise ValueError("a part of the multipart body has no name")
+    return name, content
+
+
+def _message(head: str) -> Message:
+    return HeaderParser().parsestr(head)

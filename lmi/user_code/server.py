@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from lmi.ipc.frames import FrameTooLarge, frame
 from lmi.ipc.listener import Accepted
-from lmi.user_code.code_thread import CodeThread
-from lmi.user_code.job import Job
+from lmi.user_code.job import CodeThread, Job
 from lmi.user_code.messages import (
     Drop,
     End,

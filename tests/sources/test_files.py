@@ -1,4 +1,14 @@
-from lmi.sources.files import chosen, only_pickles
+"""None"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lmi.errors import ModelUnusable, SecurityRefused
+from lmi.sources.files import check, check_listing, chosen, descended, fault, is_complete, only_pickles
 
 SMALL = ["config.json", "tokenizer.model", "merges.txt", "spiece.spm", "chat.jinja", "qwen.tiktoken"]
 
@@ -37,3 +47,86 @@ def test_only_pickles_are_named_in_order() -> None:
     assert only_pickles(["config.json", "b.bin", "a.bin"]) == ["a.bin", "b.bin"]
     assert only_pickles(["a.bin", "model.safetensors"]) == []
     assert only_pickles(["config.json"]) == []
+
+
+INDEX = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
+WHOLE = {"config.json": "{}", "model.safetensors": "x"}
+SHARDED = {"config.json": "{}", "model.safetensors.index.json": INDEX, "model-1.safetensors": "x"}
+
+
+def folder_with(path: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        WHOLE,
+        SHARDED | {"model-2.safetensors": "x"},
+        {"config.json": "{}", "pytorch_model.bin": "x"},
+        WHOLE | {"pytorch_model.bin.index.json": INDEX},
+        SHARDED | {"model-2.safetensors": "x", "consolidated.safetensors.index.json": '{"weight_map": {"a": "c.1"}}'},
+    ],
+    ids=["one-file", "shards", "pickle", "index-of-pickles-not-fetched", "index-of-the-authors-not-fetched"],
+)
+def test_a_folder_is_whole(tmp_path: Path, files: dict[str, str]) -> None:
+    assert is_complete(folder_with(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "is empty; a model has config.json"),
+        ({"model.safetensors": "x", "a.txt": ""}, "holds a.txt, model.safetensors; a model has config.json"),
+        ({"a.gguf": ""}, "holds a.gguf (GGUF is not read); a model has config.json"),
+        ({"config.json": "{}"}, r"holds config.json; no weights are there"),
+        ({"config.json": "{}", "model.py": ""}, "holds config.json, model.py; no weights are there"),
+        (SHARDED, "has no model-2.safetensors, which model.safetensors.index.json names"),
+        ({**SHARDED, "model.safetensors.index.json": "{"}, "model.safetensors.index.json is not an index of weights"),
+    ],
+)
+def test_a_folder_that_is_not_whole_says_what_is_missing(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    folder_with(tmp_path, files)
+    assert not is_complete(tmp_path)
+    with pytest.raises(ModelUnusable) as raised:
+        check(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}: ") and said in str(raised.value)
+
+
+def test_a_folder_that_is_not_there_or_is_a_file_is_not_whole(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert fault(tmp_path / "none") == "does not exist"
+    assert fault(tmp_path / "file") == "is not a folder"
+
+
+def test_only_pickled_weights_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
+    folder_with(tmp_path, {"config.json": "{}", "pytorch_model.bin": "x"})
+    with pytest.raises(SecurityRefused, match=r"a/b: pytorch_model.bin .*option.allow_pickle=true"):
+        check(tmp_path, name="a/b")
+    check(tmp_path, allow_pickle=True)
+
+
+def test_an_adapter_has_files_of_its_own(tmp_path: Path) -> None:
+    folder_with(tmp_path, {"adapter_config.json": "{}"})
+    with pytest.raises(ModelUnusable, match="no weights are there"):
+        check(tmp_path, is_adapter=True)
+    folder_with(tmp_path, {"adapter_model.safetensors": "x"})
+    check(tmp_path, is_adapter=True)
+
+
+def test_a_listing_is_judged_by_its_first_level() -> None:
+    with pytest.raises(ModelUnusable, match="holds fox; a model has config.json"):
+        check_listing("s3://b/p", ["fox/config.json", "fox/model.safetensors"], allow_pickle=False)
+    check_listing("s3://b/p", ["config.json", "model.safetensors", "sub/a.bin"], allow_pickle=False)
+
+
+def test_the_only_folder_is_descended(tmp_path: Path) -> None:
+    folder_with(tmp_path / "packed", {"fox/config.json": "{}", "._fox": ""})
+    assert descended(tmp_path / "packed").name == "fox"
+    folder_with(tmp_path / "two", {"fox/config.json": "{}", "hare/config.json": "{}"})
+    assert descended(tmp_path / "two").name == "two"
+    folder_with(tmp_path / "plain", WHOLE)
+    assert descended(tmp_path / "plain").name == "plain"
