@@ -126,16 +126,8 @@ RUN env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --no-build-iso
 RUN PYTHONPATH="$(/opt/lmi/bin/python -P -m handlers.lmi_trtllm.base_packages)" \
     /opt/lmi/bin/python -P -c "import lmi.engine.worker, importlib.util as u; assert u.find_spec('tensorrt_llm')"
 
-# Several nodes start their ranks over ssh; a host key would be the same in every container. As root sshd needs /run/sshd,
-# which no service makes here. The vendor's containers set the paths of libraries, and the CUDA that fits the driver, in a
-# file that only shells read.
+# The vendor's containers set the paths of libraries, and the CUDA that fits the driver, in a file that only shells read.
 FROM runtime AS trtllm
-# hadolint ignore=DL3008
-RUN { command -v ssh && command -v sshd; } >/dev/null \
-    || { apt-get update \
-        && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends openssh-client openssh-server \
-        && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*; } \
-    && mkdir -p /run/sshd
 COPY --from=build-trtllm /opt/lmi /opt/lmi
 ENV OPTION_ROLLING_BATCH=trtllm
 ENTRYPOINT ["bash", "-c", "exec lmi \"$@\"", "lmi"]

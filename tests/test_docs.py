@@ -128,7 +128,7 @@ DOCKER_RUN = {
     **dict.fromkeys(("-p", "-v", "-e", "--gpus", "--shm-size", "--user", "--tmpfs", "--cap-drop"), 1),
     **dict.fromkeys(("--security-opt", "--network", "--ipc", "--ulimit", "-w", "--entrypoint"), 1),
 }
-READ = {"/opt/ml/model", "/run/lmi-key", "/checkout"}  # the model, an ssh key, this repository
+READ = {"/opt/ml/model", "/checkout"}  # the model, this repository
 WRITTEN = {"/tmp/huggingface", "/tmp/cache"}  # HF_HOME and XDG_CACHE_HOME of the image
 
 
@@ -235,10 +235,6 @@ def check_alone(words: list[str]) -> None:
     assert not words
 
 
-def check_ssh_keygen(words: list[str]) -> None:
-    assert words[:4] == ["-t", "ed25519", "-N", ""] and words[4] == "-f"
-
-
 def check_pip(words: list[str]) -> None:
     locks = "".join(path.read_text() for path in (ROOT / "scripts" / "locks").glob("*.txt"))
     assert words[0] == "install" and all(f"{name}==" in locks for name in words[1:])
@@ -263,7 +259,6 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "scripts/install": check_install,
     "scripts/serve": lambda words: check_lmi(["serve", *words]),
     "scripts/try-trtllm": check_alone,
-    "ssh-keygen": check_ssh_keygen,
     "pip": check_pip,
     "export": check_export,
     "echo": check_written,

@@ -17,21 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from handlers.lmi_trtllm.executor import TrtllmExecutor
-    from handlers.lmi_trtllm.multinode import Follower
     from lmi.executor import Progress
     from lmi.settings.config import EngineConfig
 
 __all__ = ["Executor", "load"]
 
 
-def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExecutor | Follower:
+def load(config: EngineConfig, model_path: str, progress: Progress) -> TrtllmExecutor:
     """Entry point of the handler `trtllm`. Raises StartError."""
-    from handlers.lmi_trtllm import hosts
-
-    if hosts.rank_of(config) > 0:
-        from handlers.lmi_trtllm.multinode import Follower
-
-        return Follower(model_path, config, progress)
     try:
         from handlers.lmi_trtllm.executor import TrtllmExecutor
     except (ImportError, OSError, RuntimeError) as error:  # of its native libraries, which it loads as it is imported

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from handlers.lmi_trtllm import hosts, launch
 from handlers.lmi_trtllm.base_packages import base_packages
 from handlers.lmi_trtllm.options import (
     CONFIG_CLASSES,
@@ -27,7 +26,13 @@ CHECKED = (
 )
 NOTHING_IS_SENT = {"TRTLLM_NO_USAGE_STATS": "1", "TELEMETRY_DISABLED": "1", "DO_NOT_TRACK": "1"}
 ARGUMENT_CLASSES = ("BaseLlmArgs", "TorchLlmArgs")
-OF_NODES = hosts.OPTIONS  # read where processes are launched
+# Ranks on one machine need no network: TensorRT-LLM's answer to a single node that hangs. A container rarely may read
+# another process's memory (CMA), which shared memory of Open MPI 4 would use for large messages.
+OF_MPI = {
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
 # The reference's own defaults for this engine, and a beam width that costs nothing.
 DEFAULTS = {
     "option.max_beam_width": 1,
@@ -50,7 +55,7 @@ def option_names() -> frozenset[str] | None:
     classes = fields_by_class()
     own = frozenset().union(*(classes.get(name, frozenset()) for name in ARGUMENT_CLASSES))
     ignored = {name for name, row in OPTIONS.items() if isinstance(row, Ignored)}
-    return (own | OPTIONS.keys() | OF_NODES) - ignored if own else None
+    return (own | OPTIONS.keys()) - ignored if own else None
 
 
 def fields_by_class() -> dict[str, frozenset[str]]:
@@ -89,7 +94,7 @@ def check(config: EngineConfig) -> Mapping[str, str]:
         faults["option.speculative"] = OWN_SPECULATION
     if (config.quantize or "").lower() == "smoothquant":
         faults["option.quantize"] = QUANTISE_BEFORE
-    return {**faults, **hosts.faults(config)}
+    return faults
 
 
 def _refused(config: EngineConfig) -> list[tuple[str, str]]:
@@ -122,12 +127,15 @@ def _has(classes: Mapping[str, frozenset[str]], target: str) -> bool:
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, folder: str) -> Mapping[str, str]:
-    """Forbid reports of usage, place the ranks, and take packages from where TensorRT-LLM is.
+    """Forbid reports of usage, give the ranks their GPUs, and take packages from where TensorRT-LLM is.
 
-    A variable that the operator has set keeps its value.
+    A variable that the operator has set keeps its value, but for the GPUs.
     """
-    quiet = {name: value for name, value in NOTHING_IS_SENT.items() if name not in environ}
-    return {**quiet, **launch.environment(config, environ, slot), **base_packages(environ)}
+    wanted = {name: value for name, value in (NOTHING_IS_SENT | OF_MPI).items() if name not in environ}
+    num_each = len(config.device_ids) // config.num_engines
+    if gpus := config.device_ids[slot * num_each : (slot + 1) * num_each]:
+        wanted["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return {**wanted, **base_packages(environ)}
 
 
 HANDLER = Handler(
@@ -144,7 +152,6 @@ HANDLER = Handler(
     caveat=CHECKED,
     option_names=option_names,
     check=check,
-    launcher=launch.launcher,
     environment=environment,
     describe=lambda: CHECKED,
 )

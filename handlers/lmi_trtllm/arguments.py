@@ -140,7 +140,7 @@ def _others(config: EngineConfig, profile: Profile, faults: list[str]) -> list[S
     said = []
     for name, text in config.options.items():
         row = OPTIONS.get(name, Translated(name))
-        if name in about.OF_NODES or not isinstance(row, Translated):
+        if not isinstance(row, Translated):
             continue
         target = ARGUMENTS.get(row.target, row.target)
         try:

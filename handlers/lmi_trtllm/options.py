@@ -21,6 +21,7 @@ UPSTREAMS: Final = object()  # the value that TensorRT-LLM has by itself, so not
 NOTHING_IS_BUILT = "no engine is built: the checkpoint is loaded as it is"
 NOTHING_IS_QUANTISED = "nothing is quantised at load: the checkpoint says how its weights are stored"
 MODEL_SAYS = "config.json of the model says it"
+ON_ONE_MACHINE = "the ranks are on one machine"
 QUANTISE_BEFORE = (
     "nothing: TensorRT-LLM quantises no weights at load, so give a checkpoint that is quantised, as NVIDIA's Model "
     "Optimizer writes it"
@@ -199,6 +200,10 @@ OPTIONS: dict[str, Row] = {
         'option.speculative_config names it, as in {"decoding_type": "DraftTarget", "max_draft_len": 4, …}'
     ),
     "speculative_length": Ignored("option.speculative_config says it, as max_draft_len"),
+    "nnodes": Refused("1: the ranks are on one machine; vLLM serves a model over several", ("1",)),
+    "node_rank": Ignored(ON_ONE_MACHINE),
+    "master_addr": Ignored(ON_ONE_MACHINE),
+    "master_port": Ignored(ON_ONE_MACHINE),
     # Arguments of LLM that this handler sets, or that no text can name.
     "model": Refused("nothing: option.model_id names the model"),
     "build_config": Refused(f"nothing: {NOTHING_IS_BUILT}"),

@@ -35,7 +35,7 @@ from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 
 MAX_FAULT_CHARS = 600  # a write of at most 4096 bytes to a pipe is never split
-NO_OVERLAP, NODES = "disable_overlap_scheduler", "nnodes"
+NO_OVERLAP = "disable_overlap_scheduler"
 IN_A_FILE = "TensorRT-LLM's processes read functions from a file, which option.logits_post_processors names"
 NEEDS_TOKENS = f"words of several tokens need option.{NO_OVERLAP}=true, without which a token comes late"
 
@@ -51,17 +51,14 @@ class Fault(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The end of a pipe that a process of the engine writes faults to. It is known on this machine only."""
+    """The end of a pipe that a process of the engine writes faults to."""
 
     path: str
-    inode: int  # tells the pipe from a file that has its path on another machine
 
     def send(self, fault: Fault) -> None:
         """Raises OSError if the pipe is not here, or is full."""
         fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if os.fstat(fd).st_ino != self.inode:
-                raise FileNotFoundError(f"{self.path} is not the pipe")
             os.write(fd, msgspec.json.encode(fault) + b"\n")
         finally:
             os.close(fd)
@@ -72,7 +69,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.report = Report(f"/proc/{os.getpid()}/fd/{self._write_fd}", os.fstat(self._write_fd).st_ino)
+        self.report = Report(f"/proc/{os.getpid()}/fd/{self._write_fd}")
 
     def take(self) -> dict[str, GenerationFailed]:
         """The new faults, by the names of their sequences."""
@@ -193,16 +190,9 @@ def refuse_objects(config: ExecutorConfig) -> None:
 
 
 def file_of(config: EngineConfig, model_path: str) -> str | None:
-    """The file of post-processors that an option names, in the model's folder. Raises BadConfiguration.
-
-    Ranks on other machines could not say that a function failed.
-    """
-    name, nodes = config.logits_post_processors, config.options.get(NODES, "1")
-    if name is None:
-        return None
-    if nodes != "1":
-        raise BadConfiguration(f"option.{NODES}={nodes}: allowed is 1 beside option.logits_post_processors")
-    return str(Path(model_path, name).resolve())
+    """The file of post-processors that an option names, in the model's folder."""
+    name = config.logits_post_processors
+    return None if name is None else str(Path(model_path, name).resolve())
 
 
 def arguments(file: str | None, given: Mapping[str, Any]) -> dict[str, bool]:

@@ -1,7 +1,8 @@
 """The processes in which TensorRT-LLM computes, as far as this one has started them.
 
 TensorRT-LLM reports the end of one only with the next request, or never. So each is watched. It is known by its command
-line: MPI's pool and Python's own start them. Ranks that a launcher has started are not among them.
+line: MPI's pool and Python's own start them. When this process ends, so do they: Open MPI's daemon, or their pipe, sees
+to it.
 """
 
 from __future__ import annotations

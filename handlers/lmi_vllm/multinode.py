@@ -6,24 +6,26 @@ classes. Written against vLLM 0.30 to 0.33.
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections.abc import Sequence
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from handlers.base.follower import Follower as BaseFollower
 from handlers.lmi_vllm import process_setup
 from handlers.lmi_vllm.arguments import engine_arguments
 from handlers.lmi_vllm.executor import describe
 from handlers.lmi_vllm.node_heartbeat import NodeHeartbeat
 from handlers.lmi_vllm.start_errors import explained
 from handlers.lmi_vllm.startup_log import StartupLog
-from lmi.executor import Progress
+from lmi.errors import Unavailable
+from lmi.executor import EngineInfo, Executor, IterationStats, Progress, Request, RequestStatsPerIteration, Response
 from lmi.settings.config import EngineConfig
 
 
-class Follower(BaseFollower):
-    """A follower loads this node's part of the model and waits until the group ends."""
+class Follower(Executor):
+    """An executor that takes no requests: it loads this node's part of the model and waits until the group ends."""
 
     def __init__(self, model: str, config: EngineConfig, progress: Progress) -> None:
         progress("configuration", 0.0)
@@ -39,19 +41,43 @@ class Follower(BaseFollower):
         self._are_alive = True
         self._ranks.register_failure_callback(self._note_death)
         self._ranks.start_worker_monitor()
-        parallel = settings.parallel_config
-        self._heartbeat = NodeHeartbeat(
-            arguments.master_addr, parallel.master_port, arguments.node_rank, arguments.nnodes
-        )
-        info = describe(settings, config.max_beam_width)
-        super().__init__(info, arguments.node_rank, arguments.nnodes, arguments.master_addr)
+        rank, num_nodes, leader = arguments.node_rank, arguments.nnodes, arguments.master_addr
+        self._heartbeat = NodeHeartbeat(leader, settings.parallel_config.master_port, rank, num_nodes)
+        self._info = describe(settings, config.max_beam_width)
+        self._is_closing = threading.Event()
+        self._refusal = f"this is node {rank} of {num_nodes} and takes no requests; node 0, {leader}, does"
 
     def _note_death(self) -> None:
         self._are_alive = False
 
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
     def can_enqueue_requests(self) -> bool:
         """Whether the group is whole. Requests are refused in any case."""
         return self._are_alive and self._heartbeat.is_whole
+
+    def enqueue_request(self, request: Request) -> int:
+        raise Unavailable(self._refusal)
+
+    def await_responses(
+        self, request_id: int | Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        self._is_closing.wait(timeout_s)
+        return []
+
+    def get_num_responses_ready(self, request_id: int | None = None) -> int:
+        return 0
+
+    def cancel_request(self, request_id: int) -> None:
+        return None
+
+    def get_latest_iteration_stats(self) -> list[IterationStats]:
+        return []
+
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        return []
 
     def shutdown(self) -> None:
         """Shut down cleanly if the group is whole. Otherwise the ranks die with this process."""

@@ -8,7 +8,7 @@ loads the engine, and the engine then has the default record.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -21,13 +21,6 @@ from lmi.settings.config import EngineConfig, SamplingDefaults
 
 GROUP = "lmi.handlers"
 RECORD = "HANDLER"
-
-
-Launcher = Callable[[Sequence[str], Path, Callable[[], None]], Sequence[str]]
-"""Returns the command of a program that starts an engine process, and perhaps others, and runs as long as they do.
-
-It takes the command to run, a folder for files, and a function to call while it waits. Raises StartError.
-"""
 
 
 class Auto(Enum):
@@ -65,8 +58,6 @@ class Handler:
     """Returns each option whose value it cannot run with, and the values that are allowed."""
     check_model: Callable[[Path], None] = lambda folder: None
     """Raises ModelUnusable for a folder whose config.json shows that it cannot run the model."""
-    launcher: Callable[[EngineConfig], Launcher | None] = lambda config: None
-    """Returns what starts its process, from the configuration; None if the supervisor does."""
     environment: Callable[[EngineConfig, Mapping[str, str], int, str], Mapping[str, str]] = lambda *process: {}
     """Returns variables for its process, from configuration, environment, slot, and a folder for sockets or ''."""
     dtypes: Callable[[EngineConfig, str], tuple[str, str]] = lambda config, stored: (config.dtype, config.dtype)

@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_EXEC_FAILED = 127
 IOLBF = 1  # of stdio.h
-KILL_AGAIN_S = 0.01
 LOG_FD_NAME = "LMI_LOG_FD"
 SUPERVISOR_PID = "LMI_SUPERVISOR_PID"  # the variable that names the supervisor to its children
 
@@ -114,9 +112,8 @@ def spawn(
     inherited_fds: Sequence[int] = (),
     folder: str | None = None,
     output_fd: int | None = None,
-    has_session: bool = False,
 ) -> int:
-    """Start a program as leader of a new process group, or of a new session, and return its pid.
+    """Start a program as leader of a new process group, and return its pid.
 
     `output_fd` becomes its standard output and error. `log_fd` then returns, in the program, the standard error of this
     process. It does not use `subprocess`, which would race with a supervisor that reaps every child. Call it from a
@@ -128,16 +125,12 @@ def spawn(
     pid = os.fork()
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with suppress(OSError):  # the child does it too, and may be first; the leader of a group gets no session
-            if not has_session:
-                os.setpgid(pid, pid)
+        with suppress(OSError):  # the child does it too, and may be first
+            os.setpgid(pid, pid)
         return pid
     try:
         signal.set_wakeup_fd(-1)  # the pipe belongs to the parent
-        if has_session:
-            os.setsid()
-        else:
-            os.setpgid(0, 0)
+        os.setpgid(0, 0)
         for signum in (signal.SIGPIPE, *Signals.HANDLED):
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -256,24 +249,6 @@ def _children() -> dict[int, list[int]]:
             parent = int(_after_name(pid)[1])
             children.setdefault(parent, []).append(pid)
     return children
-
-
-def kill_session(session: int) -> None:
-    """Kill every process of a session but this one, and those that they start meanwhile."""
-    me = os.getpid()
-    while others := [pid for pid in _pids() if pid != me and _session_of(pid) == session]:
-        for pid in others:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(KILL_AGAIN_S)
-
-
-def _session_of(pid: int) -> int:
-    """Return the session of a process that has not ended, else 0."""
-    with suppress(OSError):
-        state, _, _, session = _after_name(pid)[:4]
-        return 0 if state in "ZX" else int(session)
-    return 0
 
 
 def _after_name(pid: int) -> list[str]:

@@ -46,7 +46,6 @@ def of_model(runtime: Runtime, block: Block, cores: Cores | None = None) -> list
 def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
     config, folder = runtime.config, str(runtime.path)
     handler = announced().get(config.engine.handler, USER_CODE)
-    is_launched = handler.launcher(config.engine) is not None
 
     def environ(slot: int) -> dict[str, str]:
         kept = variable(cores.engines[slot]) if cores else {}
@@ -61,7 +60,6 @@ def engine(runtime: Runtime, cores: Cores | None = None) -> ChildKind:
         output_logger="libraries",
         environ=environ,
         hang=lambda record, *times: hang(record, config.engine, *times),
-        agent="lmi.engine.agent" if is_launched else "",
     )
 
 
@@ -85,20 +83,14 @@ def _worker(
     environ: Callable[[int], Mapping[str, str]],
     hang: Hang,
     words: Sequence[str] = (),
-    agent: str = "",
 ) -> ChildKind:
     """Return the kind of a process that front ends talk to over a socket.
 
-    `words` are for its command beside the slot. `agent` is the module that starts it.
+    `words` are for its command beside the slot.
     """
-
-    def argv(slot: int) -> list[str]:
-        own = [sys.executable, "-P", "-m", module, "--slot", str(slot), *words]
-        return [sys.executable, "-P", "-m", agent, "--slot", str(slot), "--", *own] if agent else own
-
     return ChildKind(
         title=title,
-        argv=argv,
+        argv=lambda slot: [sys.executable, "-P", "-m", module, "--slot", str(slot), *words],
         environ=environ,
         output_logger=output_logger,
         oom_score=ENGINE_OOM_SCORE,

@@ -81,22 +81,6 @@ os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.01)
 
 
-def test_everything_in_a_session_is_killed_but_who_kills() -> None:
-    shell = "/bin/sleep 60 & /bin/sleep 60 & wait"
-    code = f"""
-import os, signal
-from lmi.shared import linux
-pid = linux.spawn(["/bin/sh", "-c", {shell!r}], {{}}, death_signal=signal.SIGKILL, has_session=True)
-linux.adopt_orphans()
-while len([child for child in os.listdir("/proc") if child.isdigit() and linux._session_of(int(child)) == pid]) < 3:
-    pass
-linux.kill_session(pid)
-os.waitpid(pid, 0)
-print([code for _, code in sorted((os.waitpid(-1, 0) for _ in range(2)))])
-"""
-    assert run_python(code) == "[9, 9]"
-
-
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
     code = """
 import os, signal

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 from lmi.runtime import Runtime
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig, UserCodeConfig
-from lmi.settings.handler import announced
 from lmi.shared.cores import Cores
 from lmi.shared.state import Phase
 from lmi.supervisor import kinds
@@ -41,13 +39,3 @@ def test_formatters_keep_off_the_cores_of_the_engines(tmp_path: Path) -> None:
         if formatter.output is not None:
             formatter.output.close()
         runtime.remove()
-
-
-def test_an_engine_with_a_launcher_is_started_by_an_agent(tmp_path: Path) -> None:
-    model = ModelConfig(path=str(tmp_path), name="m")
-    words, load = [], announced()["trtllm"].load
-    for num_ranks in (1, 2):  # mpirun starts several
-        engine = EngineConfig(handler="trtllm", tensor_parallel_degree=num_ranks)
-        words.append(kinds.engine(Runtime(tmp_path, Config(server=ServerConfig(), model=model, engine=engine))).argv(1))
-    own = [sys.executable, "-P", "-m", "lmi.engine.worker", "--slot", "1", "--load-with", load]
-    assert words == [own, [sys.executable, "-P", "-m", "lmi.engine.agent", "--slot", "1", "--", *own]]

@@ -1,16 +1,13 @@
 """A server whose engine is TensorRT-LLM's double, while processes are killed and the engine stops to work.
 
-It has two ranks, which start under a launcher that does what the published one does: by Open MPI where it is installed,
-else by a stand-in that treats its ranks in the same way.
+It has two ranks, each with a process of the double.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,10 +18,10 @@ from typing import Any
 import pytest
 
 from tests.handlers.trtllm.double import write_double
+from tests.handlers.trtllm.double.engine import RANK
 from tests.handlers.trtllm.double.knobs import VARIABLE, encoded
-from tests.handlers.trtllm.mpi import write_launcher, write_mpirun, write_ssh
 from tests.served import Server, launch
-from tests.system.container import ROOT, free_port, wait_until
+from tests.system.container import ROOT, wait_until
 from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,7 +42,7 @@ OPTIONS = (
     "retry_threshold=20",
     "frontend_workers=1",
 )
-PARTS = ("lmi-engine", "orted", "lmi-agent", "lmi-far-end", "mpirun", "trtllm-llmapi", "sleep")
+PARTS = ("lmi-engine", RANK)
 
 
 class Knobs:
@@ -60,20 +57,14 @@ class Knobs:
 
     def turn(self, **values: Any) -> None:
         new = self._path.with_suffix(".new")
-        new.write_text(encoded(**{"step_s": 0.01, **values}))
+        new.write_text(encoded(**{"step_s": 0.01, "has_workers": True, **values}))
         new.replace(self._path)
 
 
 def environ(folder: Path) -> dict[str, str]:
-    """The environment in which the double and the programs that start ranks are found. The knobs are in a file."""
+    """The environment in which the double is found. The knobs are in a file."""
     write_double(folder / "double", "main-2025-10")
-    programs = folder / "programs"
-    programs.mkdir()
-    write_launcher(programs)
-    if shutil.which("mpirun") is None:
-        write_mpirun(programs)
-    paths = {"PATH": [programs, os.environ["PATH"]], "PYTHONPATH": [folder / "double", ROOT]}
-    return {VARIABLE: f"@{folder}/knobs", **{name: ":".join(map(str, each)) for name, each in paths.items()}}
+    return {VARIABLE: f"@{folder}/knobs", "PYTHONPATH": f"{folder}/double:{ROOT}"}
 
 
 def write_settings(folder: Path, *settings: str) -> Path:
@@ -97,7 +88,7 @@ def served(knobs: Knobs) -> Iterator[Server]:
 
 
 def ranks(server: Server) -> list[int]:
-    return server.pids("sleep")
+    return server.pids(RANK)
 
 
 @contextmanager
@@ -144,7 +135,7 @@ def test_streams_end_when_the_engine_is_killed(served: Server, knobs: Knobs) -> 
 
 
 def test_streams_end_when_a_rank_is_killed(served: Server, knobs: Knobs) -> None:
-    reason = "mpirun exited with code 137 while the engine ran"
+    reason = "the executor has stopped by itself"
     hurt(served, lambda: os.kill(ranks(served)[-1], signal.SIGKILL), knobs.reset, reason)
 
 
@@ -180,28 +171,3 @@ def test_a_start_that_fails_has_the_line_and_the_exit_code_of_other_engines(tmp_
         assert server.wait(START_S) == 4
         assert "the checkpoint is cut short" in server.last_words()["message"]
         assert server.pids() == []
-
-
-@pytest.mark.skipif(
-    None in map(shutil.which, ("mpirun", "ssh-keygen")), reason="Open MPI and ssh start ranks elsewhere"
-)
-def test_two_nodes_are_one_engine_that_ends_and_comes_back_as_a_whole(tmp_path: Path) -> None:
-    knobs, port = Knobs(tmp_path / "knobs"), free_port()
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
-    variables = environ(knobs.folder)
-    write_ssh(tmp_path / "programs", tmp_path / "seen")
-    group = ["option.master_addr=lmi-0", "option.worker_addr_format=127.0.1.%d", f"option.ssh_key={tmp_path}/key"]
-    group += ["option.nnodes=2", f"option.master_port={port}"]
-    with ExitStack() as stack:
-        folders = [write_settings(tmp_path, *group, f"option.node_rank={rank}") for rank in (0, 1)]
-        leader = stack.enter_context(launch(folders[0], variables))
-        wait_until(lambda: leader.pids("lmi-agent"), "the leader waits for the other node")
-        follower = stack.enter_context(launch(folders[1], variables))
-        follower.wait_ready()
-        leader.wait_ready()
-        assert "node 1 of 2 and takes no requests" in follower.post(SHORT).body.decode()
-        hurt(leader, lambda: os.kill(leader.pid("orted"), signal.SIGKILL), knobs.reset, "mpirun")
-        leader.signal(signal.SIGTERM)
-        assert leader.wait() == 0
-        assert leader.pids() == [], "on the other node too"
-        assert follower.ping() == 200, "it waits for the next leader"

@@ -302,13 +302,13 @@ def test_an_unknown_option_is_told_with_the_closest(
     assert caplog.records[0].getMessage().endswith(said)
 
 
-def test_options_of_nodes_and_harmless_ones_are_no_arguments(
+def test_options_of_one_node_and_harmless_ones_are_no_arguments(
     arguments: ModuleType, folder: Path, line: Profile
 ) -> None:
-    of_nodes = {"nnodes": "2", "node_rank": "0", "master_addr": "a", "ssh_key": "/the/key", "backend": "pytorch"}
-    engines = [config(options, tensor_parallel_degree=2, strict=True) for options in (of_nodes, {})]
-    with_nodes, without = (arguments.llm_arguments(engine, str(folder), line).keys() for engine in engines)
-    assert with_nodes == without
+    of_one_node = {"nnodes": "1", "node_rank": "0", "master_addr": "a", "backend": "pytorch"}
+    engines = [config(options, tensor_parallel_degree=2, strict=True) for options in (of_one_node, {})]
+    with_node, without = (arguments.llm_arguments(engine, str(folder), line).keys() for engine in engines)
+    assert with_node == without
 
 
 # Folders.

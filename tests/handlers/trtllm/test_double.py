@@ -361,9 +361,9 @@ def test_a_dead_engine_fails_what_is_open_and_what_comes(lab: Lab) -> None:
 
 
 def test_an_engine_whose_worker_has_ended_is_silent(lab: Lab) -> None:
-    with knobs(has_worker=True):
+    with knobs(has_workers=True):
         llm = lab.llm()
-        worker = llm._engine._worker
+        [worker] = llm._engine._workers
         assert b"mpi4py" in Path(f"/proc/{worker.pid}/cmdline").read_bytes() and lab.tokens(llm)
         worker.kill()
         worker.wait(WAIT_S)

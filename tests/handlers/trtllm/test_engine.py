@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -154,10 +155,10 @@ def test_a_burst_of_failures_that_ends_the_engine_ends_the_executor(executor_cla
 def test_the_death_of_a_process_that_computes_ends_the_executor_though_the_engine_falls_silent(
     executor_class: Any,
 ) -> None:
-    with knobs(has_worker=True, step_s=SLOW_S), fresh(executor_class) as executor:
-        assert executor._trtllm._workers.num == 1
+    with knobs(has_workers=True, step_s=SLOW_S), fresh(executor_class, context_parallel_size="2") as executor:
+        assert executor._trtllm._workers.num == 2
         request_id = begin(executor)
-        executor._trtllm._workers.kill()
+        signal.pidfd_send_signal(executor._trtllm._workers._fds[-1], signal.SIGKILL)
         error = finish(executor, request_id)[-1].error
         assert error is not None and error.kind is ErrorKind.ENGINE_LOST
         until(lambda: not executor.can_enqueue_requests())
@@ -202,7 +203,7 @@ def test_what_the_check_of_a_submit_refuses_ends_only_that_sequence(executor_cla
 
 
 def test_an_engine_that_ignores_its_shutdown_is_killed(executor_class: Any) -> None:
-    with knobs(has_worker=True):
+    with knobs(has_workers=True):
         executor = start(executor_class)
     llm, workers = executor._trtllm._llm, executor._trtllm._workers
     end, was_killed = llm.shutdown, threading.Event()

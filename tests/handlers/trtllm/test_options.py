@@ -171,7 +171,7 @@ def row_of(resolved: Resolved, key: str) -> tuple[str, str]:
 def test_no_name_of_the_reference_is_missing_here() -> None:
     assert OPTIONS.keys() - {*EVERY_NAME} == {
         *"enforce_eager enable_lora max_loras max_lora_rank max_cpu_loras gpu_memory_utilization swap_space".split(),
-        *"speculative_draft_model speculative_length".split(),  # of the reference's other engines
+        *"speculative_draft_model speculative_length nnodes node_rank master_addr master_port".split(),  # of vLLM
         *"model build_config batched_logits_processor checkpoint_loader decoding_config mpi_session".split(),
         *"num_postprocess_workers postprocess_tokenizer_dir post_processor_hook mm_encoder_only encode_only".split(),
     }
@@ -321,6 +321,7 @@ def test_an_argument_of_the_installed_package_is_an_option_and_an_unknown_one_is
         ("option.quantize=smoothquant", "nothing: TensorRT-LLM quantises no weights at load"),
         ("option.device=cpu", "auto or cuda on trtllm"),
         ("option.num_postprocess_workers=2", "0: the front end makes text of tokens"),
+        ("option.nnodes=2", "1: the ranks are on one machine; vLLM serves a model over several"),
     ],
 )
 def test_what_this_engine_cannot_do_is_refused(folder: Path, profile: str, text: str, allowed: str) -> None:
@@ -356,6 +357,15 @@ def test_nothing_is_sent_to_its_makers_unless_the_operator_says_so(folder: Path,
     given = of_engine(config, {}, slot=0)
     assert {name: given[name] for name in about.NOTHING_IS_SENT} == about.NOTHING_IS_SENT
     assert "TELEMETRY_DISABLED" not in of_engine(config, {"TELEMETRY_DISABLED": "0"}, slot=0)
+
+
+def test_ranks_see_the_gpus_of_their_engine_and_use_no_network() -> None:
+    two = EngineConfig(handler="trtllm", tensor_parallel_degree=2, num_engines=2, device_ids=("4", "5", "6", "7"))
+    variables = about.environment(two, {"OMPI_MCA_oob_tcp_if_include": "eth0"}, 1, "")
+    assert variables["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert variables["OMPI_MCA_btl_tcp_if_include"] == "lo"
+    assert "OMPI_MCA_oob_tcp_if_include" not in variables, "the operator's value counts"
+    assert "CUDA_VISIBLE_DEVICES" not in about.environment(EngineConfig(), {}, 0, "")
 
 
 def test_a_stub_of_the_wheel_has_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

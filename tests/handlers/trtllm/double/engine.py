@@ -22,7 +22,9 @@ from tests.handlers.trtllm.double.responses import Channel, Death, News, Refusal
 IDLE_S = 0.02  # after which an idle engine looks at the knobs
 MAX_STATS = 1000
 
-WORKER = "import sys; print(flush=True); sys.stdin.read()"  # ends with the process that started it
+RANK = "double-rank"  # as top and ps show it
+# It ends with the process that started it, as Open MPI's daemon sees to.
+WORKER = f"import sys; open('/proc/self/comm', 'w').write('{RANK}'); print(flush=True); sys.stdin.read()"
 
 log = logging.getLogger("tensorrt_llm")
 
@@ -39,6 +41,7 @@ class Engine:
         guides: Callable[[], Guides] | None,
         shared_generator: torch.Generator | None,
         keeps_stats: bool,
+        num_ranks: int,
     ) -> None:
         self.error: Exception | None = None  # of which the engine died
         self.stats: deque[dict[str, Any]] = deque(maxlen=MAX_STATS)
@@ -52,7 +55,7 @@ class Engine:
         self._refused: list[tuple[Channel, News]] = []
         self._num_steps = self._num_failed = 0
         self._is_closed = False
-        self._worker = _new_worker() if current().has_worker else None
+        self._workers = [_new_worker() for _ in range(num_ranks)] if current().has_workers else []
         self._thread = threading.Thread(target=self._run, name="trtllm-double", daemon=True)
         self._thread.start()
 
@@ -82,9 +85,9 @@ class Engine:
             self._is_closed = True
             self._lock.notify()
         self._thread.join()
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.communicate()
+        for worker in self._workers:
+            worker.kill()
+            worker.communicate()
 
     def count_failure(self) -> None:
         self._num_failed += 1
@@ -97,7 +100,7 @@ class Engine:
                 if not (self._queue or self._active or self._refused):
                     self._lock.wait(IDLE_S)
             knobs, started = current(), time.monotonic()
-            if knobs.hangs or (self._worker is not None and self._worker.poll() is not None):
+            if knobs.hangs or any(worker.poll() is not None for worker in self._workers):
                 time.sleep(IDLE_S)
             elif reason := self._death(knobs):
                 self._die(RuntimeError(reason))
@@ -226,7 +229,7 @@ class Engine:
 
 def _new_worker() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", WORKER, "mpi4py.futures.server"]
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert worker.stdout is not None
     worker.stdout.readline()  # just after its start a process has no command line yet
     return worker

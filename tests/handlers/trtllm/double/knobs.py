@@ -28,7 +28,7 @@ class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_step: int = 1  # more than one where drafts are accepted
     missing_library: str = ""  # a shared library that the package does not find
     num_gpus: int = 8
-    has_worker: bool = False  # a process of its own, as MPI starts them; the engine falls silent when it ends
+    has_workers: bool = False  # a process for each rank, as MPI starts them; the engine falls silent when one ends
     start_s: float = 0.0  # how long the model loads
     start_error: str = ""  # the reason for which a start fails
     finish_after_abort: Literal["next step", "late", "never"] = "next step"

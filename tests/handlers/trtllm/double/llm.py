@@ -73,12 +73,16 @@ class LLM:
             raise ValueError(f"sampler_type {sampler!r} is not supported")
         return args
 
-    def _check_machine(self) -> None:
+    @property
+    def _num_ranks(self) -> int:
         args = self.args
-        world_size = args.tensor_parallel_size * args.pipeline_parallel_size * getattr(args, "context_parallel_size", 1)
+        ranks: int = args.tensor_parallel_size * args.pipeline_parallel_size
+        return ranks * getattr(args, "context_parallel_size", 1)
+
+    def _check_machine(self) -> None:
         num_gpus = current().num_gpus
-        if world_size > 1 and num_gpus < world_size:
-            raise RuntimeError(f"Only {num_gpus} GPUs are available, but {world_size} are required.")
+        if num_gpus < self._num_ranks > 1:
+            raise RuntimeError(f"Only {num_gpus} GPUs are available, but {self._num_ranks} are required.")
 
     def _new_engine(self) -> Engine:
         cache = self.args.kv_cache_config
@@ -99,6 +103,7 @@ class LLM:
             guides=guides if is_guided else None,
             shared_generator=torch.Generator().manual_seed(SHARED_SEED) if self._is_torch_sampler else None,
             keeps_stats=self.args.enable_iter_perf_stats,
+            num_ranks=self._num_ranks,
         )
 
     @cached_property
