@@ -43,7 +43,7 @@ ROWS: list[tuple[LmiError, bool, int, int]] = [
     (InvalidParameter("parameters.top_p", "at most 1", 2), False, 424, 2),
     (InvalidParameter("inputs", "shorter than the context of 8 tokens", "9 tokens"), False, 424, 2),
     (Unsupported("adapters", "no adapter is loaded"), False, 424, 2),
-    (InvalidParameter("top_k", "smaller", 9), True, 424, 2),
+    (InvalidParameter("end_id", "smaller", 9), True, 424, 2),
     (InvalidRequest("the engine refused the request"), False, 424, 2),
     (GenerationFailed("not finite"), True, 424, 2),
     (DeadlineExceeded("over 5 s"), True, 504, 2),

@@ -227,7 +227,10 @@ def test_the_server_and_the_model_tell_what_they_are(lmi: Host) -> None:
     inputs = {tensor.pop("name"): tensor for tensor in model["inputs"]}
     assert inputs["text_input"] == {"datatype": "BYTES", "shape": [1]}
     assert inputs["stop_words"] == {"datatype": "BYTES", "shape": [-1]}
-    assert inputs.keys() == {name for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)}
+    assert inputs["stop_token_ids"] == {"datatype": "INT32", "shape": [-1]}
+    assert inputs["random_seed"] == {"datatype": "UINT64", "shape": [1]}
+    assert inputs["top_p"]["datatype"] == "FP32" and inputs["stream"]["datatype"] == "BOOL"
+    assert inputs.keys() == set(INPUTS)
     assert {"name": "text_output", "datatype": "BYTES", "shape": [-1]} in model["outputs"]
     assert json.loads(lmi.send("POST", "/v2/repository/index")[1]) == [
         {"name": "scripted", "version": "1", "state": "READY"}

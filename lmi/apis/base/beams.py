@@ -9,34 +9,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmi.apis.base.parameters import Given, Named, Parameter
-from lmi.apis.base.readers import boolean, number
+from lmi.apis.base.parameters import SAMPLING, Given, ParameterTable
 from lmi.errors import InvalidParameter, Unsupported
 
-MAX_BEAMS = 256  # as of option.max_beam_width; an engine has a lower bound
 ONE_BEAM_STREAMED = "the best beam is known only at its end, so it cannot be streamed"
-IN_A_SEARCH = "in beam search"
-OF_A_SEARCH: dict[str, Parameter] = {
-    "length_penalty": Parameter(number(0), (1,)),
-    "early_stopping": Parameter(boolean, (False,)),
-}
+OF_A_SEARCH = ("length_penalty", "early_stopping")
 
 
-def read_width(given: dict[str, Any], name: str, named: Named) -> None:
-    """Read the width `name`. Raises InvalidParameter if `best_of` is another one, or if `n` is over it."""
-    width = given.pop(name, 1)
-    if width == 1:
+def read_width(given: dict[str, Any], table: ParameterTable) -> None:
+    """Read `beam_width`. Raises InvalidParameter if `best_of` is another one, or if `n` is over it."""
+    width, name = given.get("beam_width"), table.wire("beam_width")
+    if width is None:
         return
     if given.get("best_of", width) != width:
-        raise InvalidParameter(named("best_of"), f"equal to {name} ({width}), or left out", given["best_of"])
+        raise InvalidParameter(table.named("best_of"), f"equal to {name} ({width}), or left out", given["best_of"])
     if given.get("n", 1) > width:
-        raise InvalidParameter(named("n"), f"at most {name} ({width})", given["n"])
+        raise InvalidParameter(table.named("n"), f"at most {name} ({width})", given["n"])
     given.pop("best_of", None)
-    given["beam_width"] = width
 
 
 def read_flag(given: dict[str, Any], *, is_streamed: bool = False) -> None:
-    """Read `use_beam_search`, after `check_best_of`. With one beam decoding is greedy.
+    """Read `use_beam_search`, after `best_of` is known to be at least `n`. With one beam decoding is greedy.
 
     Raises Unsupported for more of them in a stream.
     """
@@ -54,8 +47,9 @@ def read_flag(given: dict[str, Any], *, is_streamed: bool = False) -> None:
     given |= {"beam_width": width, "n": num_returned}
 
 
-def without_search(given: Given, sampling: tuple[str, ...]) -> dict[str, str]:
-    """Return what has no effect beside or without a search, with the reasons. `sampling` chooses how to sample."""
+def without_effect(given: Given, *, is_greedy: bool) -> dict[str, str]:
+    """Return what this way of decoding cannot use, with the reasons."""
     if "beam_width" in given:
-        return dict.fromkeys(sampling, IN_A_SEARCH)
-    return dict.fromkeys(OF_A_SEARCH, "without beams")
+        return dict.fromkeys(("do_sample", *SAMPLING), "in beam search")
+    without_beams = dict.fromkeys(OF_A_SEARCH, "without beams")
+    return without_beams | (dict.fromkeys(SAMPLING, "in greedy decoding") if is_greedy else {})

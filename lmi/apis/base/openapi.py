@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmi.apis.base.pages import LIMIT, MAX_ITEMS, TOKEN
-from lmi.apis.base.readers import JSON_SCHEMAS, Reader
+from lmi.apis.base.parameters import Parameter
+from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.settings.config import ModelConfig
 
 Schema = dict[str, Any]
@@ -89,9 +90,9 @@ def asked(properties: Mapping[str, Schema], *required: str) -> Schema:
     return {"type": "object", "properties": dict(properties), "required": list(required)}
 
 
-def taken(readers: Mapping[str, Reader]) -> dict[str, Schema]:
-    """Return the schemas of the values that a table of readers takes, each with null added."""
-    return {name: or_null(JSON_SCHEMAS.get(read, {})) for name, read in readers.items()}
+def taken(table: Mapping[str, Parameter]) -> dict[str, Schema]:
+    """Return the schemas of the values that a table takes, each with null added."""
+    return {name: or_null(JSON_SCHEMAS.get(row.read, {})) for name, row in table.items()}
 
 
 def content(schema: Schema, *media_types: str, end: str = "") -> dict[str, Schema]:

@@ -1,35 +1,175 @@
-"""Limits, rules between parameters, and the building of a request, which the schemas share.
+"""Parameters: one row for each meaning, and the table of those that an API has under its own names.
 
-`given` holds the checked parameters of one body that have an effect, under the names that most APIs have for them.
-`named` turns such a name into the name that an error uses.
+The checked values of a body that have an effect are `given`, by the names of their rows. From the rows come what an
+API reads, refuses, ignores and describes, its words for an engine's refusals, and the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmi.apis.base.readers import MAX_STOP_SEQUENCES, Reader
+from lmi.apis.base.guides import GUIDED
+from lmi.apis.base.readers import (
+    MAX_STOP_SEQUENCES,
+    MAX_WORDS,
+    Reader,
+    boolean,
+    cache_salt,
+    integer,
+    number,
+    strings,
+    text,
+    token_ids,
+)
 from lmi.errors import InvalidParameter, Unsupported, shorten
-from lmi.executor import SamplingConfig
+from lmi.executor import MAX_PENALTY, MAX_SEED, MAX_TEMPERATURE, REPETITION_PENALTIES, SamplingConfig
 from lmi.types import GenerationRequest
 
 MAX_SEQUENCES = 16  # of one prompt
+MAX_BEAMS = 256  # as of option.max_beam_width; an engine has a lower bound
 MAX_IGNORED = 32  # lines for the log of one request
 MAX_TOP_N_TOKENS = 20  # what engines offer; clients of the LMI API may ask for more with logprobs
 ONE_SEQUENCE_STREAMED = "several sequences come only in an answer that is not streamed"
+REQUEST_FIELDS = frozenset(GenerationRequest.__dataclass_fields__) - {"stop_sequences"}
+SAMPLING_FIELDS = frozenset(SamplingConfig.__struct_fields__)
 
 Given = Mapping[str, Any]
-Named = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The reader of a parameter, and the values that mean the same as leaving it out."""
+    """One meaning. Its value fills the field `name` of GenerationRequest or SamplingConfig, if there is one.
 
+    `off` holds the values that mean the same as leaving it out. `fields` are the engines' names for it, if they differ.
+    What only `samples` has no effect in greedy decoding and in a beam search.
+    """
+
+    name: str
     read: Reader
     off: tuple[object, ...] = ()
+    fields: tuple[str, ...] = ()
+    samples: bool = False
+
+
+_PENALTY = number(-MAX_PENALTY, MAX_PENALTY)
+ROWS = (
+    Parameter("do_sample", boolean, (False,)),
+    Parameter("seed", integer(0, MAX_SEED), samples=True),
+    Parameter("temperature", number(0, MAX_TEMPERATURE), (1,), samples=True),
+    Parameter("top_k", integer(-1), (-1, 0), samples=True),
+    Parameter("top_p", number(0, 1), (1,), samples=True),
+    Parameter("min_p", number(0, 1), (0,), samples=True),
+    Parameter("typical_p", number(0, 1, low_open=True), (1,), samples=True),
+    Parameter("repetition_penalty", number(*REPETITION_PENALTIES), (1,)),
+    Parameter("presence_penalty", _PENALTY, (0,)),
+    Parameter("frequency_penalty", _PENALTY, (0,)),
+    Parameter("no_repeat_ngram_size", integer(0), (0,)),
+    Parameter("min_tokens", integer(0), (0,)),
+    Parameter("max_new_tokens", integer(1), fields=("max_tokens",)),
+    Parameter("n", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",)),
+    Parameter("best_of", integer(1, MAX_SEQUENCES), (1,), ("num_return_sequences",)),
+    Parameter("beam_width", integer(1, MAX_BEAMS), (1,)),
+    Parameter("use_beam_search", boolean, (False,), ("beam_width",)),
+    Parameter("length_penalty", number(0), (1,)),
+    Parameter("early_stopping", boolean, (False,)),
+    Parameter("stop_sequences", strings(MAX_STOP_SEQUENCES), ((),)),
+    Parameter("stop_token_ids", token_ids(MAX_WORDS), ((),), ("stop_words", "end_ids")),
+    Parameter("bad_sequences", strings(MAX_WORDS), ((),), ("bad_words",)),
+    Parameter("ignore_eos", boolean, (False,)),
+    Parameter("truncate", integer(1)),
+    Parameter("include_stop_str_in_output", boolean, (False,)),
+    Parameter("skip_special_tokens", boolean),
+    Parameter("spaces_between_special_tokens", boolean),
+    Parameter("return_full_text", boolean, (False,)),
+    Parameter("details", boolean, fields=("return_log_probs",)),
+    Parameter("num_top_log_probs", integer(0), (0,)),
+    Parameter("top_n_tokens", integer(0, MAX_TOP_N_TOKENS), (0,), ("num_top_log_probs",)),
+    Parameter("num_prompt_log_probs", integer(0)),
+    Parameter("decoder_input_details", boolean, (False,), ("num_prompt_log_probs",)),
+    Parameter("adapter", text, ("",), ("lora_config",)),
+    Parameter("logits_post_processor_name", text),
+    Parameter("cache_salt", cache_salt),
+    *(Parameter(name, read) for name, read in GUIDED.items()),
+)
+BY_NAME = {row.name: row for row in ROWS}
+SAMPLING = tuple(row.name for row in ROWS if row.samples)
+
+
+def rows(names: str, **others: str) -> dict[str, Parameter]:
+    """Return the rows of these names, and `others` that have the name of their keyword on the wire."""
+    return {name: BY_NAME[name] for name in names.split()} | {wire: BY_NAME[name] for wire, name in others.items()}
+
+
+class ParameterTable(dict[str, Parameter]):
+    """The parameters of an API by their names on the wire. `hidden` holds those that no description shows.
+
+    `spell` turns a name into the one that an error uses. Several names may have one meaning; the first one is told.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Parameter],
+        spell: Callable[[str], str] = str,
+        hidden: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        super().__init__(parameters)
+        self.spell = spell
+        self._known = {**self, **(hidden or {})}
+        self._wire = {row.name: wire for wire, row in reversed(self.items())}
+
+    def wire(self, name: str) -> str:
+        return self._wire.get(name, name)
+
+    def named(self, name: str) -> str:
+        """Return the name that an error uses for a row."""
+        return self.spell(self.wire(name))
+
+    def wire_names(self, **others: str) -> dict[str, str]:
+        """Return this API's names for fields of the engines' contract. An engine's refusal is reported under them."""
+        names = {name: self.spell(wire) for wire, row in reversed(self.items()) for name in row.fields or (row.name,)}
+        return names | others
+
+    def read(self, fields: Given, ignored: list[str]) -> dict[str, Any]:
+        """Check the known fields and return those with an effect. Adds a line to `ignored` for each unknown one.
+
+        null means "left out": some clients send it for every name they know.
+        """
+        given: dict[str, Any] = {}
+        for name, value in fields.items():
+            if value is None:
+                continue
+            row = self._known.get(name)
+            if row is None:
+                ignored.append(f"{self.spell(shorten(name))}: unknown")
+            elif (checked := row.read(self.spell(name), value)) is not None and checked not in row.off:
+                given[row.name] = checked
+        return given
+
+    def drop(self, given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str]) -> None:
+        """Remove what has no effect, so that no engine refuses it. Adds a line to `ignored` for each."""
+        for name, reason in reasons.items():
+            if name in given:
+                del given[name]
+                ignored.append(f"{self.named(name)}: no effect {reason}")
+
+    def check_together(self, given: Given, *, is_streamed: bool = False) -> None:
+        """Raise an error for values that do not fit together, or for several sequences in a streamed answer."""
+        if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
+            raise InvalidParameter(self.named("best_of"), f"at least n ({given['n']})", given["best_of"])
+        limit = given.get("max_new_tokens")
+        for name in ("min_length", "min_tokens"):
+            if limit is not None and given.get(name, 0) > limit:
+                raise InvalidParameter(
+                    self.named(name), f"at most {self.wire('max_new_tokens')} ({limit})", given[name]
+                )
+        if len(given.get("stop_sequences", ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
+            rule = f"at most {MAX_STOP_SEQUENCES} with {self.wire('stop_sequences')}"
+            raise InvalidParameter(self.named("stop"), rule, given["stop"])
+        for name in ("beam_width", "n", "best_of"):
+            if is_streamed and name in given:
+                raise Unsupported(self.named(name), ONE_SEQUENCE_STREAMED)
 
 
 def unknown(fields: Given, known: Collection[str]) -> list[str]:
@@ -42,95 +182,30 @@ def in_parameters(name: str) -> str:
     return f"parameters.{name}"
 
 
-def read_parameters(parameters: Given, table: Mapping[str, Parameter], ignored: list[str]) -> dict[str, Any]:
-    """Check the known parameters and return those with an effect. Adds a line to `ignored` for each unknown one."""
-    given: dict[str, Any] = {}
-    for name, value in parameters.items():
-        parameter = table.get(name)
-        if value is None:
-            continue  # left out; some clients send null for every name they know
-        if parameter is None:
-            ignored.append(f"{in_parameters(shorten(name))}: unknown")
-        elif (checked := parameter.read(in_parameters(name), value)) not in parameter.off:
-            given[name] = checked
-    return given
-
-
-def drop(given: dict[str, Any], reasons: Mapping[str, str], ignored: list[str], named: Named = str) -> None:
-    """Remove names without effect, so that no engine refuses them. Adds a line to `ignored` for each."""
-    for name, reason in reasons.items():
-        if name in given:
-            del given[name]
-            ignored.append(f"{named(name)}: no effect {reason}")
-
-
-def check_best_of(given: Given, named: Named = str) -> None:
-    if given.get("best_of", MAX_SEQUENCES) < given.get("n", 1):
-        raise InvalidParameter(named("best_of"), f"at least n ({given['n']})", given["best_of"])
-
-
-def check_one_sequence(given: Given, named: Named, width: str) -> None:
-    """Raise Unsupported if a streamed answer asks for several sequences. `width` is the name of a beam search's."""
-    for name in (width, "n", "best_of"):
-        if name in given:
-            raise Unsupported(named(name), ONE_SEQUENCE_STREAMED)
-
-
-def check_least_tokens(
-    given: Given, names: Iterable[str], limit_name: str, limit: int | None, named: Named = str
-) -> None:
-    """Raise InvalidParameter if a least number of tokens is over `limit`, the value of `limit_name`."""
-    for name in names:
-        if limit is not None and given.get(name, 0) > limit:
-            raise InvalidParameter(named(name), f"at most {limit_name} ({limit})", given[name])
-
-
-def check_stop(given: Given, other: str, named: Named) -> None:
-    """Raise InvalidParameter if `stop` and the parameter `other` together hold too many stop sequences."""
-    if len(given.get(other, ())) + len(given.get("stop", ())) > MAX_STOP_SEQUENCES:
-        raise InvalidParameter(named("stop"), f"at most {MAX_STOP_SEQUENCES} with {other}", given["stop"])
+def needs_ranking(given: Given) -> bool:
+    """Whether log-probs decide which of several sequences is the answer."""
+    return "beam_width" not in given and ("n" in given or "best_of" in given)
 
 
 def sampling_config(given: Given, *, is_greedy: bool) -> SamplingConfig:
     width = given.get("beam_width", 1)
-    return SamplingConfig(
-        width,
-        num_return_sequences=max(given.get("n", width), given.get("best_of", 1)),
-        temperature=0.0 if is_greedy else given.get("temperature"),
-        top_k=given.get("top_k"),
-        top_p=given.get("top_p"),
-        min_p=given.get("min_p"),
-        typical_p=given.get("typical_p"),
-        seed=given.get("seed"),
-        min_tokens=max(given.get("min_length", 0), given.get("min_tokens", 0)) or None,
-        repetition_penalty=given.get("repetition_penalty"),
-        presence_penalty=given.get("presence_penalty"),
-        frequency_penalty=given.get("frequency_penalty"),
-        no_repeat_ngram_size=given.get("no_repeat_ngram_size"),
-        length_penalty=given.get("length_penalty", 1.0) if width > 1 else None,
-        early_stopping=int(given.get("early_stopping", False)) if width > 1 else None,
-    )
+    search = {"length_penalty": 1.0, "early_stopping": 0} if width > 1 else {}
+    values = search | {name: given[name] for name in SAMPLING_FIELDS & given.keys()}
+    if width > 1:
+        values["early_stopping"] = int(values["early_stopping"])
+    if is_greedy:
+        values["temperature"] = 0.0
+    values["min_tokens"] = max(given.get("min_length", 0), given.get("min_tokens", 0)) or None
+    values["num_return_sequences"] = max(given.get("n", width), given.get("best_of", 1))
+    return SamplingConfig(**values)
 
 
-def needs_ranking(request: GenerationRequest) -> bool:
-    """Whether log-probs decide which of several sequences is the answer."""
-    return request.num_sequences > 1 and not request.is_beam_search
-
-
-def shared_request(
-    given: Given, *, max_new_tokens: int | None, is_greedy: bool, is_streaming: bool
-) -> GenerationRequest:
-    """Build a request from the fields that have one name in all APIs. Each schema replaces the other fields."""
+def request_of(given: Given, *, is_greedy: bool, is_streaming: bool, **own: Any) -> GenerationRequest:
+    """Build a request from the parameters whose names are its fields. `own` are the fields that an API fills itself."""
+    values = {name: given[name] for name in REQUEST_FIELDS & given.keys()} | own
     return GenerationRequest(
-        max_new_tokens=max_new_tokens,
         sampling=sampling_config(given, is_greedy=is_greedy),
         is_streaming=is_streaming,
-        stop_token_ids=given.get("stop_token_ids", ()),
-        ignore_eos=given.get("ignore_eos", False),
-        truncate=given.get("truncate"),
-        include_stop_str_in_output=given.get("include_stop_str_in_output", False),
-        skip_special_tokens=given.get("skip_special_tokens", True),
-        spaces_between_special_tokens=given.get("spaces_between_special_tokens", True),
-        cache_salt=given.get("cache_salt"),
-        logits_post_processor_name=given.get("logits_post_processor_name"),
+        stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
+        **values,
     )

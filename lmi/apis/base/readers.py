@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import orjson
 
-from lmi.errors import InvalidParameter, MalformedRequest
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported
 from lmi.settings.config import SamplingDefaults
 from lmi.types import Format, GenerationRequest
 
@@ -235,6 +235,16 @@ def choice(allowed: Sequence[str]) -> Reader:
         if not isinstance(value, str) or value not in allowed:
             raise InvalidParameter(name, rule, value)
         return value
+
+    return read
+
+
+def refused(reason: str, *off: object) -> Reader:
+    """Make a reader that refuses every value but those in `off`, which ask for nothing."""
+
+    def read(name: str, value: object) -> None:
+        if not any(value == one and type(value) is type(one) for one in off):
+            raise Unsupported(name, reason)
 
     return read
 

@@ -10,7 +10,7 @@ from lmi.apis.base.formatter import ErrorFields, plain_error
 from lmi.apis.base.readers import Parsed
 from lmi.apis.lmi import schema
 from lmi.apis.lmi.formatter import LmiEvents, LmiFormatter, LmiStream, LmiWhole
-from lmi.apis.lmi.schema import LmiFormat
+from lmi.apis.lmi.schema import WIRE_NAMES, LmiFormat
 from lmi.errors import DeadlineExceeded, EngineLost, GenerationFailed, InvalidRequest, MalformedRequest, OutOfMemory
 from lmi.types import OutputFormat
 
@@ -49,7 +49,7 @@ ERRORS = ErrorRules(
         Row(OutOfMemory, 507, "generation", in_answer=True),
         Row(EngineLost, 503, "generation", in_answer=True),
     ),
-    schema.WIRE_NAMES,
+    WIRE_NAMES,
     _kind,
 )
 LMI: Api[LmiFormat] = Api(

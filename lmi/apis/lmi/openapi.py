@@ -46,7 +46,7 @@ REQUEST = {
         {
             "inputs": PROMPT,
             "stream": or_null(BOOLEAN),
-            "parameters": or_null(asked(taken({name: entry.read for name, entry in PARAMETERS.items()}))),
+            "parameters": or_null(asked(taken(PARAMETERS))),
             "adapters": {**or_null(JSON_SCHEMAS[adapter]), "description": "the name of a loaded LoRA adapter"},
         },
         "inputs",

@@ -14,60 +14,40 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.apis.base.beams import MAX_BEAMS, OF_A_SEARCH, read_width, without_search
+from lmi.apis.base.beams import read_width, without_effect
 from lmi.apis.base.guides import GUIDED, asked_guide
 from lmi.apis.base.parameters import (
+    BY_NAME,
     MAX_IGNORED,
-    MAX_SEQUENCES,
-    MAX_TOP_N_TOKENS,
     Given,
     Parameter,
-    check_best_of,
-    check_least_tokens,
-    check_one_sequence,
-    check_stop,
-    drop,
+    ParameterTable,
     in_parameters,
     needs_ranking,
-    read_parameters,
-    shared_request,
+    request_of,
+    rows,
     unknown,
 )
 from lmi.apis.base.readers import (
     JSON_SCHEMAS,
-    MAX_STOP_SEQUENCES,
-    MAX_WORDS,
     Message,
     Parsed,
     adapter,
-    boolean,
-    cache_salt,
     check_values,
     choice,
     integer,
     is_text,
-    number,
     read_object,
     read_text,
-    strings,
     takes,
-    text,
-    token_ids,
 )
 from lmi.apis.lmi.sampling_defaults import fill_in
 from lmi.errors import MalformedRequest, shorten
-from lmi.executor import (
-    MAX_PENALTY,
-    MAX_SEED,
-    MAX_TEMPERATURE,
-    REPETITION_PENALTIES,
-)
 from lmi.settings.config import ModelConfig
-from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
 KNOWN_FIELDS = ("inputs", "parameters", "stream", "adapters")
-SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "typical_p")
 FORMATS = tuple(format.value for format in OutputFormat)
 
 
@@ -78,7 +58,7 @@ class LmiFormat(AnswerFormat):
     tgi_compat: bool = False
 
 
-STOP_SEQUENCES = strings(MAX_STOP_SEQUENCES)
+STOP_SEQUENCES = BY_NAME["stop_sequences"].read
 
 
 @takes({"anyOf": [{"type": "boolean"}, JSON_SCHEMAS[STOP_SEQUENCES]]})
@@ -87,64 +67,27 @@ def _stop(name: str, value: object) -> tuple[str, ...] | bool:
     return value if isinstance(value, bool) else STOP_SEQUENCES(name, value)
 
 
-PARAMETERS: dict[str, Parameter] = {
-    "do_sample": Parameter(boolean, (False,)),
-    "max_new_tokens": Parameter(integer(1), (DEFAULT_MAX_NEW_TOKENS,)),
-    "seed": Parameter(integer(0, MAX_SEED)),
-    "temperature": Parameter(number(0, MAX_TEMPERATURE), (1,)),
-    "top_k": Parameter(integer(-1), (-1, 0)),
-    "top_p": Parameter(number(0, 1), (1,)),
-    "min_p": Parameter(number(0, 1), (0,)),
-    "typical_p": Parameter(number(0, 1, low_open=True), (1,)),
-    "repetition_penalty": Parameter(number(*REPETITION_PENALTIES), (1,)),
-    "presence_penalty": Parameter(number(-MAX_PENALTY, MAX_PENALTY), (0,)),
-    "frequency_penalty": Parameter(number(-MAX_PENALTY, MAX_PENALTY), (0,)),
-    "min_length": Parameter(integer(0), (0, 1)),
-    "min_tokens": Parameter(integer(0), (0,)),
-    "ignore_eos_token": Parameter(boolean, (False,)),
-    "truncate": Parameter(integer(1)),
-    "stop_sequences": Parameter(STOP_SEQUENCES, ((),)),
-    "stop": Parameter(_stop, ((), False)),
-    "stop_token_ids": Parameter(token_ids(MAX_WORDS), ((),)),
-    "bad_sequences": Parameter(strings(MAX_WORDS), ((),)),
-    "include_stop_str_in_output": Parameter(boolean, (False,)),
-    "skip_special_tokens": Parameter(boolean, (True,)),
-    "spaces_between_special_tokens": Parameter(boolean, (True,)),
-    "return_full_text": Parameter(boolean, (False,)),
-    "details": Parameter(boolean),
-    "decoder_input_details": Parameter(boolean, (False,)),
-    "logprobs": Parameter(integer(0), (0,)),
-    "top_n_tokens": Parameter(integer(0, MAX_TOP_N_TOKENS), (0,)),
-    "prompt_logprobs": Parameter(integer(0)),
-    "output_formatter": Parameter(choice(FORMATS)),
-    "n": Parameter(integer(1, MAX_SEQUENCES), (1,)),
-    "best_of": Parameter(integer(1, MAX_SEQUENCES), (1,)),
-    "num_beams": Parameter(integer(1, MAX_BEAMS), (1,)),
-    **OF_A_SEARCH,
-    "no_repeat_ngram_size": Parameter(integer(0), (0,)),
-    "logits_post_processor_name": Parameter(text),
-    "cache_salt": Parameter(cache_salt),
-    **{name: Parameter(read, (None,)) for name, read in GUIDED.items()},
-}
-
-UNCHANGED = (
-    *("typical_p", "min_p", "seed", "temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("no_repeat_ngram_size", "logits_post_processor_name", "cache_salt"),
+PARAMETERS = ParameterTable(
+    rows(
+        "do_sample max_new_tokens seed temperature top_k top_p min_p typical_p repetition_penalty presence_penalty "
+        "frequency_penalty min_tokens truncate stop_sequences stop_token_ids bad_sequences include_stop_str_in_output "
+        "skip_special_tokens spaces_between_special_tokens return_full_text details n best_of length_penalty "
+        "early_stopping no_repeat_ngram_size logits_post_processor_name cache_salt " + " ".join(GUIDED),
+        num_beams="beam_width",
+        ignore_eos_token="ignore_eos",
+        prompt_logprobs="num_prompt_log_probs",
+        decoder_input_details="decoder_input_details",
+        logprobs="num_top_log_probs",
+        top_n_tokens="top_n_tokens",
+    )
+    | {
+        "min_length": Parameter("min_length", integer(0), (0, 1)),
+        "stop": Parameter("stop", _stop, ((), False)),
+        "output_formatter": Parameter("output_formatter", choice(FORMATS)),
+    },
+    in_parameters,
 )
-WIRE_NAMES = {
-    "input_token_ids": "inputs",
-    "max_tokens": "parameters.max_new_tokens",
-    "num_top_log_probs": "parameters.logprobs",
-    "num_prompt_log_probs": "parameters.prompt_logprobs",
-    "return_log_probs": "parameters.details",
-    "stop_words": "parameters.stop_token_ids",
-    "end_ids": "parameters.stop_token_ids",
-    "bad_words": "parameters.bad_sequences",
-    "beam_width": "parameters.num_beams",
-    "num_return_sequences": "parameters.n",
-    "lora_config": "adapters",
-} | {name: f"parameters.{name}" for name in UNCHANGED}
-"""This API's names for fields of the engines' contract. An engine's refusal is reported under them."""
+WIRE_NAMES = PARAMETERS.wire_names(input_token_ids="inputs", lora_config="adapters")
 
 
 def default_format(model: ModelConfig) -> LmiFormat:
@@ -200,20 +143,26 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     """Check the parameters and build the request. Raises InvalidParameter or Unsupported."""
     fields, format = message.fields, message.format
     written, ignored = fields.get("parameters") or {}, unknown(fields, KNOWN_FIELDS)
-    given = read_parameters(written, PARAMETERS, ignored)
+    given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "details": format.tgi_compat} | PARAMETERS.read(written, ignored)
     if given.get("stop") is True:
-        drop(given, {"stop": "as true, which names no stop string"}, ignored, in_parameters)
-    _check_together(given, is_streamed=format.is_streamed)
-    read_width(given, "num_beams", in_parameters)
-    given.setdefault("details", format.tgi_compat)
+        PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
+    PARAMETERS.check_together(given, is_streamed=format.is_streamed)
+    read_width(given, PARAMETERS)
     if message.sampling_defaults is not None and "beam_width" not in given:
         fill_in(given, written, message.sampling_defaults)
     is_greedy = "beam_width" not in given and _is_greedy(given)
-    drop(given, _without_effect(given, format, is_greedy), ignored, in_parameters)
+    reasons = without_effect(given, is_greedy=is_greedy) | _without_details(given, format)
+    PARAMETERS.drop(given, reasons, ignored)
     guide, field_names = asked_guide(given, "parameters.")
-    request = replace(
-        _request(given, format, is_greedy),
+    num_prompt_log_probs = given.get("num_prompt_log_probs", 0 if "decoder_input_details" in given else None)
+    request = request_of(
+        {"num_top_log_probs": given.get("top_n_tokens")} | given,
+        is_greedy=is_greedy,
+        is_streaming=format.is_streamed,
         prompt=fields["inputs"],
+        prefill_details=num_prompt_log_probs is not None,
+        num_prompt_log_probs=num_prompt_log_probs,
+        needs_log_probs=given["details"] or format.is_streamed or needs_ranking(given),
         guided_decoding=guide,
         adapter=adapter("adapters", fields.get("adapters")),
     )
@@ -225,46 +174,18 @@ def _is_greedy(given: Given) -> bool:
     return "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
 
 
-def _check_together(given: Given, *, is_streamed: bool) -> None:
-    check_best_of(given, in_parameters)
-    max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-    check_least_tokens(given, ("min_length", "min_tokens"), "max_new_tokens", max_new_tokens, in_parameters)
-    check_stop(given, "stop_sequences", in_parameters)
-    if is_streamed:
-        check_one_sequence(given, in_parameters, "num_beams")
-
-
 def name_of_several(parameters: Given) -> str:
     """Return the name that an error uses for the parameter that asks for several sequences."""
     return in_parameters(next(name for name in ("num_beams", "n", "best_of") if parameters.get(name) not in (None, 1)))
 
 
-def _without_effect(given: Given, format: LmiFormat, is_greedy: bool) -> dict[str, str]:
-    """Return the parameters that this request cannot use, with the reasons."""
-    reasons = without_search(given, ("do_sample", *SAMPLING))
-    if is_greedy:
-        reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")
+def _without_details(given: Given, format: LmiFormat) -> dict[str, str]:
+    """Return the parameters that this form of the answer has no place for, with the reasons."""
+    reasons = dict[str, str]()
     if not given["details"]:
-        reasons |= dict.fromkeys(("decoder_input_details", "prompt_logprobs"), "without details")
+        reasons |= dict.fromkeys(("decoder_input_details", "num_prompt_log_probs"), "without details")
     if not given["details"] and not format.is_streamed:
-        reasons |= dict.fromkeys(("logprobs", "top_n_tokens"), "without details or a stream")
-    elif "logprobs" in given:
+        reasons |= dict.fromkeys(("num_top_log_probs", "top_n_tokens"), "without details or a stream")
+    elif "num_top_log_probs" in given:
         reasons["top_n_tokens"] = "beside logprobs"
     return reasons
-
-
-def _request(given: Given, format: LmiFormat, is_greedy: bool) -> GenerationRequest:
-    max_new_tokens = given.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
-    request = shared_request(given, max_new_tokens=max_new_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed)
-    num_prompt_log_probs = given.get("prompt_logprobs", 0 if "decoder_input_details" in given else None)
-    return replace(
-        request,
-        needs_log_probs=given["details"] or format.is_streamed or needs_ranking(request),
-        stop_sequences=given.get("stop_sequences", ()) + given.get("stop", ()),
-        bad_sequences=given.get("bad_sequences", ()),
-        ignore_eos=given.get("ignore_eos_token", False),
-        return_full_text=given.get("return_full_text", False),
-        prefill_details=num_prompt_log_probs is not None,
-        num_top_log_probs=given.get("logprobs", given.get("top_n_tokens")),
-        num_prompt_log_probs=num_prompt_log_probs,
-    )

@@ -52,9 +52,9 @@ OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
         Row(UserCodeFailed, 424),
         Row(GenerationFailed, 500),
     ),
-    chat_schema.WIRE_NAMES,
+    chat_schema.CHAT.wire_names(),
 )
-OPENAI_COMPLETIONS_ERRORS = replace(OPENAI_CHAT_ERRORS, names=schema.WIRE_NAMES)
+OPENAI_COMPLETIONS_ERRORS = replace(OPENAI_CHAT_ERRORS, names=schema.COMPLETION.wire_names())
 OPENAI_CHAT: Api[OpenAIFormat] = Api(
     name="openai_chat",
     prefixes=("/v1/",),

@@ -15,20 +15,20 @@ import msgspec
 import orjson
 
 from lmi.apis.base.guides import CONTRACT_NAME, an_object, asked_guide, check_levels, check_references, json_schema
-from lmi.apis.base.parameters import MAX_IGNORED, Given, check_least_tokens
-from lmi.apis.base.readers import MAX_VALUES_BYTES, Message, Parsed, Reader, boolean, integer, text
+from lmi.apis.base.parameters import MAX_IGNORED, Given, Parameter, ParameterTable
+from lmi.apis.base.readers import MAX_VALUES_BYTES, Message, Parsed, boolean, integer, text
 from lmi.apis.openai.schema import (
     CANNOT,
     MAX_LOG_PROBS,
     SHARED,
     OpenAIFormat,
+    anything,
+    hidden,
     message,
     openai_request,
-    read_fields,
     read_search,
     wants_usage,
 )
-from lmi.apis.openai.schema import WIRE_NAMES as SHARED_NAMES
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams
 from lmi.settings.config import ModelConfig
@@ -37,21 +37,6 @@ from lmi.types import Chat, OutputFormat
 MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MESSAGE_FIELDS = ("name", "tool_call_id", "reasoning_content")  # passed to templates unchanged
-CHAT: dict[str, Reader] = SHARED | {
-    "messages": lambda name, value: value,
-    "max_tokens": integer(1),
-    "max_completion_tokens": integer(1),
-    "logprobs": boolean,
-    "top_logprobs": integer(0, MAX_LOG_PROBS),
-    "tools": lambda name, value: value,
-    "tool_choice": lambda name, value: value,
-    "parallel_tool_calls": boolean,
-    "reasoning_effort": text,
-    "modalities": lambda name, value: value,
-    # vLLM's
-    "add_generation_prompt": boolean,
-    "chat_template_kwargs": an_object,
-}
 CANNOT_CHAT = CANNOT | {
     "functions": "it is called tools now",
     "function_call": "it is called tool_choice now",
@@ -63,11 +48,22 @@ CANNOT_CHAT = CANNOT | {
     "chat_template": "the server has its own (option.chat_template)",
     "documents": "templates are given messages and tools alone",
 }
-WIRE_NAMES = SHARED_NAMES | {
-    "input_token_ids": "messages",
-    "inputs": "messages",
-    "num_top_log_probs": "top_logprobs",
-}
+CHAT = ParameterTable(
+    SHARED
+    | {name: Parameter(name, anything) for name in ("tools", "tool_choice", "modalities")}
+    | {
+        "messages": Parameter("messages", anything, fields=("inputs", "input_token_ids")),
+        "max_completion_tokens": Parameter("max_completion_tokens", integer(1)),
+        "top_logprobs": Parameter("top_logprobs", integer(0, MAX_LOG_PROBS), fields=("num_top_log_probs",)),
+        "logprobs": Parameter("logprobs", boolean, fields=("num_prompt_log_probs", "return_log_probs")),
+        "parallel_tool_calls": Parameter("parallel_tool_calls", boolean),
+        "reasoning_effort": Parameter("reasoning_effort", text),
+        # vLLM's
+        "add_generation_prompt": Parameter("add_generation_prompt", boolean),
+        "chat_template_kwargs": Parameter("chat_template_kwargs", an_object),
+    },
+    hidden=hidden(CANNOT_CHAT),
+)
 
 
 class _ToolChoice(NamedTuple):
@@ -125,13 +121,13 @@ def _num_text_bytes(content: bytes) -> int:
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """Return the request of a chat. Raises InvalidParameter or Unsupported."""
-    given, ignored = read_fields(message.fields, CHAT, CANNOT_CHAT)
+    ignored: list[str] = []
+    given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
+    given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     _check_together(given)
-    ignored += read_search(given, message.format)
-    max_tokens = given.pop("max_completion_tokens", given.get("max_tokens"))
+    read_search(given, CHAT, message.format, ignored)
     tools = _tools(given.get("tools") or [])
     choice = _tool_choice(given.get("tool_choice"), tools)
-    check_least_tokens(given, ["min_tokens"], "max_tokens", max_tokens)
     format = _chat_format(given, message.format, choice)
     guide, field_names = asked_guide(given)
     if choice.is_forced:
@@ -139,16 +135,13 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         field_names = {CONTRACT_NAME: "tool_choice"}
     elif format.tool_calls or format.reasoning:
         given.setdefault("skip_special_tokens", False)  # some models have the marks as special tokens
-    request = replace(
-        openai_request(given, format, max_tokens),
-        chat=_chat(given, list(tools.values()) if choice.mode != "none" else []),
-        needs_log_probs=format.has_log_probs,
-        guided_decoding=guide,
-    )
+    chat = _chat(given, list(tools.values()) if choice.mode != "none" else [])
+    request = openai_request(given, format, chat=chat, needs_log_probs=format.has_log_probs, guided_decoding=guide)
     return Parsed((request,), replace(format, field_names=field_names), tuple(ignored[:MAX_IGNORED]))
 
 
 def _check_together(given: Given) -> None:
+    CHAT.check_together(given)
     if given.get("modalities", ["text"]) != ["text"]:
         raise Unsupported("modalities", "models here write text alone")
     if given.get("top_logprobs") and not given.get("logprobs"):

@@ -12,41 +12,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.apis.base.beams import OF_A_SEARCH, read_flag, without_search
+from lmi.apis.base.beams import read_flag, without_effect
 from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
-from lmi.apis.base.parameters import (
-    MAX_IGNORED,
-    MAX_SEQUENCES,
-    Given,
-    check_best_of,
-    check_least_tokens,
-    drop,
-    shared_request,
-)
+from lmi.apis.base.parameters import BY_NAME, MAX_IGNORED, SAMPLING, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import (
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
     Message,
     Parsed,
-    Reader,
     boolean,
-    cache_salt,
     check_values,
     choice,
     integer,
     number,
     read_object,
-    strings,
+    refused,
     takes,
     text,
     token_ids,
 )
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
-from lmi.executor import (
-    MAX_PENALTY,
-    MAX_SEED,
-    REPETITION_PENALTIES,
-)
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
@@ -58,19 +43,6 @@ MAX_BIAS = 100.0
 MAX_LOG_PROBS = 20
 UNNAMED = ("dummy", "tgi")  # huggingface_hub and TGI's examples send these where only the URL names the model
 STREAMS = (OutputFormat.JSONLINES, OutputFormat.SSE)
-GREEDY_HAS_NO = ("top_k", "top_p", "min_p", "seed")
-OFF: dict[str, tuple[object, ...]] = {
-    "temperature": (1,),
-    "top_k": (-1, 0),
-    "top_p": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    **{name: entry.off for name, entry in OF_A_SEARCH.items()},
-}
-"""The values that mean the same as leaving a field out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,53 +92,35 @@ def _logprobs(name: str, value: object) -> int | None:
     return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
 
 
-STOPS, BIAS = strings(MAX_STOP_SEQUENCES), number(-MAX_BIAS, MAX_BIAS)
+STOPS, BIAS = BY_NAME["stop_sequences"].read, number(-MAX_BIAS, MAX_BIAS)
 TOP = integer(0, MAX_LOG_PROBS)
 
-SHARED: dict[str, Reader] = {
-    "model": text,
-    "stream": boolean,
-    "stream_options": an_object,
-    "n": integer(1, MAX_SEQUENCES),
-    "stop": _stop,
-    "seed": integer(0, MAX_SEED),
-    "temperature": number(0, MAX_TEMPERATURE),
-    "top_p": number(0, 1),
-    "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
-    "frequency_penalty": number(-MAX_PENALTY, MAX_PENALTY),
-    "logit_bias": _biases,
-    # vLLM's
-    "top_k": integer(-1),
-    "min_p": number(0, 1),
-    "repetition_penalty": number(*REPETITION_PENALTIES),
-    "ignore_eos": boolean,
-    "min_tokens": integer(0),
-    "stop_token_ids": token_ids(MAX_WORDS),
-    "bad_words": strings(MAX_WORDS),
-    "skip_special_tokens": boolean,
-    "spaces_between_special_tokens": boolean,
-    "include_stop_str_in_output": boolean,
-    "truncate_prompt_tokens": integer(1),
-    "cache_salt": cache_salt,
-    "use_beam_search": boolean,
-    **{name: entry.read for name, entry in OF_A_SEARCH.items()},
-    "structured_outputs": structured_outputs,
-    **GUIDED,
-    # TensorRT-LLM's
-    "logits_post_processor_name": text,
+
+def anything(name: str, value: object) -> object:
+    """Take any value. It is checked later, or has no effect."""
+    return value
+
+
+SHARED: dict[str, Parameter] = rows(
+    "n seed top_p presence_penalty frequency_penalty top_k min_p repetition_penalty ignore_eos min_tokens "
+    "stop_token_ids skip_special_tokens spaces_between_special_tokens include_stop_str_in_output cache_salt "
+    "use_beam_search length_penalty early_stopping logits_post_processor_name " + " ".join(GUIDED),
+    bad_words="bad_sequences",
+    truncate_prompt_tokens="truncate",
+    max_tokens="max_new_tokens",
+) | {
+    "model": Parameter("model", text, fields=("lora_config",)),
+    "stream": Parameter("stream", boolean),
+    "stream_options": Parameter("stream_options", an_object),
+    "stop": replace(BY_NAME["stop_sequences"], read=_stop),
+    "temperature": replace(BY_NAME["temperature"], read=number(0, MAX_TEMPERATURE)),
+    "logit_bias": Parameter("token_biases", _biases, fields=("embedding_bias",)),
+    "structured_outputs": Parameter("structured_outputs", structured_outputs),
     # the LMI schema's, at /invocations
-    "output_formatter": choice([format.value for format in OutputFormat]),
-}
-COMPLETION: dict[str, Reader] = SHARED | {
-    "prompt": lambda name, value: value,
-    "max_tokens": integer(0),
-    "best_of": integer(1, MAX_SEQUENCES),
-    "logprobs": _logprobs,
-    "echo": boolean,
-    "suffix": text,
+    "output_formatter": Parameter("output_formatter", choice([format.value for format in OutputFormat])),
 }
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
     "request_id guided_decoding_backend guided_whitespace_pattern return_token_ids "
     "include_reasoning separate_reasoning".split()
@@ -177,21 +131,28 @@ CANNOT: dict[str, str] = {
     "allowed_token_ids": "engines take no such list",
     "prompt_embeds": "engines take token ids",
 }
-WIRE_NAMES = {
-    "input_token_ids": "prompt",
-    "inputs": "prompt",
-    "num_top_log_probs": "logprobs",
-    "num_prompt_log_probs": "logprobs",
-    "return_log_probs": "logprobs",
-    "embedding_bias": "logit_bias",
-    "stop_words": "stop_token_ids",
-    "end_ids": "stop_token_ids",
-    "num_return_sequences": "n",
-    "beam_width": "use_beam_search",
-    "stop_sequences": "stop",
-    "lora_config": "model",
-}
-"""These APIs' names for fields of the engines' contract."""
+
+
+def hidden(cannot: Mapping[str, str]) -> dict[str, Parameter]:
+    """Return the fields that are refused unless they ask for nothing, and those that are ignored silently."""
+    silent = {name: Parameter(name, anything) for name in WITHOUT_EFFECT}
+    return silent | {name: Parameter(name, refused(reason, False, [], {})) for name, reason in cannot.items()}
+
+
+COMPLETION = ParameterTable(
+    SHARED
+    | {
+        "prompt": Parameter("prompts", anything, fields=("inputs", "input_token_ids")),
+        "max_tokens": replace(BY_NAME["max_new_tokens"], read=integer(0)),
+        "best_of": replace(BY_NAME["best_of"], off=()),
+        "logprobs": Parameter(
+            "logprobs", _logprobs, fields=("num_top_log_probs", "num_prompt_log_probs", "return_log_probs")
+        ),
+        "echo": Parameter("return_full_text", boolean),
+        "suffix": Parameter("suffix", text),
+    },
+    hidden=hidden(CANNOT),
+)
 
 
 def default_format(model: ModelConfig) -> OpenAIFormat:
@@ -234,26 +195,35 @@ def _stream_format(wanted: object, model: ModelConfig, usual: OutputFormat | Non
 
 def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     """Return the requests of a completion, one for each prompt. Raises InvalidParameter or Unsupported."""
-    given, ignored = read_fields(message.fields, COMPLETION, CANNOT)
+    ignored: list[str] = []
+    given = COMPLETION.read(message.fields, ignored)
     if given.get("suffix"):
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
-    prompts = _prompts(given.get("prompt"))
+    prompts = _prompts(given.get("prompts"))
     _check_together(given)
-    ignored += read_search(given, message.format)
+    read_search(given, COMPLETION, message.format, ignored)
     guide, field_names = asked_guide(given)
     format = replace(_completion_format(given, message.format), field_names=field_names)
-    request = replace(_completion_request(given, format), guided_decoding=guide)
+    has_prefill = format.echoes_prompt and format.has_log_probs
+    request = openai_request(
+        given,
+        format,
+        max_new_tokens=max(1, given.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
+        needs_log_probs=format.has_log_probs or given.get("best_of", 1) > format.num_choices,
+        prefill_details=has_prefill,
+        num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
+        guided_decoding=guide,
+    )
     return Parsed(tuple(replace(request, **prompt) for prompt in prompts), format, tuple(ignored[:MAX_IGNORED]))
 
 
 def _check_together(given: Given) -> None:
-    check_best_of(given)
+    COMPLETION.check_together(given)
     is_search = given.get("use_beam_search", False)
     if given.get("best_of", 1) > given.get("n", 1) and given.get("stream") and not is_search:
         raise Unsupported("best_of", "the best of several is known only at their end, so it cannot be streamed")
-    if given.get("max_tokens") == 0 and not given.get("echo"):
+    if given.get("max_new_tokens") == 0 and not given.get("return_full_text"):
         raise InvalidParameter("max_tokens", "at least 1 without echo", 0)
-    check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens"))
 
 
 def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
@@ -263,20 +233,8 @@ def _completion_format(given: Given, format: OpenAIFormat) -> OpenAIFormat:
         has_log_probs="logprobs" in given,
         num_top_log_probs=given.get("logprobs", 0),
         num_choices=given.get("n", 1),
-        echoes_prompt=given.get("echo", False),
-        is_answer_wanted=given.get("max_tokens", DEFAULT_MAX_TOKENS) > 0,
-    )
-
-
-def _completion_request(given: Given, format: OpenAIFormat) -> GenerationRequest:
-    request = openai_request(given, format, max(1, given.get("max_tokens", DEFAULT_MAX_TOKENS)))
-    has_prefill = format.echoes_prompt and format.has_log_probs
-    return replace(
-        request,
-        needs_log_probs=format.has_log_probs or request.num_sequences > format.num_choices,
-        return_full_text=format.echoes_prompt,
-        prefill_details=has_prefill,
-        num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
+        echoes_prompt=given.get("return_full_text", False),
+        is_answer_wanted=given.get("max_new_tokens") != 0,
     )
 
 
@@ -305,59 +263,26 @@ def _prompts(value: object) -> list[dict[str, Any]]:
 PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
 
 
-def read_fields(
-    fields: Mapping[str, Any], known: Mapping[str, Reader], cannot: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the checked fields, and a line for the log for each unknown one. null means "left out"."""
-    given: dict[str, Any] = {}
-    ignored: list[str] = []
-    for name, value in fields.items():
-        if name in known:
-            if value is not None and (checked := known[name](name, value)) is not None:
-                given[name] = checked
-        elif name in cannot:
-            if not _is_off(value):
-                raise Unsupported(name, cannot[name])
-        elif value is not None and name not in WITHOUT_EFFECT:
-            ignored.append(f"{shorten(name)}: unknown")
-    return given, ignored
-
-
-def read_search(given: dict[str, Any], format: OpenAIFormat) -> list[str]:
-    """Read the fields of a beam search. Returns a line for the log for each field without effect."""
+def read_search(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
+    """Read the fields of a beam search, and drop those without effect."""
     read_flag(given, is_streamed=format.is_streamed)
-    reasons = without_search(given, ("temperature", *GREEDY_HAS_NO))
-    ignored: list[str] = []
-    drop(given, {name: reason for name, reason in reasons.items() if given.get(name) not in OFF.get(name, ())}, ignored)
-    return ignored
+    table.drop(given, without_effect(given, is_greedy=False), ignored)
 
 
-def _is_off(value: object) -> bool:
-    """Whether the value asks for nothing."""
-    return value is None or value is False or value in ([], {})
-
-
-def wants_usage(given: Mapping[str, Any]) -> bool:
+def wants_usage(given: Given) -> bool:
     options = given.get("stream_options", {})
     wanted: bool = boolean("stream_options.include_usage", options.get("include_usage") or False)
     return wanted
 
 
-def openai_request(given: Given, format: OpenAIFormat, max_tokens: int | None) -> GenerationRequest:
-    """Build a request from the fields that both schemas share."""
+def openai_request(given: Given, format: OpenAIFormat, **own: Any) -> GenerationRequest:
+    """Build a request from the fields that both schemas share. What greedy decoding cannot use is left out silently."""
     is_greedy = "beam_width" not in given and (given.get("temperature") == 0 or given.get("top_p") == 0)
-    used = {name: value for name, value in given.items() if not _is_unused(name, value, is_greedy)}
-    return replace(
-        shared_request(used, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=format.is_streamed),
+    return request_of(
+        {name: value for name, value in given.items() if not (is_greedy and name in SAMPLING)},
+        is_greedy=is_greedy,
+        is_streaming=format.is_streamed,
         num_top_log_probs=format.num_top_log_probs or None,
-        stop_sequences=given.get("stop", ()),
-        bad_sequences=given.get("bad_words", ()),
-        truncate=given.get("truncate_prompt_tokens"),
-        token_biases=given.get("logit_bias", ()),
         adapter=format.adapter,
+        **own,
     )
-
-
-def _is_unused(name: str, value: object, is_greedy: bool) -> bool:
-    """Whether the field is off, or greedy decoding cannot use it and an engine might refuse it."""
-    return value in OFF.get(name, ()) or (is_greedy and name in GREEDY_HAS_NO)

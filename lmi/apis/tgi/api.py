@@ -38,7 +38,7 @@ TGI: Api[TgiFormat] = Api(
             Row(Overloaded, 429, "overloaded"),
             Row(EngineLost, 503, "incomplete_generation"),
         ),
-        schema.WIRE_NAMES,
+        schema.PARAMETERS.wire_names(input_token_ids="inputs"),
         _kind,
     ),
 )

@@ -29,7 +29,7 @@ NAME = "TGI"
 EXAMPLE = {"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 8, "details": True}}
 FIELDS: dict[str, Schema] = {
     "inputs": {"type": "string", "minLength": 1},
-    "parameters": or_null(asked(taken({name: entry.read for name, entry in PARAMETERS.items()}))),
+    "parameters": or_null(asked(taken(PARAMETERS))),
 }
 
 

@@ -28,6 +28,6 @@ TRITON: Api[TritonFormat] = Api(
     read=schema.reader(OutputFormat.JSON),
     parse=schema.parse,
     formatter=_formatter,
-    errors=ErrorRules(written_by(TritonWhole, TritonStream), (Row(GenerationFailed, 500),), schema.WIRE_NAMES),
+    errors=ErrorRules(written_by(TritonWhole, TritonStream), (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()),
 )
 TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=schema.reader(OutputFormat.SSE))

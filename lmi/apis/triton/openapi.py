@@ -25,7 +25,7 @@ from lmi.apis.base.openapi import (
 )
 from lmi.apis.base.readers import JSON_SCHEMAS
 from lmi.apis.triton.formatter import OUTPUTS
-from lmi.apis.triton.schema import INPUTS, MAX_ID_BYTES, PACKED, Input
+from lmi.apis.triton.schema import INPUTS, MAX_ID_BYTES, PACKED
 from lmi.settings.config import Config
 
 NAME = "Triton"
@@ -34,18 +34,7 @@ VERSIONS = ("", "/versions/{version}")
 EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "parameters": {"max_tokens": 8}}
 
 
-def _input(entry: Input) -> Schema:
-    """Describe an input. A scalar may come as a list of one, a number or flag as text, a list of words as one word."""
-    schema = JSON_SCHEMAS.get(entry.read, {})
-    if not schema or entry.is_list:
-        return schema
-    forms = [schema, {**array(schema), "minItems": 1, "maxItems": 1}]
-    return {
-        "anyOf": forms if entry.datatype == "BYTES" else [*forms, {"type": "string", "description": "the same as text"}]
-    }
-
-
-FIELDS = {name: _input(entry) for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)}
+FIELDS = {name: JSON_SCHEMAS.get(row.read, {}) for name, row in INPUTS.items()}
 NEEDED: Schema = {"required": ["text_input"]}
 REQUEST: Schema = {
     "allOf": [ref("TritonInputs")],

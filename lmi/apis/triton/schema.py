@@ -17,71 +17,38 @@ from typing import Any
 
 import orjson
 
-from lmi.apis.base.beams import MAX_BEAMS, OF_A_SEARCH, read_flag, read_width, without_search
+from lmi.apis.base.beams import read_flag, read_width, without_effect
 from lmi.apis.base.guides import json_schema
-from lmi.apis.base.parameters import (
-    MAX_IGNORED,
-    MAX_SEQUENCES,
-    Given,
-    check_best_of,
-    check_least_tokens,
-    check_one_sequence,
-    check_stop,
-    drop,
-    shared_request,
-)
+from lmi.apis.base.parameters import BY_NAME, MAX_IGNORED, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import (
+    JSON_SCHEMAS,
+    MAX_INT,
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
     Message,
     Parsed,
     Reader,
     boolean,
-    cache_salt,
     check_values,
     choice,
-    integer,
-    number,
     read_object,
+    refused,
     strings,
     takes,
     text,
-    token_ids,
 )
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
-from lmi.executor import (
-    MAX_PENALTY,
-    MAX_SEED,
-    MAX_TEMPERATURE,
-    REPETITION_PENALTIES,
-    GuidedDecodingParams,
-    GuideType,
-)
+from lmi.executor import GuidedDecodingParams, GuideType
 from lmi.settings.config import ModelConfig
-from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
+from lmi.types import AnswerFormat, OutputFormat
 
 DEFAULT_MAX_NEW_TOKENS = 30
 MAX_ID_BYTES = 1024  # every event repeats it
 MAX_NUMBER_CHARS = 32  # of a number that comes as text
 BOM = b"\xef\xbb\xbf"
-SAMPLING = ("top_k", "top_p", "min_p", "seed")
 GUIDE_TYPES = {"json": GuideType.JSON, "json_schema": GuideType.JSON_SCHEMA, "regex": GuideType.REGEX} | {
     "ebnf_grammar": GuideType.EBNF_GRAMMAR
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One input: its reader, the datatype of its tensor in the metadata, and its other names (`twins`).
-
-    `off` holds the values that mean the same as leaving it out.
-    """
-
-    read: Reader
-    datatype: str
-    off: tuple[object, ...] = ()
-    twins: tuple[str, ...] = ()
-    is_list: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +92,9 @@ def _unless_empty(read: Reader) -> Reader:
     return lambda name, value: None if value == "" else read(name, value)
 
 
-def _refused(reason: str) -> Reader:
-    """Make a reader that refuses every value except those that ask for nothing."""
-
-    def read(name: str, value: object) -> None:
-        if value not in ("", [], [""], [0], [False], 0):
-            raise Unsupported(name, reason)
-
-    return read
+@takes({"type": "boolean"})
+def _negated(name: str, value: object) -> bool:
+    return not boolean(name, value)
 
 
 STOP_WORDS = _words(MAX_STOP_SEQUENCES)
@@ -164,43 +126,9 @@ RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
 }
 LOG_PROB_OUTPUTS = frozenset(("cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"))
-INPUTS: dict[str, Input] = {
-    "text_input": Input(_prompt, "BYTES"),
-    "max_tokens": Input(integer(1), "INT32", (DEFAULT_MAX_NEW_TOKENS,), ("sampling_param_max_tokens",)),
-    "stream": Input(boolean, "BOOL", (), ("streaming",)),
-    "temperature": Input(number(0, MAX_TEMPERATURE), "FP32", (0,), ("sampling_param_temperature",)),
-    "top_k": Input(integer(-1), "INT32", (-1, 0), ("sampling_param_top_k",)),
-    "top_p": Input(number(0, 1), "FP32", (1,), ("sampling_param_top_p",)),
-    "min_p": Input(number(0, 1), "FP32", (0,)),
-    "seed": Input(integer(0, MAX_SEED), "UINT64", (), ("random_seed", "sampling_param_seed")),
-    "repetition_penalty": Input(number(*REPETITION_PENALTIES), "FP32", (1,)),
-    "presence_penalty": Input(number(-MAX_PENALTY, MAX_PENALTY), "FP32", (0,), ("sampling_param_presence_penalty",)),
-    "frequency_penalty": Input(number(-MAX_PENALTY, MAX_PENALTY), "FP32", (0,), ("sampling_param_frequency_penalty",)),
-    "min_tokens": Input(integer(0), "INT32", (0,), ("min_length",)),
-    "stop_words": Input(STOP_WORDS, "BYTES", ((),), ("sampling_param_stop",), is_list=True),
-    "stop": Input(_stop, "BYTES", ((),), is_list=True),
-    "bad_words": Input(_words(MAX_WORDS), "BYTES", ((),), is_list=True),
-    "stop_token_ids": Input(token_ids(MAX_WORDS), "INT32", ((),), is_list=True),
-    "ignore_eos": Input(boolean, "BOOL", (False,)),
-    "include_stop_str_in_output": Input(boolean, "BOOL", (False,)),
-    "skip_special_tokens": Input(boolean, "BOOL", (True,)),
-    "spaces_between_special_tokens": Input(boolean, "BOOL", (True,)),
-    "n": Input(integer(1, MAX_SEQUENCES), "INT32", (1,), ("num_return_sequences",)),
-    "best_of": Input(integer(1, MAX_SEQUENCES), "INT32", (1,), ("sampling_param_best_of",)),
-    "beam_width": Input(integer(1, MAX_BEAMS), "INT32", (1,)),
-    "use_beam_search": Input(boolean, "BOOL", (False,)),
-    "length_penalty": Input(OF_A_SEARCH["length_penalty"].read, "FP32", (1,), ("len_penalty",)),
-    "early_stopping": Input(OF_A_SEARCH["early_stopping"].read, "BOOL", (False,)),
-    "logprobs": Input(integer(0), "INT32"),
-    "guided_decoding_guide_type": Input(_unless_empty(choice(tuple(GUIDE_TYPES))), "BYTES", (None,)),
-    "guided_decoding_guide": Input(_unless_empty(text), "BYTES", (None,)),
-    "lora_name": Input(text, "BYTES", ("",)),
-    "cache_salt": Input(cache_salt, "BYTES"),
-    "logits_post_processor_name": Input(text, "BYTES", ("",)),
-    "exclude_input_in_output": Input(boolean, "BOOL", (True,), ("sampling_param_exclude_input_from_output",)),
-    **{name: Input(boolean, "BOOL", (False,)) for name in RETURNS},
+REFUSED = {
+    name: refused(reason, "", [], [""], [0], [False], False, 0) for reason, names in NOT_BUILT.items() for name in names
 }
-REFUSED = {name: _refused(reason) for reason, names in NOT_BUILT.items() for name in names}
 WITHOUT_EFFECT = {
     "end_id": "the model's own end tokens count",
     "pad_id": "nothing is padded",
@@ -208,32 +136,95 @@ WITHOUT_EFFECT = {
     "lora_ckpt_source": "without an adapter",
 }
 PACKED = "sampling_parameters"
-MEANINGS = {name: meaning for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)}
 
 
 def said(name: str) -> str:
-    """Return the name that an error uses for an input. WIRE_NAMES translates the contract's names."""
+    """Return the name that an error uses for an input."""
     return f"input '{name}'"
 
 
-UNCHANGED = (
-    *("temperature", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words"),
-    *("beam_width", "logits_post_processor_name", "cache_salt"),
+def tensor(name: str, row: Parameter) -> dict[str, object]:
+    """Describe an input in the metadata of the model."""
+    return {"name": name, "datatype": _datatype(row), "shape": [-1 if _is_list(row) else 1]}
+
+
+def _is_list(row: Parameter) -> bool:
+    return () in row.off
+
+
+def _datatype(row: Parameter) -> str:
+    schema = JSON_SCHEMAS.get(row.read, {})
+    schema = schema.get("anyOf", [schema])[0]
+    kind = schema["items"]["type"] if schema.get("type") == "array" else schema.get("type")
+    if kind == "integer":
+        return "UINT64" if schema.get("maximum", 0) > MAX_INT else "INT32"
+    return "FP32" if kind == "number" else "BOOL" if kind == "boolean" else "BYTES"
+
+
+def _input(row: Parameter) -> Parameter:
+    """Return a parameter that may come as a tensor: a scalar as a list of one, a number or flag as text."""
+    if _is_list(row):
+        return row
+    is_text, schema = _datatype(row) == "BYTES", JSON_SCHEMAS.get(row.read, {})
+
+    def read(name: str, value: object) -> Any:
+        return row.read(name, _scalar(name, value, is_text=is_text))
+
+    if schema:
+        one = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        as_text = [] if is_text else [{"type": "string", "description": "the same as text"}]
+        JSON_SCHEMAS[read] = {"anyOf": [schema, one, *as_text]}
+    return replace(row, read=read)
+
+
+def _scalar(name: str, value: object, *, is_text: bool) -> object:
+    if isinstance(value, list):
+        if len(value) != 1:
+            raise InvalidRequest(f"The schema can not convert {name} to tensor with proper shape: one element")
+        value = value[0]
+    if isinstance(value, str) and not is_text and len(value) <= MAX_NUMBER_CHARS:
+        with suppress(orjson.JSONDecodeError):
+            return orjson.loads(value.lower())
+    return value
+
+
+MEANT = rows(
+    "top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty min_tokens stop_token_ids ignore_eos "
+    "include_stop_str_in_output skip_special_tokens spaces_between_special_tokens n best_of beam_width "
+    "use_beam_search length_penalty early_stopping cache_salt",
+    logprobs="num_top_log_probs",
+    lora_name="adapter",
+) | {
+    "text_input": Parameter("prompt", _prompt, fields=("inputs", "input_token_ids")),
+    "stream": Parameter("stream", boolean),
+    "max_tokens": replace(BY_NAME["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
+    "temperature": replace(BY_NAME["temperature"], off=(0,)),
+    "stop_words": replace(BY_NAME["stop_sequences"], read=STOP_WORDS),
+    "stop": Parameter("stop", _stop, ((),)),
+    "bad_words": replace(BY_NAME["bad_sequences"], read=_words(MAX_WORDS)),
+    "logits_post_processor_name": replace(BY_NAME["logits_post_processor_name"], off=("",)),
+    "guided_decoding_guide_type": Parameter(
+        "guide_type", _unless_empty(choice(tuple(GUIDE_TYPES))), fields=("guided_decoding_params",)
+    ),
+    "guided_decoding_guide": Parameter("guide", _unless_empty(text)),
+    "exclude_input_in_output": replace(BY_NAME["return_full_text"], read=_negated),
+    **{name: Parameter(name, boolean, (False,)) for name in RETURNS},
+}
+TWINS = {  # the names of other models
+    "streaming": "stream",
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+    "num_return_sequences": "n",
+    "len_penalty": "length_penalty",
+    "sampling_param_stop": "stop_words",
+    "sampling_param_exclude_input_from_output": "exclude_input_in_output",
+} | {
+    f"sampling_param_{name}": name
+    for name in "max_tokens temperature top_k top_p seed presence_penalty frequency_penalty best_of".split()
+}
+INPUTS = ParameterTable(
+    {name: _input(row) for name, row in (MEANT | {twin: MEANT[name] for twin, name in TWINS.items()}).items()}, said
 )
-WIRE_NAMES = {
-    name: said(meaning)
-    for name, meaning in {
-        "inputs": "text_input",
-        "input_token_ids": "text_input",
-        "max_tokens": "max_tokens",
-        "num_top_log_probs": "logprobs",
-        "stop_words": "stop_token_ids",
-        "end_ids": "stop_token_ids",
-        "num_return_sequences": "n",
-        "guided_decoding_params": "guided_decoding_guide_type",
-        "lora_config": "lora_name",
-    }.items()
-} | {name: said(name) for name in UNCHANGED}
 
 
 def default_format(model: ModelConfig) -> TritonFormat:
@@ -269,106 +260,93 @@ def _id(fields: dict[str, Any]) -> str:
 
 def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
     """Check the inputs and build the request. Raises InvalidRequest."""
-    reading = Reading()
-    for where, name, value in _members(message.fields):
-        reading.add(where, name, value)
-    given = reading.given
-    if "text_input" not in given:
+    ignored: list[str] = []
+    given = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS} | _read(message.fields, ignored)
+    if "prompt" not in given:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
     is_streaming = message.format.is_streamed and given.get("stream", True)
-    _check_together(given, is_streaming)
+    INPUTS.check_together(given, is_streamed=is_streaming)
     is_flagged = _read_search(given)
     is_greedy = "beam_width" not in given and (not given.get("temperature") or given.get("top_p") == 0)
-    drop(given, _without_effect(given, is_greedy, is_streaming), reading.ignored)
+    INPUTS.drop(given, _without_effect(given, is_greedy, is_streaming), ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
-    request = _request(given, is_greedy, is_streaming, needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs))
+    request = request_of(
+        given,
+        is_greedy=is_greedy,
+        is_streaming=is_streaming,
+        needs_log_probs=not LOG_PROB_OUTPUTS.isdisjoint(outputs) or "best_of" in given,
+        guided_decoding=_guide(given.get("guide_type"), given.get("guide")),
+    )
     format = replace(
         message.format,
         outputs=outputs,
         num_answers=given.get("n", request.sampling.beam_width),
         field_names={"beam_width": said("use_beam_search")} if is_flagged else {},
     )
-    return Parsed((request,), format, tuple(reading.ignored[:MAX_IGNORED]))
+    return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 
 
-def _members(fields: dict[str, Any]) -> Iterator[tuple[str, str, object]]:
-    """Yield (prefix for an error, name, value) for each field of the body."""
+def _members(fields: dict[str, Any], where: str = "") -> Iterator[tuple[str, str, object]]:
+    """Yield (prefix for an error, name, value) for each field of the body, and for those that a field holds."""
     for name, value in fields.items():
-        if name == "parameters":
+        if name == "parameters" and not where:
             if not isinstance(value, dict):
                 raise MalformedRequest(f"Expected JSON object for keyword: 'parameters', given {shorten(value)}")
-            for inner, inner_value in value.items():
-                yield "Converting keyword: 'parameters': ", inner, inner_value
-        elif name != "id":
-            yield "", name, value
-
-
-class Reading:
-    """Collects the inputs of one request. `given` holds the checked values that have an effect."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, Any] = {}
-        self.ignored: list[str] = []
-        self._names: set[str] = set()
-
-    def add(self, where: str, name: str, value: object) -> None:
-        if name == PACKED or name in REFUSED or name in MEANINGS:
-            if name in self._names:
-                raise MalformedRequest(f"input '{name}' already exists in request")
-            self._names.add(name)
-        if name == PACKED:
-            for inner, inner_value in _unpack(value).items():
-                if inner_value is not None:  # left out; some clients' libraries write null
-                    self.add(f"Converting keyword: '{PACKED}': ", inner, inner_value)
-        elif name in REFUSED:
-            REFUSED[name](said(name), value)
-        elif name in MEANINGS:
-            self._keep(name, MEANINGS[name], value)
-        else:
-            self._ignore(where, name, value)
-
-    def _keep(self, name: str, meaning: str, value: object) -> None:
-        entry = INPUTS[meaning]
-        checked = entry.read(said(name), value if entry.is_list else _scalar(name, value, entry.datatype))
-        if checked in entry.off:
-            return
-        if meaning in self.given:
-            raise MalformedRequest(f"input '{meaning}' already exists in request, and '{name}' means the same")
-        self.given[meaning] = checked
-
-    def _ignore(self, where: str, name: str, value: object) -> None:
-        if name in WITHOUT_EFFECT:
-            self.ignored.append(f"{name}: no effect, {WITHOUT_EFFECT[name]}")
-        elif isinstance(value, str | int | float):
-            self.ignored.append(f"{shorten(name)}: unknown")
-        else:
-            raise MalformedRequest(
-                f"{where}parameter {shorten(name)} has invalid type. "
-                "It is none of the model's inputs and should be a number, a boolean or a string."
-            )
-
-
-def _scalar(name: str, value: object, datatype: str) -> object:
-    if isinstance(value, list):
-        if len(value) != 1:
-            raise InvalidRequest(f"The schema can not convert input '{name}' to tensor with proper shape: one element")
-        value = value[0]
-    if isinstance(value, str) and datatype != "BYTES" and len(value) <= MAX_NUMBER_CHARS:
-        with suppress(orjson.JSONDecodeError):
-            return orjson.loads(value.lower())
-    return value
+            yield from _members(value, "Converting keyword: 'parameters': ")
+        elif name != "id" or where:
+            yield where, name, value
+            if name == PACKED:
+                yield from _members(_unpack(value), f"Converting keyword: '{PACKED}': ")
 
 
 def _unpack(value: object) -> dict[str, Any]:
-    value = _scalar(PACKED, value, "BYTES")
+    value = _scalar(said(PACKED), value, is_text=True)
     if not isinstance(value, str):
         raise InvalidParameter(said(PACKED), "a string that holds a JSON object", value)
     if not value:
         return {}
     try:
-        return read_object(value.encode())
+        fields = read_object(value.encode())
     except MalformedRequest as error:
         raise MalformedRequest(f"Unable to parse '{PACKED}': {error}") from None
+    return {name: inner for name, inner in fields.items() if inner is not None}  # some clients' libraries write null
+
+
+def _read(fields: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """Return the checked values that have an effect. Unlike other APIs' null, Triton's is a value."""
+    given: dict[str, Any] = {}
+    names: set[str] = set()
+    for where, name, value in _members(fields):
+        if name in names and (name in INPUTS or name in REFUSED or name == PACKED):
+            raise MalformedRequest(f"{said(name)} already exists in request")
+        names.add(name)
+        if name in INPUTS:
+            row = INPUTS[name]
+            checked = row.read(said(name), value)
+            if checked is None or checked in row.off:
+                continue
+            if row.name in given:
+                raise MalformedRequest(
+                    f"{INPUTS.named(row.name)} already exists in request, and '{name}' means the same"
+                )
+            given[row.name] = checked
+        elif name in REFUSED:
+            REFUSED[name](said(name), value)
+        elif name != PACKED:
+            _ignore(where, name, value, ignored)
+    return given
+
+
+def _ignore(where: str, name: str, value: object, ignored: list[str]) -> None:
+    if name in WITHOUT_EFFECT:
+        ignored.append(f"{said(name)}: no effect, {WITHOUT_EFFECT[name]}")
+    elif isinstance(value, str | int | float):
+        ignored.append(f"{shorten(name)}: unknown")
+    else:
+        raise MalformedRequest(
+            f"{where}parameter {shorten(name)} has invalid type. "
+            "It is none of the model's inputs and should be a number, a boolean or a string."
+        )
 
 
 def _read_search(given: dict[str, Any]) -> bool:
@@ -379,32 +357,21 @@ def _read_search(given: dict[str, Any]) -> bool:
     if is_flagged:
         read_flag(given)
     else:
-        read_width(given, "beam_width", said)
+        read_width(given, INPUTS)
     return is_flagged
-
-
-def _check_together(given: Given, is_streaming: bool) -> None:
-    check_best_of(given, said)
-    check_stop(given, "stop_words", said)
-    check_least_tokens(given, ["min_tokens"], "max_tokens", given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS), said)
-    if is_streaming:
-        check_one_sequence(given, said, "beam_width")
 
 
 def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:
     """Return the inputs that this request cannot use, with the reasons."""
-    reasons = without_search(given, ("temperature", *SAMPLING))
-    if is_greedy:
-        reasons |= dict.fromkeys(SAMPLING, "in greedy decoding")
+    reasons = without_effect(given, is_greedy=is_greedy)
     if is_streaming:
-        reasons["exclude_input_in_output"] = "in a stream"
+        reasons["return_full_text"] = "in a stream"
     if "return_logprobs" not in given:
-        reasons["logprobs"] = "without return_logprobs"
+        reasons["num_top_log_probs"] = "without return_logprobs"
     return reasons
 
 
-def _guide(given: Given) -> GuidedDecodingParams | None:
-    kind, guide = given.get("guided_decoding_guide_type"), given.get("guided_decoding_guide")
+def _guide(kind: str | None, guide: str | None) -> GuidedDecodingParams | None:
     if kind is None and guide is None:
         return None
     if kind is None:
@@ -415,18 +382,3 @@ def _guide(given: Given) -> GuidedDecodingParams | None:
     if kind == "json_schema":
         return json_schema(said("guided_decoding_guide"), guide)
     return GuidedDecodingParams(GUIDE_TYPES[kind], guide)
-
-
-def _request(given: Given, is_greedy: bool, is_streaming: bool, needs_log_probs: bool) -> GenerationRequest:
-    max_tokens = given.get("max_tokens", DEFAULT_MAX_NEW_TOKENS)
-    return replace(
-        shared_request(given, max_new_tokens=max_tokens, is_greedy=is_greedy, is_streaming=is_streaming),
-        prompt=given["text_input"],
-        stop_sequences=given.get("stop_words", ()) + given.get("stop", ()),
-        bad_sequences=given.get("bad_words", ()),
-        return_full_text="exclude_input_in_output" in given,
-        num_top_log_probs=given.get("logprobs"),
-        needs_log_probs=needs_log_probs or "best_of" in given,
-        guided_decoding=_guide(given),
-        adapter=given.get("lora_name"),
-    )

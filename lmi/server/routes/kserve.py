@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from lmi import __version__
 from lmi.apis.triton.formatter import OUTPUTS
-from lmi.apis.triton.schema import INPUTS, Input
+from lmi.apis.triton.schema import INPUTS, tensor
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.routes.health import health, service_health
@@ -56,17 +56,13 @@ async def model(exchange: Exchange, service: Service) -> None:
         "name": named.name,
         "versions": [named.version],
         "platform": service.config.engine.handler,
-        "inputs": [_tensor(name, entry) for meaning, entry in INPUTS.items() for name in (meaning, *entry.twins)],
+        "inputs": [tensor(name, row) for name, row in INPUTS.items()],
         "outputs": [
             {"name": name, "datatype": datatype, "shape": [-1]}
             for name, datatype in {"text_output": "BYTES", **OUTPUTS}.items()
         ],
     }
     await exchange.send_json(metadata)
-
-
-def _tensor(name: str, entry: Input) -> dict[str, object]:
-    return {"name": name, "datatype": entry.datatype, "shape": [-1 if entry.is_list else 1]}
 
 
 async def stats(exchange: Exchange, service: Service) -> None:

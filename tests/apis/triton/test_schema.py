@@ -148,11 +148,11 @@ WRONG: dict[str, list[Any]] = {
 
 
 def test_the_tables_of_this_file_hold_every_input() -> None:
-    assert set(WRONG) == set(triton.INPUTS)
+    assert set(WRONG) == set(triton.MEANT)
     others = {"text_input", "stream", "logprobs", "guided_decoding_guide_type", "guided_decoding_guide"}
     others |= {"beam_width", "use_beam_search", "length_penalty", "early_stopping"}
-    assert set(EFFECT) | set(SAMPLING_EFFECT) | others == set(triton.INPUTS)
-    names = [*triton.MEANINGS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED]
+    assert set(EFFECT) | set(SAMPLING_EFFECT) | others == set(triton.MEANT)
+    names = [*triton.INPUTS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED]
     assert len(names) == len(set(names))
 
 
@@ -206,7 +206,7 @@ def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None
         assert (parsed.request, parsed.format) == (expected.request, expected.format)
 
 
-@pytest.mark.parametrize(("twin", "name"), [(t, n) for n, entry in triton.INPUTS.items() for t in entry.twins])
+@pytest.mark.parametrize(("twin", "name"), triton.TWINS.items())
 def test_another_models_name_means_the_same(twin: str, name: str) -> None:
     value = (EFFECT | SAMPLING_EFFECT | {"stream": (False, {}), "length_penalty": (0.5, {})})[name][0]
     others: dict[str, Any] = {} if name == "temperature" else {"temperature": 0.7}
@@ -301,10 +301,11 @@ def test_the_url_decides_the_form_and_stream_false_makes_one_event(
 
 
 def test_without_a_temperature_what_belongs_to_sampling_has_no_effect() -> None:
+    sampled = {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": 3}
     for fields in ({}, {"temperature": 0}, {"temperature": "0"}):
-        parsed = _parse(fields | {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": 3})
+        parsed = _parse(fields | sampled)
         assert parsed.request == _request({})
-        assert set(parsed.ignored) == {f"{name}: no effect in greedy decoding" for name in triton.SAMPLING}
+        assert set(parsed.ignored) == {f"input '{name}': no effect in greedy decoding" for name in sampled}
     assert _request({"temperature": 1, "top_p": 0}) == _request({})
     assert _request({"temperature": 1}).sampling.temperature == 1
 
@@ -325,7 +326,7 @@ def test_a_beam_search_is_asked_for_in_the_words_of_either_backend(
     parsed = _parse(fields | {"length_penalty": 0.5, "early_stopping": True, "temperature": 0.7})
     search = SamplingConfig(width, num_return_sequences=num, length_penalty=0.5, early_stopping=1)
     assert (parsed.request.sampling, parsed.format.num_answers) == (search, num)
-    assert parsed.ignored == ("temperature: no effect in beam search",)
+    assert parsed.ignored == ("input 'temperature': no effect in beam search",)
 
 
 def test_a_search_of_one_beam_is_greedy() -> None:
@@ -362,7 +363,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 VALUES: Any = st.recursive(
     SCALARS | TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=5
 )
-KNOWN = st.sampled_from([*triton.MEANINGS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED, "id", "parameters"])
+KNOWN = st.sampled_from([*triton.INPUTS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED, "id", "parameters"])
 LIKELY = VALUES | st.integers(0, 20) | st.floats(0, 1) | st.booleans() | st.integers(0, 20).map(str)
 FIELDS = st.dictionaries(KNOWN | TEXTS, LIKELY, max_size=6)
 PACKED = FIELDS.map(json.dumps)
@@ -388,7 +389,7 @@ def test_any_json_gives_a_request_or_a_refusal(
     assert parsed.request.prompt
 
 
-@pytest.mark.parametrize("name", [*triton.MEANINGS, *triton.REFUSED, triton.PACKED, "id", "parameters", "x"])
+@pytest.mark.parametrize("name", [*triton.INPUTS, *triton.REFUSED, triton.PACKED, "id", "parameters", "x"])
 def test_a_value_nested_deeper_than_python_prints_is_refused_like_any_other(name: str) -> None:
     nested = b"[" * 1000 + b"]" * 1000
     for body in (b'{"%b": %b}', b'{"parameters": {"%b": %b}}'):
