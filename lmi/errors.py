@@ -12,8 +12,8 @@
      ├─ Overloaded                the queue or the memory of bodies is full; the client may try again later
      ├─ Unavailable               no engine can take the request: loading, draining, restarting
      │   └─ EngineLost            the engine that worked on the request died
-     ├─ DeadlineExceeded          the request took longer than `predict_timeout`
-     ├─ OutOfMemory               the accelerator had no memory left for this request
+     ├─ DeadlineExceeded          the request, or a load, took longer than it may
+     ├─ OutOfMemory               no memory is left for this request, or for one more model
      ├─ GenerationFailed          the engine gave up only this request
      │   └─ UserCodeFailed        user code raised an exception
      ├─ ClientGone                the client no longer waits for the answer
@@ -24,9 +24,10 @@
          ├─ SecurityRefused       5
          └─ SourceUnreachable     6
 
-Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs. An API
-that answers differently (LMI turns 400 into 424) has a table in `formatters/errors.py`. An error passes between
-processes as an `ErrorInfo`, from which the other process makes an error of the same class.
+Each class has a stable `label`, which logs and metrics show, and the HTTP `status` that it has in most APIs, which
+`/openapi.json` describes with the first line of the class's docstring. An API that answers differently (LMI turns 400
+into 424) has a table in its `api.py`. An error passes between processes as an `ErrorInfo`, from which the other process
+makes an error of the same class.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Conflict(LmiError):
 
 
 class Overloaded(LmiError):
-    """A queue, or the memory for the bodies of requests, has no room."""
+    """A queue, or the memory for the bodies of requests, has no room (Retry-After)."""
 
     status = 503
     label = "overloaded"
@@ -140,7 +141,7 @@ class Overloaded(LmiError):
 
 
 class Unavailable(LmiError):
-    """No engine can take the request: loading, draining or restarting."""
+    """No engine can take the request (Retry-After): loading, draining or restarting."""
 
     status = 503
     label = "unavailable"
@@ -154,14 +155,14 @@ class EngineLost(Unavailable):
 
 
 class DeadlineExceeded(LmiError):
-    """The whole request took longer than `predict_timeout`."""
+    """It took longer than `predict_timeout`, or than a model or an adapter may take to load or to end."""
 
     status = 504
     label = "deadline_exceeded"
 
 
 class OutOfMemory(LmiError):
-    """The accelerator ran out of memory while it worked on this request."""
+    """The accelerator has no memory left for this request, or the server no room for what it should load."""
 
     status = 507
     label = "out_of_memory"
@@ -240,6 +241,7 @@ def _tree(kind: type[LmiError]) -> Iterator[type[LmiError]]:
 
 CLASSES = {kind.label: kind for kind in _tree(LmiError)}
 """All classes above, by label."""
+STATUSES = frozenset(kind.status for kind in CLASSES.values())
 
 
 def from_info(info: ErrorInfo) -> LmiError:

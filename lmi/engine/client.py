@@ -27,17 +27,8 @@ from lmi.engine.messages import (
     decode_to_front_end,
     encode,
 )
-from lmi.errors import (
-    EngineLost,
-    ErrorInfo,
-    GenerationFailed,
-    InvalidRequest,
-    LmiError,
-    OutOfMemory,
-    Unavailable,
-    from_info,
-)
-from lmi.executor import EngineInfo, ErrorKind, Request, Response, ResponseError, Result
+from lmi.errors import EngineLost, ErrorInfo, GenerationFailed, LmiError, Unavailable, from_info
+from lmi.executor import EngineInfo, Request, Response, ResponseError, Result
 from lmi.ipc.connection import Connection, Connections
 from lmi.ipc.frames import frame
 from lmi.shared.state import EngineRecord
@@ -311,17 +302,8 @@ async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
-LABELS = {
-    ErrorKind.GENERATION: GenerationFailed.label,
-    ErrorKind.OUT_OF_MEMORY: OutOfMemory.label,
-    ErrorKind.ENGINE_LOST: EngineLost.label,
-    ErrorKind.INVALID: InvalidRequest.label,
-    ErrorKind.UNAVAILABLE: Unavailable.label,
-}
-
-
 def failure(error: ResponseError | None) -> LmiError:
     """Return the error that ended a request after the engine had accepted it."""
     if error is None:
         return GenerationFailed("the engine sent neither a result nor an error")
-    return from_info(ErrorInfo(LABELS[error.kind], error.message, error.field))
+    return from_info(ErrorInfo(error.kind.error.label, error.message, error.field))

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from lmi.errors import writable
+from lmi import errors
 
 
 class FinishReason(enum.IntEnum):
@@ -23,11 +23,18 @@ class FinishReason(enum.IntEnum):
 class ErrorKind(enum.IntEnum):
     """The class of a failure, which upstream lacks. An API chooses a status from it without reading the message."""
 
-    GENERATION = 0  # this request failed, and the others in its batch are unharmed
-    OUT_OF_MEMORY = 1
-    ENGINE_LOST = 2  # the engine died or was replaced while it worked on the request
-    INVALID = 3  # the engine refused the request after acceptance
-    UNAVAILABLE = 4  # what the request needs beside the engine is not there; a second attempt may succeed
+    error: type[errors.LmiError]
+
+    GENERATION = 0, errors.GenerationFailed  # this request failed, and the others in its batch are unharmed
+    OUT_OF_MEMORY = 1, errors.OutOfMemory
+    ENGINE_LOST = 2, errors.EngineLost  # the engine died or was replaced while it worked on the request
+    INVALID = 3, errors.InvalidRequest  # the engine refused the request after acceptance
+    UNAVAILABLE = 4, errors.Unavailable  # what it needs beside the engine is not there; a second attempt may succeed
+
+    def __new__(cls, value: int, error: type[errors.LmiError]) -> ErrorKind:
+        kind = int.__new__(cls, value)
+        kind._value_, kind.error = value, error
+        return kind
 
 
 class TokenLogProb(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -109,7 +116,7 @@ class ResponseError(msgspec.Struct, frozen=True, array_like=True):
     field: str | None = None
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "message", writable(self.message))
+        msgspec.structs.force_setattr(self, "message", errors.writable(self.message))
 
 
 class Response(msgspec.Struct, array_like=True):

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
+from lmi.errors import STATUSES
+
 WORD = 8  # bytes
 SILENT_S = 5.0  # an engine without a sign of life for so long does not count as ready
 T = TypeVar("T")
@@ -230,9 +232,8 @@ class EngineRecord(Record):
 
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-STATUS_CODES = tuple(
-    "200 207 400 404 405 408 409 413 415 417 422 424 429 431 499 500 501 503 504 505 507 other".split()
-)
+OTHER_STATUSES = {200, 207, 405, 408, 413, 415, 417, 422, 429, 431, 501, 505}  # no error: HTTP's, and those of one API
+STATUS_CODES = (*map(str, sorted(STATUSES | OTHER_STATUSES)), "other")
 FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", "other")
 
 

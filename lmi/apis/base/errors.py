@@ -64,6 +64,9 @@ class ErrorRules(Generic[AnyFormat]):
         media_type, body = self.write(fields, format, in_answer=accepted or row.in_answer)
         return Rendered(row.status, media_type, body, retry_header(error))
 
+    def status_of(self, kind: type[LmiError]) -> int:
+        return next((row.status for row in self.rows if issubclass(kind, row.cause)), kind.status)
+
     def render_status(self, status: int, message: str, format: AnyFormat) -> Rendered:
         """Render an error of HTTP: 404, 405, 408, 413, 415, 431."""
         fields = ErrorFields(message, status, self.kind_of_status(status))

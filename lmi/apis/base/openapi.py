@@ -7,10 +7,12 @@ its `data`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmi import errors
+from lmi.apis.base.errors import ErrorRules
 from lmi.apis.base.pages import LIMIT, MAX_ITEMS, TOKEN
 from lmi.apis.base.parameters import Parameter
 from lmi.apis.base.readers import JSON_SCHEMAS
@@ -18,6 +20,7 @@ from lmi.settings.config import ModelConfig
 
 Schema = dict[str, Any]
 Operation = dict[str, Any]
+Causes = Iterable[type[errors.LmiError]]
 
 ITEM_SCHEMA = "x-itemSchema"
 JSON, JSONLINES, SSE = "application/json", "application/jsonlines", "text/event-stream"
@@ -29,25 +32,20 @@ PAGE: list[Schema] = [  # the parameters of a list in pages
     {"name": LIMIT, "in": "query", "schema": {**INTEGER, "minimum": 1, "maximum": MAX_ITEMS}},
     {"name": TOKEN, "in": "query", "schema": {**STRING, "pattern": "^[0-9]{1,9}$"}},
 ]
-REASONS = {
-    400: "the request is wrong, and the error says where",
-    404: "no such path, or the path names a model or version that is not served here",
-    405: "not with this method",
-    408: "the request did not come in time",
-    409: "the name is taken, or another call changes or removes it now",
-    413: "the body is over max_request_size",
-    415: "the body is compressed, or a form in parts",
-    422: "the request is wrong, and the error says where",
-    429: "too many requests (Retry-After)",
-    424: "the request is wrong, or the engine failed on it; the error says which",
-    431: "the head of the request is too large",
-    500: "a fault of the server, or of the engine on this request",
-    503: "too many requests (Retry-After), loading, draining, or the engine was lost",
-    504: "longer than predict_timeout, or than a model may take to load or to end",
-    507: "out of the accelerator's memory, or no room for one more model",
+OF_HTTP = {  # what an answer may mean besides the errors of its route
+    404: "There is no such path.",
+    405: "The path has other methods.",
+    408: "The request did not come in time.",
+    413: "The body is over `max_request_size`.",
+    415: "The body is compressed, or a form in parts.",
+    431: "The head of the request is too large.",
+    500: "A fault of the server.",
 }
-OF_HTTP = (404, 405, 408, 413, 415, 431, 500, 503)
-OF_INFERENCE = (*OF_HTTP, 504, 507)
+OF_ROUTES: Causes = (errors.Overloaded, errors.Unavailable)
+OF_INFERENCE: Causes = (
+    *(errors.InvalidRequest, errors.UnknownAdapter, errors.UnknownModel),
+    *(errors.GenerationFailed, errors.EngineLost, errors.DeadlineExceeded, errors.OutOfMemory),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +109,23 @@ def _medium(schema: Schema, media_type: str, end: str) -> Schema:
     return {ITEM_SCHEMA: {"type": "object", "properties": {"data": data}, "required": ["data"]}}
 
 
-def answers(ok: Mapping[str, Schema], error: Mapping[str, Schema], statuses: Iterable[int]) -> dict[str, Schema]:
-    """Describe all answers of a route: `ok` for 200, `error` for each of the statuses."""
-    failed = {str(status): {"description": REASONS[status], "content": dict(error)} for status in sorted(statuses)}
+def answers(
+    ok: Mapping[str, Schema],
+    error: Mapping[str, Schema],
+    causes: Causes = (),
+    rules: Sequence[ErrorRules[Any]] = (),
+) -> dict[str, Schema]:
+    """Describe all answers of a route: `ok` for 200, `error` for each status that HTTP or one of the causes gives it.
+
+    The status of a cause is its own, or those under the rules of the route's APIs. Its docstring says the reason.
+    """
+    reasons = {status: [reason] for status, reason in OF_HTTP.items()}
+    for cause in (*OF_ROUTES, *causes):
+        for status in {each.status_of(cause) for each in rules} or {cause.status}:
+            reasons.setdefault(status, []).append((cause.__doc__ or "").partition("\n")[0])
+    failed = {
+        str(status): {"description": " ".join(reasons[status]), "content": dict(error)} for status in sorted(reasons)
+    }
     return {"200": {"description": "the answer", "content": dict(ok)}, **failed}
 
 

@@ -30,7 +30,8 @@ from lmi.apis.base.openapi import (
     taken,
 )
 from lmi.apis.base.readers import JSON_SCHEMAS, adapter
-from lmi.apis.lmi.api import INVALID_STATUS
+from lmi.apis.batch.api import DYNAMIC_BATCH
+from lmi.apis.lmi.api import LMI
 from lmi.apis.lmi.schema import PARAMETERS
 from lmi.apis.lmi.sessions import CLOSE, HEADER, ID, MAX_ID_CHARS, NEW_SESSION
 from lmi.apis.table import BY_ROUTE
@@ -101,7 +102,8 @@ def describe(config: Config) -> ApiDescription:
         ok |= {"*/*": {}}  # its formatter's
     failed = content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, JSON, JSONLINES)
     failed |= content({"anyOf": [error, ref("Error"), ref("OpenAIError"), ref("TgiError")]}, SSE, end="[DONE]")
-    described = answers(ok, failed, {400, 422, INVALID_STATUS, 429, *OF_INFERENCE})
+    own = DYNAMIC_BATCH if is_batch else LMI
+    described = answers(ok, failed, OF_INFERENCE, [api.errors for api in (own, *BY_ROUTE.values())])
 
     def post(path: str) -> Operation:
         return operation(NAME, "Continue a prompt", described, body, [*names(config.model, path), ROUTE, SESSION])
@@ -121,7 +123,7 @@ def _any(*schemas: Schema) -> dict[str, Schema]:
 
 def _user_code(config: Config) -> ApiDescription:
     """Describe user code as the model. It decides what it takes and what it answers."""
-    described = answers({"*/*": {}}, content(ref("Error")), {INVALID_STATUS, *OF_INFERENCE})
+    described = answers({"*/*": {}}, content(ref("Error")), OF_INFERENCE, [LMI.errors])
     described["default"] = {"description": "what the model's code answers", "content": {"*/*": {}}}
 
     def post(path: str) -> Operation:

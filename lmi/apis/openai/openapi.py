@@ -5,7 +5,6 @@ from __future__ import annotations
 from lmi.apis.base.openapi import (
     INTEGER,
     NUMBER,
-    OF_HTTP,
     OF_INFERENCE,
     SSE,
     STRING,
@@ -23,12 +22,13 @@ from lmi.apis.base.openapi import (
     struct,
     taken,
 )
+from lmi.apis.openai.api import OPENAI_CHAT
 from lmi.apis.openai.chat_schema import CHAT, ROLES
 from lmi.apis.openai.schema import COMPLETION
+from lmi.errors import UnknownModel
 from lmi.settings.config import Config
 
 NAME = "OpenAI"
-STATUSES = (400, 429, *OF_INFERENCE)
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "say Hello"}], "max_completion_tokens": 8}
 EXAMPLE = {"prompt": "What is the capital of France?", "max_tokens": 8, "temperature": 0}
 TEXT_PART = asked({"type": {"enum": ["text"]}, "text": STRING}, "type", "text")
@@ -51,13 +51,14 @@ def describe(config: Config) -> ApiDescription:
         ok = content(ref(f"OpenAI{kind}"))
         ok |= content({"anyOf": [ref(f"OpenAI{kind}Chunk"), ref("OpenAIError")]}, SSE, end="[DONE]")
         failing = failed | content(ref("OpenAIError"), SSE, end="[DONE]")
-        return {"post": operation(NAME, summary, answers(ok, failing, STATUSES), content(ref(f"OpenAI{kind}Request")))}
+        described = answers(ok, failing, OF_INFERENCE, [OPENAI_CHAT.errors])
+        return {"post": operation(NAME, summary, described, content(ref(f"OpenAI{kind}Request")))}
 
-    one = answers(content(ref("OpenAIModel")), failed, OF_HTTP)
+    one = answers(content(ref("OpenAIModel")), failed, [UnknownModel])
     paths = {
         "/v1/chat/completions": post("Answer a conversation", "Chat"),
         "/v1/completions": post("Continue one or more prompts", "Text"),
-        "/v1/models": {"get": operation(NAME, "The model and its names", answers(content(MODELS), failed, OF_HTTP))},
+        "/v1/models": {"get": operation(NAME, "The model and its names", answers(content(MODELS), failed))},
         "/v1/models/{model}": {
             "get": operation(NAME, "The model by a name of its", one, names=names(config.model, "/v1/models/{model}"))
         },

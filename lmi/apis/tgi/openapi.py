@@ -6,7 +6,6 @@ from lmi.apis.base.openapi import (
     BOOLEAN,
     INTEGER,
     NUMBER,
-    OF_HTTP,
     OF_INFERENCE,
     SSE,
     STRING,
@@ -22,6 +21,7 @@ from lmi.apis.base.openapi import (
     struct,
     taken,
 )
+from lmi.apis.tgi.api import TGI
 from lmi.apis.tgi.schema import PARAMETERS
 from lmi.settings.config import Config
 
@@ -34,17 +34,18 @@ FIELDS: dict[str, Schema] = {
 
 
 def describe(config: Config) -> ApiDescription:
-    failed, statuses = content(ref("TgiError")), (422, 424, *OF_INFERENCE)
+    failed = content(ref("TgiError"))
     streamed = content(ref("TgiEvent"), SSE)
 
     def post(summary: str, request: str, ok: dict[str, Schema]) -> dict[str, Schema]:
         # An error is an event if an engine had the request before it failed.
         failing = failed | content(ref("TgiError"), SSE) if SSE in ok else failed
-        return {"post": operation(NAME, summary, answers(ok, failing, statuses), content(ref(request)))}
+        described = answers(ok, failing, OF_INFERENCE, [TGI.errors])
+        return {"post": operation(NAME, summary, described, content(ref(request)))}
 
     either = content(array(ref("TgiAnswer"))) | streamed
-    info = answers(content(ref("TgiInfo")), failed, OF_HTTP)
-    healthy = answers({"text/plain": {"schema": {"type": "string", "maxLength": 0}}}, failed, OF_HTTP)
+    info = answers(content(ref("TgiInfo")), failed)
+    healthy = answers({"text/plain": {"schema": {"type": "string", "maxLength": 0}}}, failed)
     paths = {
         "/": post("Continue a prompt, in a list or a stream", "TgiEitherRequest", either),
         "/generate": post("Continue a prompt", "TgiRequest", content(ref("TgiAnswer"))),

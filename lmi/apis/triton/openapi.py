@@ -7,11 +7,11 @@ from typing import Any
 from lmi.apis.base.openapi import (
     INTEGER,
     JSON,
-    OF_HTTP,
     OF_INFERENCE,
     SSE,
     STRING,
     ApiDescription,
+    Causes,
     Operation,
     Schema,
     answers,
@@ -24,8 +24,10 @@ from lmi.apis.base.openapi import (
     struct,
 )
 from lmi.apis.base.readers import JSON_SCHEMAS
+from lmi.apis.triton.api import TRITON
 from lmi.apis.triton.formatter import OUTPUTS
 from lmi.apis.triton.schema import INPUTS, MAX_ID_BYTES, PACKED
+from lmi.errors import UnknownModel
 from lmi.settings.config import Config
 
 NAME = "Triton"
@@ -57,21 +59,21 @@ def describe(config: Config) -> ApiDescription:
     paths: dict[str, dict[str, Operation]] = {}
 
     def add(
-        path: str, method: str, summary: str, ok: dict[str, Any], body: Any = None, also: tuple[int, ...] = ()
+        path: str, method: str, summary: str, ok: dict[str, Any], body: Any = None, causes: Causes = (UnknownModel,)
     ) -> None:
-        responses = answers(ok, failed, (*OF_HTTP, *also))
+        responses = answers(ok, failed, causes, [TRITON.errors])
         paths.setdefault(path, {})[method] = operation(NAME, summary, responses, body, names(config.model, path))
 
-    body, refused = content(ref("TritonRequest")), (400, *OF_INFERENCE)
+    body = content(ref("TritonRequest"))
     nothing, text = (
         {"text/plain": {"schema": {"type": "string", "maxLength": 0}}},
         {JSON: {"schema": {"type": "object"}}},
     )
     for version in VERSIONS:
         model = f"/v2/models/{{model}}{version}"
-        add(f"{model}/generate", "post", "Continue a prompt", content(ref("TritonAnswer")), body, refused)
+        add(f"{model}/generate", "post", "Continue a prompt", content(ref("TritonAnswer")), body, OF_INFERENCE)
         events = content(ref("TritonEvent"), SSE_UTF8)
-        add(f"{model}/generate_stream", "post", "Continue a prompt, piece by piece", events, body, refused)
+        add(f"{model}/generate_stream", "post", "Continue a prompt, piece by piece", events, body, OF_INFERENCE)
         add(model, "get", "What the model takes and gives", content(ref("TritonModel")))
         add(f"{model}/ready", "get", "Whether the model is ready", nothing)
         add(f"{model}/stats", "get", "How many requests came to which end", content(ref("TritonStats")))

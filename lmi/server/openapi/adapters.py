@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lmi.apis.base.openapi import (
     BOOLEAN,
-    OF_HTTP,
     PAGE,
     STRING,
     ApiDescription,
@@ -20,13 +19,15 @@ from lmi.apis.base.openapi import (
     struct,
 )
 from lmi.apis.base.readers import JSON_SCHEMAS, boolean, text
+from lmi.engine.registry import AdapterUnusable, NameTaken, NotRegistered
+from lmi.errors import DeadlineExceeded, InvalidRequest, OutOfMemory
 from lmi.server.adapter_choice import ALIAS
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
 
 NAME = "adapters"
-STATUSES = (400, *OF_HTTP)
-CHANGING = (*STATUSES, 409, 424, 504, 507)
+READING = (InvalidRequest, NotRegistered)
+CHANGING = (*READING, NameTaken, AdapterUnusable, DeadlineExceeded, OutOfMemory)
 TEXT, FLAG = JSON_SCHEMAS[text], JSON_SCHEMAS[boolean]
 SETTINGS: dict[str, Schema] = {"preload": {**FLAG, "default": True}, "pin": {**FLAG, "default": False}}
 SRC = {
@@ -67,13 +68,12 @@ def describe(config: Config) -> ApiDescription:
 
 
 def _reading(summary: str, schema: str, places: list[Schema]) -> Operation:
-    return operation(NAME, summary, answers(content(ref(schema)), content(ref("Error")), STATUSES), names=places)
+    return operation(NAME, summary, answers(content(ref(schema)), content(ref("Error")), READING), names=places)
 
 
 def _changing(summary: str, places: list[Schema], parameters: dict[str, Schema] | None = None) -> Operation:
     """Describe a change. Each of its parameters may stand in the query or in the body."""
     described = answers(content(ref("AdapterChange")), content(ref("Error")), CHANGING)
-    described["504"] = {**described["504"], "description": "longer than model_loading_timeout"}
     in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in (parameters or {}).items()]
     change = operation(NAME, summary, described, names=[*places, *in_query, SAID])
     if parameters:

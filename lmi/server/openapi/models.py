@@ -5,10 +5,10 @@ from __future__ import annotations
 from lmi.apis.base.openapi import (
     INTEGER,
     JSON,
-    OF_HTTP,
     PAGE,
     STRING,
     ApiDescription,
+    Causes,
     Operation,
     Schema,
     answers,
@@ -21,11 +21,13 @@ from lmi.apis.base.openapi import (
     ref,
     struct,
 )
+from lmi.errors import Conflict, DeadlineExceeded, InvalidRequest, OutOfMemory, UnknownModel
 from lmi.settings.config import Config
 from lmi.shared.desired_state import NAME_PATTERN
 
 NAME = "models"
 ABOUT = "The models of the server. With multi_model=true they are loaded and unloaded here, as SageMaker does it."
+LOADING = (InvalidRequest, Conflict, DeadlineExceeded, OutOfMemory)
 STATUS: Schema = {"enum": ["READY", "PENDING", "FAILED"]}
 WORKER = struct({"id": INTEGER, "startTime": or_null(STRING), "status": STRING})
 GROUP = struct(
@@ -57,10 +59,10 @@ SCHEMAS: dict[str, Schema] = {
 def describe(config: Config) -> ApiDescription:
     is_several = config.server.multi_model
     name = names(config.model, "/models/{model}")
-    pages = _operation("The models, by name, in pages", ref("ModelPage"), (400,), names=PAGE)
+    pages = _operation("The models, by name, in pages", ref("ModelPage"), [InvalidRequest], names=PAGE)
     one = _operation("One model", ref("Model") if is_several else array(ref("Workflow")), names=name)
-    load = _operation("Load a model", ref("ModelStatus"), (400, 409, 504, 507), content(ref("NewModel"), JSON))
-    unload = _operation("Unload a model", ref("ModelStatus"), (504,), names=name)
+    load = _operation("Load a model", ref("ModelStatus"), LOADING, content(ref("NewModel"), JSON))
+    unload = _operation("Unload a model", ref("ModelStatus"), [UnknownModel, DeadlineExceeded], names=name)
     if not is_several:
         load, unload = _switched_off("Load a model"), _switched_off("Unload a model", name)
     paths = {"/models": {"get": pages, "post": load}, "/models/{model}": {"get": one, "delete": unload}}
@@ -72,15 +74,15 @@ def describe(config: Config) -> ApiDescription:
 def _operation(
     summary: str,
     answer: Schema,
-    statuses: tuple[int, ...] = (),
+    causes: Causes = (UnknownModel,),
     body: dict[str, Schema] | None = None,
     names: list[Schema] | None = None,
 ) -> Operation:
-    described = answers(content(answer), content(ref("ModelError")), {*OF_HTTP, *statuses})
+    described = answers(content(answer), content(ref("ModelError")), causes)
     return operation(NAME, summary, described, body, names or [])
 
 
 def _switched_off(summary: str, names: list[Schema] | None = None) -> Operation:
-    described = answers({}, content(ref("ModelError")), OF_HTTP)
+    described = answers({}, content(ref("ModelError")))
     del described["200"]
     return operation(NAME, f"{summary}, which this server does not: multi_model is off", described, names=names or [])

@@ -6,7 +6,6 @@ from lmi.apis.base.openapi import (
     INTEGER,
     JSON,
     NUMBER,
-    OF_HTTP,
     STRING,
     ApiDescription,
     Operation,
@@ -62,7 +61,7 @@ def _ping() -> Operation:
     partly = {**healthy, "description": "some engines serve (allow_multi_status)"}
     unready = {"description": "not now: the body says why", "content": content(ref("Health"))}
     failed = {"description": "given up, or a fault of the server", "content": content(ref("Health"))}
-    described = answers({}, content(ref("Error")), set(OF_HTTP) - {500, 503})
+    described = answers({}, content(ref("Error")))
     return operation(
         NAME, "Whether requests are served", described | {"200": healthy, "207": partly, "500": failed, "503": unready}
     )
@@ -70,11 +69,9 @@ def _ping() -> Operation:
 
 def _execution_parameters() -> Operation:
     parameters = content(ref("ExecutionParameters"))
-    return operation(
-        NAME, "How a batch transform should send its records", answers(parameters, content(ref("Error")), OF_HTTP)
-    )
+    return operation(NAME, "How a batch transform should send its records", answers(parameters, content(ref("Error"))))
 
 
 def _page(summary: str, media_type: str) -> Operation:
     schema = {"type": "object"} if media_type == JSON else STRING
-    return operation(NAME, summary, answers({media_type: {"schema": schema}}, content(ref("Error")), OF_HTTP))
+    return operation(NAME, summary, answers({media_type: {"schema": schema}}, content(ref("Error"))))
