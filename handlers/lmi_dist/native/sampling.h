@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "checks.h"
@@ -166,12 +167,13 @@ struct Granting {
     Scratch& scratch;
     Row logits, source;  // the model's, and what functions of the user made of them
     Choice& choice;
+    std::optional<Peak> known = {};  // of the logits, once it was found
 
     int32_t grant() {
         if (wish.token_id < 0 && !wish.num_candidates)
             if (const int32_t status = draw()) return status;
         if (!wish.wants_log_prob && !wish.num_top && !wish.num_candidates) return LMI_CHOSEN;
-        const Peak peak = peak_of(logits, scratch);
+        const Peak peak = known ? *known : peak_of(logits, scratch);
         if (!peak.is_finite()) return LMI_NO_NUMBERS;
         const LogSoftmax log_prob(logits, peak, scratch);
         if (choice.token_id >= 0) choice.log_prob = log_prob(logits.data[choice.token_id]);
@@ -188,6 +190,7 @@ struct Granting {
             row.data = scratch.numbers;
         }
         const Peak peak = peak_of(row, scratch);
+        if (row.data == logits.data) known = peak;
         if (peak.is_number && peak.value == -INFINITY) return LMI_ALL_BANNED;
         if (!peak.is_finite()) return LMI_NO_NUMBERS;
         choice.token_id = draw_token(row, wish, peak, scratch);
