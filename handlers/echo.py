@@ -36,10 +36,11 @@ def load(config: EngineConfig, model_path: str, progress: Progress) -> EchoExecu
     return executor
 
 
-class EchoExecutor(SteppedExecutor):
+class EchoExecutor(SteppedExecutor[Sequence]):
     def __init__(self, config: EngineConfig | None = None, model_path: str | None = None) -> None:
         config = config or EngineConfig(handler="echo")
-        super().__init__(max_queue_size=config.max_queue_size, max_request_stats=config.request_stats_max_iterations)
+        max_request_stats = config.request_stats_max_iterations
+        super().__init__(Sequence, max_queue_size=config.max_queue_size, max_request_stats=max_request_stats)
         options = config.options
         self._step_s = float(options.get("echo_step_ms", STEP_MS)) / 1000
         self._faults = {
@@ -70,7 +71,7 @@ class EchoExecutor(SteppedExecutor):
     def _queued(self) -> SequenceOf[Sequence]:
         return self._waiting
 
-    def _step(self) -> Step:
+    def _step(self) -> Step[Sequence]:
         """A step takes `echo_step_ms` for any number of sequences, as a small model's step does."""
         started = time.perf_counter()
         num_free = self._info.max_num_sequences - len(self._running)

@@ -72,7 +72,7 @@ class Engine(AdapterEngine, Protocol[Work_contra]):
     def close(self) -> None: ...
 
 
-class DrivenExecutor(SteppedExecutor, Generic[Work]):
+class DrivenExecutor(SteppedExecutor[Sequence], Generic[Work]):
     """A subclass sets `title`, implements `_work`, and calls `_start` when the engine is warm."""
 
     title: ClassVar[str]  # of the engine, for messages
@@ -90,7 +90,9 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
         max_request_stats: int = 0,
     ) -> None:
         """`mixes_adapters` says that one batch may hold sequences with and without an adapter."""
-        super().__init__(max_queue_size=max_queue_size, max_stats=max_stats, max_request_stats=max_request_stats)
+        super().__init__(
+            Sequence, max_queue_size=max_queue_size, max_stats=max_stats, max_request_stats=max_request_stats
+        )
         self._engine = engine
         self._info = info
         self._adapters = Adapters(engine, self.title, max_resident_adapters, self._kind_of)
@@ -205,7 +207,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
 
     # One step.
 
-    def _step(self) -> Step | None:
+    def _step(self) -> Step[Sequence] | None:
         refused = self._hand_over()
         try:
             outputs = self._engine.step() if self._known else ()
@@ -250,7 +252,7 @@ class DrivenExecutor(SteppedExecutor, Generic[Work]):
             self._engine.add(self._row_work(sequence, row))
             self._known[row.name] = sequence
 
-    def _take(self, output: SequenceOutput, step: Step) -> None:
+    def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         sequence = self._known.get(output.id)
         if sequence is None:  # it ended a moment ago
             return

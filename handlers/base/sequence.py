@@ -7,9 +7,9 @@ this module. It is plain Python and knows nothing of scheduling rules, tensors o
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Self, TypeVar, cast
 
 from handlers.base.beams import AnyCandidate, Beam, BeamSearch
 from handlers.base.beams import Step as BeamStep
@@ -27,6 +27,10 @@ from lmi.executor import (
     Result,
     TokenLogProb,
 )
+
+AnySequence = TypeVar("AnySequence", bound="Sequence")
+
+_NOT_FINISHED = FinishReason.NOT_FINISHED  # to look it up in its class takes as long as the rest of `is_finished`
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +63,7 @@ class Sequence:
     token_ids: list[int]
     num_prompt_tokens: int
     num_prefill: int
+    first_told: int  # the first token of an answer: that of the prompt where the answer begins with it
     end_ids: frozenset[int]
     stop_words: dict[int, list[list[int]]]  # by their last token
     num_computed: int = 0
@@ -69,18 +74,13 @@ class Sequence:
     cum_log_prob: float = 0.0
     top_log_probs: list[list[TokenLogProb]] = field(default_factory=list)
     prompt_log_probs: list[PromptLogProb] = field(default_factory=list)
-    finish_reason: FinishReason = FinishReason.NOT_FINISHED
+    finish_reason: FinishReason = _NOT_FINISHED
     error: ResponseError | None = None
     perf_metrics: RequestPerfMetrics | None = None  # where the request wants them
-    sampler_state: object = None  # what a sampler knows of this sequence, a type of the sampler
-    adapter: int = 0  # the number by which the engine knows the request's adapter
-    drafter: object = None  # what drafts its next tokens, a type of the engine
     search: BeamSearch | None = None  # where the request wants beams
     beams: list[Beam] = field(default_factory=list)  # those that the last Response has carried
     rows: object = None  # what computes its beams, a type of the engine
     captured: Captured | None = None  # rows of logits and other tensors, where the request wants them
-    guide: object = None  # what says which tokens may come next, a type of the engine
-    must_end: bool = False  # its guide allows only end ids, before `min_tokens` too
 
     @property
     def num_tokens(self) -> int:
@@ -96,7 +96,12 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        return self.finish_reason is not FinishReason.NOT_FINISHED or self.error is not None
+        return self.finish_reason is not _NOT_FINISHED or self.error is not None
+
+    @property
+    def siblings(self) -> list[Self]:
+        """All sequences of the request, in the order of their indices; it is among them."""
+        return cast("list[Self]", self.group.sequences)
 
     @property
     def lacks_prompt_log_probs(self) -> bool:
@@ -124,7 +129,7 @@ class Sequence:
         self.token_ids.append(token_id)
         if self.perf_metrics is not None:
             self._note_time(self.perf_metrics)
-        if self.request.output_config.return_log_probs and log_prob is not None:
+        if log_prob is not None and self.request.output_config.return_log_probs:
             self.log_probs.append(log_prob)
             self.cum_log_prob += log_prob
         if top is not None:
@@ -181,7 +186,7 @@ class Sequence:
                 return FinishReason.END_ID
             if token_id in self.stop_words and _ends_with_any(token_ids, num_generated, self.stop_words[token_id]):
                 return FinishReason.STOP_WORDS
-        return FinishReason.LENGTH if num_generated >= self.max_tokens else FinishReason.NOT_FINISHED
+        return FinishReason.LENGTH if num_generated >= self.max_tokens else _NOT_FINISHED
 
     def finish(self, reason: FinishReason) -> None:
         """End a cancelled or timed-out sequence. Tokens that no Response has carried are dropped, as upstream does."""
@@ -238,30 +243,36 @@ class Sequence:
         if self.captured is not None and self.lacks_context:
             self.captured.restart()
 
-    def take_responses(self) -> Iterator[Response]:
-        """Yield the new Responses. A request that is not streamed gets them at the end; a failed one gets one error."""
-        request = self.request
+    def take_responses(self) -> list[Response]:
+        """The new Responses. A request that is not streamed gets them at the end; a failed one gets one error."""
+        request, is_finished = self.request, self.is_finished
         if self.error is not None:
-            if self.group.num_owed:
-                self.group.num_owed = 0
-                yield Response(self.id, error=self.error, client_id=request.client_id)
-        elif self.search is not None and self.num_generated <= self.num_sent and not self.is_finished:
-            return  # after a restart the search repeats what was sent
-        elif request.streaming or self.is_finished:
-            start, self.num_sent = self.num_sent, self.num_generated
-            for copy in range(self.num_copies):
-                self.group.num_owed -= self.is_finished
-                result = self._result(start, self.index + copy) if self.search is None else self._beam_result(start)
-                yield Response(self.id, result=result, client_id=request.client_id)
-            if self.captured is not None:
-                self.captured.drop(self.num_sent)
+            num_owed, self.group.num_owed = self.group.num_owed, 0
+            return [Response(self.id, error=self.error, client_id=request.client_id)] if num_owed else []
+        if not (is_finished or request.streaming):
+            return []
+        if self.search is not None and self.num_generated <= self.num_sent and not is_finished:
+            return []  # after a restart the search repeats what was sent
+        start, self.num_sent = self.num_sent, len(self.token_ids) - self.num_prompt_tokens
+        responses = []
+        for index in range(self.index, self.index + self.num_copies):
+            self.group.num_owed -= is_finished
+            result = self._result(start, index) if self.search is None else self._beam_result(start)
+            if start == 0:
+                self._add_prompt(result)
+            if is_finished:
+                result.request_perf_metrics = self.perf_metrics
+            responses.append(Response(self.id, result, None, request.client_id))
+        if self.captured is not None:
+            self.captured.drop(self.num_sent)
+        return responses
 
     def _result(self, num_sent: int, index: int) -> Result:
         """The Result with the tokens that no Response has carried yet, or with all tokens if the request wants them."""
-        request, output = self.request, self.request.output_config
-        start = 0 if request.return_all_generated_tokens else num_sent
-        token_ids = self.token_ids[0 if self._is_echoed else self.num_prompt_tokens + start :]
-        result = self._new_result([token_ids], [self.finish_reason], num_sent, index)
+        output, reason, is_final = self.request.output_config, self.finish_reason, self.group.num_owed == 0
+        start = 0 if self.request.return_all_generated_tokens else num_sent
+        token_ids = self.token_ids[self.first_told + start :]
+        result = Result([token_ids], is_final, reason is not _NOT_FINISHED, index, [reason])
         if output.return_log_probs:
             result.log_probs, result.cum_log_probs = [self.log_probs[start:]], [self.cum_log_prob]
         if output.num_top_log_probs:
@@ -277,9 +288,10 @@ class Sequence:
         if is_over or not self.is_finished:
             self.beams = self.search.best(self.request.sampling_config.num_return_sequences)
         beams = self.beams or [Beam()]
-        prompt = self.token_ids[: self.num_prompt_tokens] if self._is_echoed else []
+        prompt = self.token_ids[self.first_told : self.num_prompt_tokens]
         reasons = [beam.finish_reason if is_over else self.finish_reason for beam in beams]
-        result = self._new_result([prompt + beam.token_ids for beam in beams], reasons, num_sent, self.index)
+        token_ids, is_final = [prompt + beam.token_ids for beam in beams], self.group.num_owed == 0
+        result = Result(token_ids, is_final, self.is_finished, self.index, reasons)
         if output.return_log_probs:
             result.log_probs = [beam.log_probs for beam in beams]
             result.cum_log_probs = [sum(beam.log_probs) for beam in beams]
@@ -289,30 +301,21 @@ class Sequence:
             self.captured.add_beams_to(result, [beam.token_ids for beam in beams], is_first=num_sent == 0)
         return result
 
-    @property
-    def _is_echoed(self) -> bool:
-        """Whether the answer begins with the prompt."""
-        return not self.request.streaming and not self.request.output_config.exclude_input_from_output
-
-    def _new_result(
-        self, token_ids: list[list[int]], finish_reasons: list[FinishReason], num_sent: int, index: int
-    ) -> Result:
-        """A Result with what does not depend on beams. `num_sent` tokens were sent before it."""
-        wants_prompt = self.request.output_config.num_prompt_log_probs is not None
-        is_first = index == num_sent == 0 and not self.lacks_prompt_log_probs
-        return Result(
-            output_token_ids=token_ids,
-            is_final=self.group.num_owed == 0,
-            is_sequence_final=self.is_finished,
-            sequence_index=index,
-            finish_reasons=finish_reasons,
-            prompt_log_probs=self.prompt_log_probs if is_first and wants_prompt else None,
-            request_perf_metrics=self.perf_metrics if self.is_finished else None,
-            num_cached_tokens=0 if num_sent else self.num_cached_tokens,
-        )
+    def _add_prompt(self, result: Result) -> None:
+        """Put what a sequence says of its prompt into its first Result."""
+        result.num_cached_tokens = self.num_cached_tokens
+        wants_log_probs = self.request.output_config.num_prompt_log_probs is not None
+        if result.sequence_index == 0 and wants_log_probs and not self.lacks_prompt_log_probs:
+            result.prompt_log_probs = self.prompt_log_probs
 
 
 def new_sequences(request_id: int, request: Request, max_sequence_length: int) -> list[Sequence]:
+    return sequences_of(Sequence, request_id, request, max_sequence_length)
+
+
+def sequences_of(
+    kind: type[AnySequence], request_id: int, request: Request, max_sequence_length: int
+) -> list[AnySequence]:
     """The sequences of a request that was just accepted. Its arrival time, deadline and seeds are set here.
 
     Sequence i uses seed + i. A greedy request has one sequence, which is answered `num_return_sequences` times. A
@@ -325,12 +328,13 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
     seed = fresh_seed() if sampling.seed is None else sampling.seed
     deadline = None if request.allotted_time_ms is None else arrival_time + request.allotted_time_ms / 1000
     has_metrics = request.output_config.return_perf_metrics
+    excludes_prompt = request.output_config.exclude_input_from_output
     stop_words: dict[int, list[list[int]]] = {}
     for word in request.stop_words:
         stop_words.setdefault(word[-1], []).append(list(word))
-    group = Group(num_owed=num_answers)
+    group, sequences = Group(num_owed=num_answers), []
     for index in range(num_answers // num_copies):
-        sequence = Sequence(
+        sequence = kind(
             id=request_id,
             index=index,
             num_copies=num_copies,
@@ -343,6 +347,7 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
             token_ids=list(request.input_token_ids),
             num_prompt_tokens=num_prompt_tokens,
             num_prefill=num_prompt_tokens,
+            first_told=num_prompt_tokens if request.streaming or excludes_prompt else 0,
             end_ids=frozenset(request.end_ids) | ({request.end_id} if request.end_id is not None else set()),
             stop_words=stop_words,
             perf_metrics=RequestPerfMetrics(arrival_time=arrival_time) if has_metrics else None,
@@ -350,8 +355,9 @@ def new_sequences(request_id: int, request: Request, max_sequence_length: int) -
         )
         if sampling.beam_width > 1:
             sequence.search = _new_search(sequence)
-        group.sequences.append(sequence)
-    return group.sequences
+        sequences.append(sequence)
+    group.sequences += sequences
+    return sequences
 
 
 def _new_search(sequence: Sequence) -> BeamSearch:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from handlers.base.mailbox import Mailbox
 from handlers.base.request_types import checked
-from handlers.base.sequence import Sequence, new_sequences
+from handlers.base.sequence import AnySequence, Sequence, sequences_of
 from lmi.capabilities import check_request
 from lmi.errors import Overloaded
 from lmi.executor import (
@@ -49,10 +49,10 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Step:
+class Step(Generic[AnySequence]):
     """What one step did. `touched` lists the sequences that it gave a token or ended; repeats do not matter."""
 
-    touched: list[Sequence] = field(default_factory=list)
+    touched: list[AnySequence] = field(default_factory=list)
     num_context_tokens: int = 0
     num_generation_tokens: int = 0
     num_reused_tokens: int = 0
@@ -65,26 +65,33 @@ class EngineStopped(Exception):
     """The engine cannot go on. The code that raises it has logged why."""
 
 
-class SteppedExecutor(Executor):
+class SteppedExecutor(Executor, Generic[AnySequence]):
     """A subclass implements the abstract methods below, and calls `_start` when it is ready to step.
 
     Only the loop's thread calls them, where they do not say otherwise.
     """
 
     def __init__(
-        self, *, max_queue_size: int | None = None, max_stats: int = MAX_STATS, max_request_stats: int = 0
+        self,
+        kind: type[AnySequence],
+        *,
+        max_queue_size: int | None = None,
+        max_stats: int = MAX_STATS,
+        max_request_stats: int = 0,
     ) -> None:
+        """`kind` is what a request becomes."""
+        self._kind = kind
         self._max_queue_size = max_queue_size
         self._mailbox = Mailbox()
         self._boundary = threading.Condition()  # guards what other threads hand to the loop: the next five
-        self._arrived: list[Sequence] = []
+        self._arrived: list[AnySequence] = []
         self._cancelled: list[int] = []
         self._calls: list[tuple[Callable[[], None], Future[None]]] = []
         self._is_closing = False
         self._is_accepting = False
-        self._live: dict[int, list[Sequence]] = {}  # by request
+        self._live: dict[int, list[AnySequence]] = {}  # by request
         self._deadlines: list[tuple[float, int]] = []  # a heap
-        self._unscheduled: list[Sequence] = []  # those that report times and were in no step yet
+        self._unscheduled: list[AnySequence] = []  # those that report times and were in no step yet
         self._num_steps = 0
         self._num_failed_steps = 0
         self._iteration_stats: deque[IterationStats] = deque(maxlen=max_stats)
@@ -102,15 +109,15 @@ class SteppedExecutor(Executor):
         check_request(request, self.info)
 
     @abstractmethod
-    def _add(self, sequence: Sequence) -> None:
+    def _add(self, sequence: AnySequence) -> None:
         """Take a new sequence into the queue, or let it fail."""
 
     @abstractmethod
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: AnySequence) -> None:
         """Forget an ended sequence, queued or active, and free what it holds."""
 
     @abstractmethod
-    def _step(self) -> Step | None:
+    def _step(self) -> Step[AnySequence] | None:
         """Advance every active sequence; called while there are sequences. Returns None if no step was made.
 
         If it raises, the `_active` sequences end with an error. It raises EngineStopped if the engine cannot go on.
@@ -126,12 +133,12 @@ class SteppedExecutor(Executor):
 
     @property
     @abstractmethod
-    def _active(self) -> SequenceOf[Sequence]:
+    def _active(self) -> SequenceOf[AnySequence]:
         """The sequences that run; a step that raises ends them."""
 
     @property
     @abstractmethod
-    def _queued(self) -> SequenceOf[Sequence]:
+    def _queued(self) -> SequenceOf[AnySequence]:
         """The sequences that the engine has and that do not run; called from any thread, also while it steps."""
 
     def _kv_cache_stats(self) -> KvCacheStats:
@@ -158,7 +165,7 @@ class SteppedExecutor(Executor):
                 self._check_queue(self._max_queue_size - len(requests))
             request_ids = [self._mailbox.open() for _ in requests]
             for request_id, request in zip(request_ids, requests, strict=True):
-                self._arrived += new_sequences(request_id, request, self.info.max_sequence_length)
+                self._arrived += sequences_of(self._kind, request_id, request, self.info.max_sequence_length)
             self._boundary.notify()
         self._wake()
         return request_ids
@@ -248,14 +255,15 @@ class SteppedExecutor(Executor):
         touched = step.touched = _with_siblings_of_failed(step.touched)
         if self._unscheduled:
             self._note_scheduled(touched, started)
-        self._settle(touched)
+        over = [sequence for sequence in touched if sequence.is_finished]
+        self._settle(over)
         if not step.is_empty:
-            self._record(step, [*ended, *touched], (time.monotonic() - started) * 1000)
+            self._record(step, ended + over, (time.monotonic() - started) * 1000)
         self._publish(ended + touched)
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise EngineStopped(f"{MAX_FAILED_STEPS} steps in a row failed")
 
-    def _cross_boundary(self) -> list[Sequence]:
+    def _cross_boundary(self) -> list[AnySequence]:
         """Add the sequences that arrived. End those that were cancelled or timed out, before they can be scheduled.
 
         Returns the sequences that ended.
@@ -268,24 +276,32 @@ class SteppedExecutor(Executor):
                 self._live.setdefault(sequence.id, []).append(sequence)
                 if not sequence.is_finished:  # a sibling may have failed just now
                     self._add(sequence)
-        self._unscheduled += [sequence for sequence in arrived if sequence.perf_metrics is not None]
         for function, outcome in calls:
             _answer(function, outcome)
+        failed = self._note_arrived(arrived) if arrived else []
+        if cancelled:
+            failed += self._finish(cancelled, FinishReason.CANCELLED)
+        if expired := self._expired():
+            failed += self._finish(expired, FinishReason.TIMED_OUT)
+        return failed
+
+    def _note_arrived(self, arrived: list[AnySequence]) -> list[AnySequence]:
+        """Note their deadlines and when they are first scheduled. Returns those that have failed already."""
+        self._unscheduled += [sequence for sequence in arrived if sequence.perf_metrics is not None]
         for sequence in arrived:
             if sequence.deadline is not None and sequence.index == 0:
                 heapq.heappush(self._deadlines, (sequence.deadline, sequence.id))
         failed = [sequence for sequence in arrived if sequence.is_finished]
         self._settle(failed)
-        cancelled_now = self._finish(cancelled, FinishReason.CANCELLED)
-        return failed + cancelled_now + self._finish(self._expired(), FinishReason.TIMED_OUT)
+        return failed
 
     def _expired(self) -> list[int]:
-        now, expired = time.monotonic(), []
-        while self._deadlines and self._deadlines[0][0] <= now:
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
             expired.append(heapq.heappop(self._deadlines)[1])
         return expired
 
-    def _finish(self, request_ids: list[int], reason: FinishReason) -> list[Sequence]:
+    def _finish(self, request_ids: list[int], reason: FinishReason) -> list[AnySequence]:
         """End the sequences of these requests. Unknown and finished ids are ignored."""
         sequences = [sequence for one in dict.fromkeys(request_ids) for sequence in self._live.get(one, ())]
         for sequence in sequences:
@@ -293,7 +309,7 @@ class SteppedExecutor(Executor):
         self._settle(sequences)
         return sequences
 
-    def _step_or_fail(self) -> Step | None:
+    def _step_or_fail(self) -> Step[AnySequence] | None:
         try:
             step = self._step()
         except EngineStopped:
@@ -306,10 +322,10 @@ class SteppedExecutor(Executor):
         self._num_failed_steps = 0
         return step
 
-    def _all_live(self) -> Iterable[Sequence]:
+    def _all_live(self) -> Iterable[AnySequence]:
         return itertools.chain.from_iterable(self._live.values())
 
-    def _note_scheduled(self, touched: list[Sequence], started: float) -> None:
+    def _note_scheduled(self, touched: list[AnySequence], started: float) -> None:
         """Record `started` as the time of the first step, for each sequence that had none and was in this step."""
         begun = {*self._active, *touched}
         for sequence in begun.intersection(self._unscheduled):
@@ -317,24 +333,22 @@ class SteppedExecutor(Executor):
             sequence.perf_metrics.first_scheduled_time = started
         self._unscheduled = [one for one in self._unscheduled if one not in begun and not one.is_finished]
 
-    def _settle(self, sequences: list[Sequence]) -> None:
+    def _settle(self, ended: list[AnySequence]) -> None:
         """Free what ended sequences hold, before a client can see that they ended."""
-        for sequence in sequences:
-            if sequence.is_finished:
-                self._remove(sequence)
-                live = self._live[sequence.id]
-                live.remove(sequence)
-                if not live:
-                    del self._live[sequence.id]
+        for sequence in ended:
+            self._remove(sequence)
+            live = self._live[sequence.id]
+            live.remove(sequence)
+            if not live:
+                del self._live[sequence.id]
 
-    def _publish(self, sequences: list[Sequence]) -> None:
+    def _publish(self, sequences: list[AnySequence]) -> None:
         responses = [response for sequence in sequences for response in sequence.take_responses()]
         if responses:
             self._mailbox.post(responses)
 
-    def _record(self, step: Step, told: list[Sequence], latency_ms: float) -> None:
+    def _record(self, step: Step[AnySequence], ended: list[AnySequence], latency_ms: float) -> None:
         self._num_steps += 1
-        over = {sequence.id for sequence in told if sequence.is_finished} - self._live.keys()
         self._iteration_stats.append(
             IterationStats(
                 timestamp=time.monotonic(),
@@ -342,7 +356,7 @@ class SteppedExecutor(Executor):
                 iter_latency_ms=latency_ms,
                 num_active_requests=_num_requests(self._active),
                 num_queued_requests=_num_requests(self._queued),
-                num_completed_requests=len(over),
+                num_completed_requests=len({sequence.id for sequence in ended} - self._live.keys()),
                 max_num_active_requests=self.info.max_num_sequences,
                 num_context_tokens=step.num_context_tokens,
                 num_generation_tokens=step.num_generation_tokens,
@@ -353,8 +367,7 @@ class SteppedExecutor(Executor):
             )
         )
         if self._request_stats.maxlen:
-            finished = [sequence for sequence in told if sequence.is_finished]
-            stats = [_request_stats(sequence, is_active=False) for sequence in [*finished, *self._queued]]
+            stats = [_request_stats(sequence, is_active=False) for sequence in [*ended, *self._queued]]
             stats += [_request_stats(sequence, is_active=True) for sequence in self._active]
             self._request_stats.append(RequestStatsPerIteration(iter=self._num_steps, request_stats=stats))
 
@@ -374,7 +387,7 @@ def _num_requests(sequences: Iterable[Sequence]) -> int:
     return len({sequence.id for sequence in sequences})
 
 
-def _fail(sequences: Iterable[Sequence], message: str, kind: ErrorKind) -> list[Sequence]:
+def _fail(sequences: Iterable[AnySequence], message: str, kind: ErrorKind) -> list[AnySequence]:
     failed = list(sequences)
     for sequence in failed:
         sequence.fail(message, kind)
@@ -389,12 +402,13 @@ def _answer(function: Callable[[], None], outcome: Future[None]) -> None:
         outcome.set_exception(error)
 
 
-def _with_siblings_of_failed(sequences: Iterable[Sequence]) -> list[Sequence]:
+def _with_siblings_of_failed(sequences: Iterable[AnySequence]) -> list[AnySequence]:
     """Each sequence once, and after them the running siblings of each failed one: a failure ends the whole request."""
     listed = dict.fromkeys(sequences)
-    failed = (one for one in listed if one.error is not None)
-    siblings = (other for one in failed for other in one.group.sequences)
-    listed |= dict.fromkeys(one for one in siblings if one.finish_reason is FinishReason.NOT_FINISHED)
+    failed = [one for one in listed if one.error is not None]
+    for sibling in (other for one in failed for other in one.siblings):
+        if sibling.finish_reason is FinishReason.NOT_FINISHED:
+            listed[sibling] = None
     return list(listed)
 
 

@@ -8,12 +8,11 @@ only on that row.
 from __future__ import annotations
 
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from handlers.base.beams import AnyCandidate, BeamSearch
-from handlers.base.sequence import Sequence
-from handlers.lmi_dist.beam_rows import beam_rows, owner_of, rows_of
-from handlers.lmi_dist.sampler import Sampler, SamplerState
+from handlers.lmi_dist.sampler import Sampler
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import CHOSEN, Floats
 from lmi.executor import TokenLogProb
 
@@ -30,23 +29,25 @@ class BeamSampler:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def sample(self, logits: Floats, rows: list[int], sequences: list[Sequence]) -> dict[Sequence, list[Outlook]]:
+    def sample(
+        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
+    ) -> dict[EmbeddedSequence, list[Outlook]]:
         """What each search can continue with, in the order of its beams.
 
         `logits` is (num_logits, vocab), float32. `rows` has the row of each of the `sequences`, which are rows of
         searches, or searches that begin.
         """
         row_of = dict(zip(sequences, rows, strict=True))
-        searches = list(dict.fromkeys(map(owner_of, sequences)))
-        beams = [beam for search in searches for beam in rows_of(search)]
+        searches = list(dict.fromkeys(beam.owner for beam in sequences))
+        beams = [beam for search in searches for beam in search.beam_rows]
         outlooks = iter(self._outlooks(logits, [row_of[beam] for beam in beams], beams))
-        return {search: list(islice(outlooks, len(rows_of(search)))) for search in searches}
+        return {search: list(islice(outlooks, len(search.beam_rows))) for search in searches}
 
-    def _outlooks(self, logits: Floats, rows: list[int], beams: list[Sequence]) -> list[Outlook]:
+    def _outlooks(self, logits: Floats, rows: list[int], beams: list[EmbeddedSequence]) -> list[Outlook]:
         for beam in beams:
             if beam.search is not None:  # it begins
                 self._sampler.new_state(beam, beam.search.num_candidates)
-        states = [cast(SamplerState, beam.sampler_state) for beam in beams]
+        states = [beam.sampler_state or self._sampler.new_state(beam) for beam in beams]
         choices, best = self._sampler.fulfil(logits, rows, beams, states)
         left, outlooks = iter(best.tolist()), []
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
@@ -56,20 +57,20 @@ class BeamSampler:
         return outlooks
 
 
-def _search(beam: Sequence) -> BeamSearch:
-    search = owner_of(beam).search
+def _search(beam: EmbeddedSequence) -> BeamSearch:
+    search = beam.owner.search
     assert search is not None
     return search
 
 
-def advance_beams(outlooks: dict[Sequence, list[Outlook]]) -> list[Sequence]:
+def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:
     """Continue the searches. Returns them."""
     for sequence, own in outlooks.items():
         _advance(sequence, own)
     return list(outlooks)
 
 
-def _advance(sequence: Sequence, outlooks: list[Outlook]) -> None:
+def _advance(sequence: EmbeddedSequence, outlooks: list[Outlook]) -> None:
     """Continue a search, and say what its rows are in the next step."""
     if sequence.error is not None:
         return  # a function of the user has failed
@@ -78,4 +79,5 @@ def _advance(sequence: Sequence, outlooks: list[Outlook]) -> None:
         return
     tops = [outlook.top for outlook in outlooks] if sequence.request.output_config.num_top_log_probs else None
     steps = sequence.advance([outlook.candidates for outlook in outlooks], tops)
-    beam_rows(sequence).advance(steps)
+    assert sequence.rows is not None
+    sequence.rows.advance(steps)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from handlers.base.captured import LOGITS, Block
-from handlers.base.sequence import Sequence
 from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.runner import Runner
+from handlers.lmi_dist.sequence import EmbeddedSequence
 
 
 class Capture:
@@ -21,7 +21,7 @@ class Capture:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def take_prompt(self, sequence: Sequence, chunk: Chunk, logits: Array, first: int) -> None:
+    def take_prompt(self, sequence: EmbeddedSequence, chunk: Chunk, logits: Array, first: int) -> None:
         """Keep the rows of a chunk of a prompt, which begin at row `first` of `logits` (num_logits, vocab)."""
         captured = sequence.captured
         assert captured is not None
@@ -31,13 +31,13 @@ class Capture:
             else:
                 captured.put_context(name, chunk.start, _block(rows[first : first + chunk.num_logits]))
 
-    def take_draws(self, logits: Array, rows: list[int], sequences: list[Sequence]) -> None:
+    def take_draws(self, logits: Array, rows: list[int], sequences: list[EmbeddedSequence]) -> None:
         """Keep the row of `logits` (num_logits, vocab) from which each sequence draws its next token."""
         asking = [(row, one) for row, one in zip(rows, sequences, strict=True) if one.captured is not None]
         for row, sequence in asking:
             self._take_draw(logits, row, sequence)
 
-    def _take_draw(self, logits: Array, row: int, sequence: Sequence) -> None:
+    def _take_draw(self, logits: Array, row: int, sequence: EmbeddedSequence) -> None:
         captured = sequence.captured
         assert captured is not None
         for name, kept in captured.generation.items():

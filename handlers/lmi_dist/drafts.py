@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeAlias
 
-from handlers.base.sequence import Sequence
 from handlers.lmi_dist.out_of_memory import is_out_of_memory
 from handlers.lmi_dist.sampler import Draw, append_draws
 from handlers.lmi_dist.scheduler import Batch, drafter_of
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import Floats
 
-Sample: TypeAlias = Callable[[Floats, list[int], list[Sequence]], list[Draw | None]]
+Sample: TypeAlias = Callable[[Floats, list[int], list[EmbeddedSequence]], list[Draw | None]]
 
 
 @dataclass(slots=True)
 class Draft:
     """The draft in the chunk of a sequence. Row `row` of the logits is that of the token before the draft."""
 
-    sequence: Sequence
+    sequence: EmbeddedSequence
     token_ids: list[int]
     row: int
     num_right: int = 0
@@ -38,7 +37,7 @@ class Drafts:
         self._sample = sample
         self._drafts = [
             Draft(sequence, chunk.token_ids[1:], row)
-            for chunk, sequence, row in islice(batch.walk(), len(batch.plan.decodes))
+            for chunk, sequence, row in zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
             if len(chunk.token_ids) > 1
         ]
 

@@ -11,17 +11,14 @@ import os
 import time
 from collections.abc import Sequence as SequenceOf
 from functools import partial
-from itertools import islice
 from typing import cast
 
 import msgspec
 
 from handlers.base.configuration import AnyConfig, both
 from handlers.base.guide_compiler import compile_limit_s
-from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
-from handlers.lmi_dist.beam_rows import check_room, owner_of
 from handlers.lmi_dist.beam_sampler import BeamSampler, Outlook, advance_beams
 from handlers.lmi_dist.buffers import Buffers
 from handlers.lmi_dist.captured import Capture
@@ -39,6 +36,7 @@ from handlers.lmi_dist.post_processors import new_post_processors
 from handlers.lmi_dist.runner import Runner
 from handlers.lmi_dist.sampler import Draw, Sampler, append_draws
 from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.stats import kv_cache_stats, step_of
 from handlers.lmi_dist.wishes import Floats
 from lmi.errors import cause_line
@@ -54,7 +52,7 @@ from lmi.settings.config import EngineConfig
 log = logging.getLogger(__name__)
 
 
-class EmbeddedExecutor(SteppedExecutor):
+class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     """`Executor(path, config)`, or `Executor(engine_buffer, json_config_str, config)`.
 
     `path` is a folder with a Hugging Face checkpoint; in its place a runner may stand, which has its weights already.
@@ -74,6 +72,7 @@ class EmbeddedExecutor(SteppedExecutor):
             json_config_str, config = None, json_config_str
         settings, options = both(config)
         super().__init__(
+            EmbeddedSequence,
             max_queue_size=settings.max_queue_size,
             max_stats=settings.iter_stats_max_iterations,
             max_request_stats=settings.request_stats_max_iterations,
@@ -100,7 +99,7 @@ class EmbeddedExecutor(SteppedExecutor):
 
     # One step.
 
-    def _step(self) -> Step | None:
+    def _step(self) -> Step[EmbeddedSequence] | None:
         refused = [] if self._guides is None else self._take_guided(self._guides)
         if refused:
             return Step(refused)
@@ -109,7 +108,7 @@ class EmbeddedExecutor(SteppedExecutor):
             return None
         return self._compute()
 
-    def _compute(self) -> Step:
+    def _compute(self) -> Step[EmbeddedSequence]:
         """Make one step of all running sequences. If memory runs out, the largest of them fails."""
         started_s = time.monotonic()
         batch = self._scheduler.schedule()
@@ -131,14 +130,14 @@ class EmbeddedExecutor(SteppedExecutor):
         return step_of(batch, refused + touched)
 
     def _copy_prompts(self, batch: Batch) -> None:
-        if self._runner.shares_blocks:
-            return  # the next step copies what cannot be shared
+        if not batch.followers or self._runner.shares_blocks:
+            return  # with shared blocks the next step copies what cannot be shared
         for leader, followers in batch.followers.items():
             slots = [one.slot for one in followers if one.slot is not None]
             if leader.slot is not None and slots:
                 self._runner.copy(leader.slot, slots, leader.num_prefill)
 
-    def _advance(self, batch: Batch, logits: Floats) -> list[Sequence]:
+    def _advance(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
         """Add the tokens and log-probs of a step to its sequences, from `logits` (num_logits, vocab).
 
         Returns the sequences with a new token or an error. Tokens are added only after all are computed, so that a step
@@ -159,10 +158,10 @@ class EmbeddedExecutor(SteppedExecutor):
             Drafts(batch, self._sample).check(logits)
         return failed + sequences
 
-    def _note_prompts(self, batch: Batch, logits: Floats) -> list[Sequence]:
+    def _note_prompts(self, batch: Batch, logits: Floats) -> list[EmbeddedSequence]:
         """Keep what requests want to know of their prompts. Returns the sequences whose log-probs are not numbers."""
         failed = []
-        for chunk, sequence, row in islice(batch.walk(), len(batch.plan.decodes), None):
+        for chunk, sequence, row in batch.prefilling():
             if sequence.lacks_context:
                 self._capture.take_prompt(sequence, chunk, logits, row)
             own = slice(row, row + chunk.num_logits)
@@ -171,26 +170,28 @@ class EmbeddedExecutor(SteppedExecutor):
                     failed.append(sequence)
         return failed
 
-    def _look_ahead(self, logits: Floats, rows: list[int], sequences: list[Sequence]) -> dict[Sequence, list[Outlook]]:
+    def _look_ahead(
+        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
+    ) -> dict[EmbeddedSequence, list[Outlook]]:
         """What each search can continue with, from the rows of its beams in `logits` (num_logits, vocab)."""
         self._capture.take_draws(logits, rows, sequences)
         return self._beam_sampler.sample(logits, rows, sequences)
 
-    def _sample(self, logits: Floats, rows: list[int], sequences: list[Sequence]) -> list[Draw | None]:
+    def _sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
         self._capture.take_draws(logits, rows, sequences)
         return self._sampler.sample(logits, rows, sequences) if sequences else []
 
     # Sequences come and go. One may wait for its guide before it is scheduled.
 
-    def _add(self, sequence: Sequence) -> None:
+    def _add(self, sequence: EmbeddedSequence) -> None:
         if self._lora is not None and not self._lora.claim(sequence):
             return
         if self._guides is None or self._guides.admit(sequence):
             self._scheduler.add(sequence)
-            check_room(sequence, self._cache)
+            sequence.check_room(self._cache)
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: EmbeddedSequence) -> None:
         if self._guides is None or not self._guides.forget(sequence):
             self._scheduler.remove(sequence)
         if self._lora is not None:
@@ -201,14 +202,14 @@ class EmbeddedExecutor(SteppedExecutor):
             self._guides.wake()
 
     @property
-    def _active(self) -> SequenceOf[Sequence]:
+    def _active(self) -> SequenceOf[EmbeddedSequence]:
         return self._scheduler.running
 
     @property
-    def _queued(self) -> SequenceOf[Sequence]:
+    def _queued(self) -> SequenceOf[EmbeddedSequence]:
         return self._scheduler.waiting if self._guides is None else self._scheduler.waiting + self._guides.waiting
 
-    def _take_guided(self, guides: Guides) -> list[Sequence]:
+    def _take_guided(self, guides: Guides) -> list[EmbeddedSequence]:
         """Schedule the sequences whose guides are ready. Returns those that were refused."""
         ready = guides.take_ready()
         for sequence in ready:
@@ -301,24 +302,27 @@ def _can_draft(runner: Runner, config: EngineConfig) -> bool:
     return config.speculative is not None and runner.is_batch_invariant
 
 
-def _drawing(batch: Batch, failed: list[Sequence]) -> tuple[list[Sequence], list[int]]:
+def _drawing(batch: Batch, failed: list[EmbeddedSequence]) -> tuple[list[EmbeddedSequence], list[int]]:
     """The sequences that draw a token in this step, and the row of the logits that each draws from."""
-    sequences, rows = [], []
-    for chunk, sequence, row in batch.walk():
+    sequences = batch.decoding
+    rows = batch.rows[: len(sequences)]
+    for chunk, sequence, row in batch.prefilling():
         if chunk.end >= sequence.num_tokens and sequence not in failed:
             own = [sequence, *batch.followers.get(sequence, ())]
             sequences += own
-            rows += [row + chunk.num_logits - 1 - (chunk.end - sequence.num_tokens)] * len(own)
+            rows += [row + chunk.num_logits - 1] * len(own)
     return sequences, rows
 
 
 def _note_computed(batch: Batch) -> None:
-    for chunk, sequence in zip(batch.plan.chunks, batch.sequences, strict=True):
+    for sequence in batch.decoding:
+        sequence.num_computed += 1  # the tokens of a draft are not among its own yet
+    for chunk, sequence, _ in batch.prefilling():
         for one in (sequence, *batch.followers.get(sequence, ())):
-            one.num_computed = min(chunk.end, sequence.num_tokens)
+            one.num_computed = chunk.end
 
 
-def _fail_largest(batch: Batch, error: Exception) -> Sequence:
+def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
     """Fail the sequence that needs the most memory: a prompt before a decode, a longer one before a shorter one.
 
     The other sequences repeat the step.
@@ -326,6 +330,6 @@ def _fail_largest(batch: Batch, error: Exception) -> Sequence:
     start = len(batch.plan.decodes) if batch.plan.prefills else 0
     chunks = list(zip(batch.plan.chunks, batch.sequences, strict=True))[start:]
     _, sequence = max(chunks, key=lambda pair: (pair[0].num_logits, pair[0].end))
-    sequence = owner_of(sequence)
+    sequence = sequence.owner
     sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence

@@ -8,13 +8,12 @@ token, and end ids only where the structure is complete. If nothing else may fol
 from __future__ import annotations
 
 import time
-from typing import cast
 
 import numpy as np
 
 from handlers.base.guide_compiler import FIELD, RULE, Compiled
 from handlers.base.guide_vocabulary import WORD_BITS, Mask
-from handlers.base.sequence import Sequence
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import cause_line
 from lmi.executor import ErrorKind
 
@@ -36,7 +35,7 @@ class Guide:
         self._is_over = False  # an end id was drawn
         self._spent_s = 0.0
 
-    def fill(self, sequence: Sequence, masks: Mask, row: int) -> None:
+    def fill(self, sequence: EmbeddedSequence, masks: Mask, row: int) -> None:
         """Write into row `row` of `masks` which tokens may come next. Fails the sequence if that is not known."""
         token_ids = sequence.token_ids
         for token_id in token_ids[sequence.num_prompt_tokens + self._num_accepted :]:
@@ -51,20 +50,20 @@ class Guide:
                 masks[row] |= self._ends
         sequence.must_end = sequence.min_tokens > self._num_accepted and not (masks[row] & ~self._ends).any()
 
-    def _accept(self, sequence: Sequence, token_id: int) -> None:
+    def _accept(self, sequence: EmbeddedSequence, token_id: int) -> None:
         self._num_accepted += 1
         self._is_over = self._is_over or token_id in sequence.end_ids
         if not self._is_over and sequence.error is None and not self._matcher.consume_token(token_id):
             self._fail(sequence)
 
-    def _fail(self, sequence: Sequence) -> None:
+    def _fail(self, sequence: EmbeddedSequence) -> None:
         """End the request with the error of the matcher, which would look like the end of the structure."""
         from handlers.base.guide_text import reason_of
 
         self._compiled.is_spent = True
         sequence.fail(f"{RULE}: {reason_of(self._matcher)}", ErrorKind.INVALID, FIELD)
 
-    def note(self, sequence: Sequence, spent_s: float) -> None:
+    def note(self, sequence: EmbeddedSequence, spent_s: float) -> None:
         """Note the processor time of a mask. Fails the sequence if its guide takes too long."""
         self._spent_s += spent_s
         if self._spent_s > MAX_START_S + MAX_TOKEN_S * self._num_accepted:
@@ -72,18 +71,20 @@ class Guide:
             sequence.fail(f"must be a structure that is quick to follow: over {limit}", ErrorKind.INVALID, FIELD)
 
 
-def fill_masks(sequences: list[Sequence], rows: list[int], vocab_size: int) -> Mask:
+def fill_masks(sequences: list[EmbeddedSequence], rows: list[int], vocab_size: int) -> Mask:
     """The masks (num_sequences, vocab / 32). Only the sequences at `rows` have guides; others may draw any token."""
     masks = np.full((len(sequences), -(-vocab_size // WORD_BITS)), -1, np.int32)
     started_s, times_s = time.thread_time(), [time.perf_counter()]
     for row in rows:
         try:
-            cast(Guide, sequences[row].guide).fill(sequences[row], masks, row)
+            if (guide := sequences[row].guide) is not None:
+                guide.fill(sequences[row], masks, row)
         except Exception as error:  # the other rows go on
             sequences[row].fail(f"the guide failed: {cause_line(error)}")
         times_s.append(time.perf_counter())
     spent_s = time.thread_time() - started_s  # what other threads took does not count
     if spent_s > MAX_TOKEN_S:  # less is within the limit, whoever took it
         for row, before_s, after_s in zip(rows, times_s, times_s[1:], strict=False):
-            cast(Guide, sequences[row].guide).note(sequences[row], min(after_s - before_s, spent_s))
+            if (guide := sequences[row].guide) is not None:
+                guide.note(sequences[row], min(after_s - before_s, spent_s))
     return masks

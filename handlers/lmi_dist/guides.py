@@ -18,8 +18,8 @@ from threading import Event
 from handlers.base.guide_compiler import FIELD, Compiled, GuideCompiler, Wait, may_change
 from handlers.base.guide_protocol import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import read_config, why_no_guides
-from handlers.base.sequence import Sequence
 from handlers.lmi_dist.guide import Guide
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import BadConfiguration, InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
 from lmi.settings.kinds import BOOLEAN
@@ -38,7 +38,7 @@ class Awaited:
 
     future: Future[Compiled]
     wait: Wait
-    sequences: list[Sequence] = field(default_factory=list)
+    sequences: list[EmbeddedSequence] = field(default_factory=list)
 
 
 class Guides:
@@ -59,7 +59,7 @@ class Guides:
         self._done: SimpleQueue[GuidedDecodingParams] = SimpleQueue()
         self._changed = Event()
 
-    def admit(self, sequence: Sequence) -> bool:
+    def admit(self, sequence: EmbeddedSequence) -> bool:
         """Give a sequence its guide. Returns False if the sequence waits for it, or has failed."""
         params = sequence.request.guided_decoding_params
         if params is None:
@@ -71,14 +71,14 @@ class Guides:
         equip(sequence, outcome)
         return sequence.error is None
 
-    def take_ready(self) -> list[Sequence]:
+    def take_ready(self) -> list[EmbeddedSequence]:
         """The sequences whose wait is over. Each has its guide or an error."""
-        ready: list[Sequence] = []
+        ready: list[EmbeddedSequence] = []
         while not self._done.empty():
             ready += self._end(self._done.get())
         return ready
 
-    def forget(self, sequence: Sequence) -> bool:
+    def forget(self, sequence: EmbeddedSequence) -> bool:
         """Forget a sequence that waits for its guide or was refused. Returns whether it is such a one."""
         params = sequence.request.guided_decoding_params
         if params is None or sequence.guide is not None:
@@ -93,7 +93,7 @@ class Guides:
         return True
 
     @property
-    def waiting(self) -> list[Sequence]:
+    def waiting(self) -> list[EmbeddedSequence]:
         """The sequences that wait for their guides; called from any thread."""
         return [sequence for awaited in list(self._awaited.values()) for sequence in list(awaited.sequences)]
 
@@ -112,7 +112,7 @@ class Guides:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._compiler.close()
 
-    def _await(self, params: GuidedDecodingParams, sequence: Sequence) -> None:
+    def _await(self, params: GuidedDecodingParams, sequence: EmbeddedSequence) -> None:
         if params not in self._awaited:
             wait = Wait()
             future = self._pool.submit(self._compiler.compile, params, wait)
@@ -125,7 +125,7 @@ class Guides:
         self._done.put(params)
         self._changed.set()
 
-    def _end(self, params: GuidedDecodingParams) -> list[Sequence]:
+    def _end(self, params: GuidedDecodingParams) -> list[EmbeddedSequence]:
         awaited = self._awaited.get(params)
         if awaited is None or not awaited.future.done():  # all have left, and perhaps others have come
             return []
@@ -205,7 +205,7 @@ def open_guides(
     return Guides(read, vocab_size, max_compile_s, is_compact=is_compact), ""
 
 
-def equip(sequence: Sequence, outcome: Outcome) -> None:
+def equip(sequence: EmbeddedSequence, outcome: Outcome) -> None:
     """Give a sequence the state of its guide, or the error that there was."""
     if isinstance(outcome, LmiError):
         kind = ErrorKind.INVALID if isinstance(outcome, InvalidRequest) else ErrorKind.UNAVAILABLE
@@ -216,7 +216,7 @@ def equip(sequence: Sequence, outcome: Outcome) -> None:
         _follow(sequence, outcome)
 
 
-def _follow(sequence: Sequence, compiled: Compiled) -> None:
+def _follow(sequence: EmbeddedSequence, compiled: Compiled) -> None:
     sequence.end_ids |= compiled.vocabulary.end_ids
     if not sequence.end_ids:
         sequence.fail("needs an end id, of the request or of the GuidedDecodingConfig", ErrorKind.INVALID, FIELD)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from handlers.base.sequence import Sequence
 from handlers.lmi_dist.repeats import Repeats
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.token_history import TokenHistory
 from handlers.lmi_dist.wishes import Floats, Ints, Sampling
 
@@ -46,7 +46,7 @@ class LogitsRules:
         """The same rules for another sequence with the same tokens."""
         return replace(self, history=self.history and self.history.fork(), repeats=self.repeats and self.repeats.fork())
 
-    def next_banned_ids(self, sequence: Sequence) -> list[int]:
+    def next_banned_ids(self, sequence: EmbeddedSequence) -> list[int]:
         """Token ids that must not come next."""
         banned, num_generated = self.banned_ids, sequence.num_generated
         is_early = num_generated < sequence.min_tokens and not sequence.must_end
@@ -65,11 +65,11 @@ class RuledRow(NamedTuple):
     """The place of a wish among those of a step, the sequence that it belongs to, and the rules of that sequence."""
 
     place: int
-    sequence: Sequence
+    sequence: EmbeddedSequence
     rules: LogitsRules
 
 
-def new_rules(sequence: Sequence, vocab_size: int) -> LogitsRules | None:
+def new_rules(sequence: EmbeddedSequence, vocab_size: int) -> LogitsRules | None:
     """The rules that the request of a sequence asks for, or None if it asks for none."""
     request, config = sequence.request, sequence.request.sampling_config
     rules = LogitsRules(

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.base.adapters import Adapters, LoadedAdapter
-from handlers.base.sequence import Sequence
 from handlers.lmi_dist.lora_loader import AnyLoader
 from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.out_of_memory import is_out_of_memory
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import LmiError, OutOfMemory, UnknownAdapter
 from lmi.executor import ErrorKind
 
@@ -40,7 +40,7 @@ class LoraAdapters:
         self._adapters = Adapters(self, "lmi-dist", loader.limits.max_in_batch, _kind_of)
         self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()  # by number; the one used longest ago first
         self._prepared = Prepared()
-        self._refused: list[Sequence] = []
+        self._refused: list[EmbeddedSequence] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class LoraAdapters:
         """Unload an adapter; its weights go with the last sequence that uses it. Raises UnknownAdapter."""
         self._adapters.unload(name)
 
-    def claim(self, sequence: Sequence) -> bool:
+    def claim(self, sequence: EmbeddedSequence) -> bool:
         """Keep the adapter of a new sequence until `release`. If it was unloaded, the sequence fails."""
         try:
             adapter = self._adapters.claim(sequence)
@@ -84,10 +84,10 @@ class LoraAdapters:
         sequence.adapter = 0 if adapter is None else adapter.number
         return True
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: EmbeddedSequence) -> None:
         self._adapters.release(sequence)
 
-    def may_run(self, sequence: Sequence, running: SequenceOf[Sequence]) -> bool:
+    def may_run(self, sequence: EmbeddedSequence, running: SequenceOf[EmbeddedSequence]) -> bool:
         """Whether a sequence may run beside others; its adapter's weights are there then.
 
         If they cannot be read, the sequence fails, and `take_refused` gives it.
@@ -108,7 +108,7 @@ class LoraAdapters:
         self._evict(used | {sequence.adapter})
         return True
 
-    def take_refused(self) -> list[Sequence]:
+    def take_refused(self) -> list[EmbeddedSequence]:
         """The sequences that failed since the last call because their adapters could not be read."""
         refused, self._refused = self._refused, []
         return refused

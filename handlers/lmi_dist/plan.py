@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 
-@dataclass(slots=True)
-class Chunk:
+
+class Chunk(msgspec.Struct):
     """Consecutive tokens of one sequence, computed in one step.
 
     A decode is a chunk of one token and, behind it, perhaps a draft of the next ones. The keys and values of positions
@@ -19,7 +20,7 @@ class Chunk:
     start: int
     token_ids: list[int]
     num_logits: int = 1  # logits of the last n tokens: 0 inside a prompt, 1 at its end, all for prompt log-probs
-    table: list[int] = field(default_factory=list)  # blocks of the sequence, at least up to `end`; not to be changed
+    table: list[int] = []  # blocks of the sequence, at least up to `end`; not to be changed
     adapter: int = 0  # the number by which the runner knows it; 0: none
 
     @property

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handlers.base.post_processor_file import BATCHED, check, load, said
-from handlers.base.sequence import Sequence
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import Floats
 from lmi.errors import shorten
 from lmi.executor import ExecutorConfig, LogitsPostProcessorConfig
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Piece(NamedTuple):
     """The logits of one sequence in a step, float32 (1, num_beams, vocab), a view; and what its beams have so far."""
 
-    sequence: Sequence
+    sequence: EmbeddedSequence
     logits: Any  # a tensor of torch, or an array of numpy
     token_ids: list[list[int]]  # of each beam, without the prompt
 
@@ -51,7 +51,7 @@ class PostProcessors:
         """The names that a request may give."""
         return (*self._named, *([BATCHED] if self._batched is not None else []))
 
-    def apply(self, logits: Floats, sequences: list[Sequence]) -> None:
+    def apply(self, logits: Floats, sequences: list[EmbeddedSequence]) -> None:
         """Let the functions change rows of `logits` (num_sequences, vocab), whose requests all name one.
 
         The beams of a search are neighbours among the sequences. A sequence whose function fails has an error then.
@@ -116,7 +116,7 @@ def _as_given(logits: Floats) -> Any:
     return torch.from_numpy(logits)
 
 
-def _pieces(logits: Any, sequences: list[Sequence]) -> Iterator[Piece]:
+def _pieces(logits: Any, sequences: list[EmbeddedSequence]) -> Iterator[Piece]:
     """A piece for each sequence, or for all beams of a search."""
     for _, group in groupby(range(len(sequences)), key=lambda row: (sequences[row].id, sequences[row].index)):
         own = list(group)

@@ -12,28 +12,26 @@ What is wanted of each row is a record of `wishes`, and one call fulfils those o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import NamedTuple, cast
+from itertools import islice, repeat
+from typing import TypeAlias
 
 import numpy as np
 
-from handlers.base.sequence import Sequence
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.guide import fill_masks
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
 from handlers.lmi_dist.native.sampling import NativeSampler
 from handlers.lmi_dist.post_processors import PostProcessors
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, WISH, Answers, Choose, Floats, Records, Sampling, new_wishes
 from lmi.executor import SamplingConfig, TokenLogProb
 
 MIN_TEMPERATURE = 1e-5
 
 
-class Draw(NamedTuple):
-    token_id: int
-    log_prob: float | None
-    top: list[TokenLogProb] | None
+# A token, its log-prob if the request wants any, and the alternatives if it wants them: what `Sequence.append` takes.
+Draw: TypeAlias = tuple[int, float, list[TokenLogProb] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,6 @@ class SamplerState:
 
     wish: bytes
     num_top: int
-    wants_log_probs: bool
     rules: LogitsRules | None
 
     def fork(self) -> SamplerState:
@@ -51,49 +48,55 @@ class SamplerState:
 
 
 class Sampler:
-    """A sampler draws tokens. It keeps the state of a sequence in `Sequence.sampler_state` and has none itself."""
+    """A sampler draws tokens. It keeps the state of a sequence in its `sampler_state` and has none itself."""
 
     def __init__(self, vocab_size: int, post_processors: PostProcessors | None = None, num_threads: int = 1) -> None:
         self.vocab_size = vocab_size
         self.choose = best_choose(vocab_size, num_threads)
         self._post_processors = post_processors
 
-    def sample(self, logits: Floats, rows: list[int], sequences: list[Sequence]) -> list[Draw | None]:
+    def sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
         """Draw the next token of each sequence from its row of `logits`, (num_logits, vocab).
 
         A draw is None if the row's logits are not numbers, or every token is banned, and then its request has failed.
         """
-        states = [cast("SamplerState | None", one.sampler_state) or self.new_state(one) for one in sequences]
-        answers = self.fulfil(logits, rows, sequences, states)
-        best = iter(answers.best.tolist())
-        draws: list[Draw | None] = []
-        for sequence, state, (status, token_id, log_prob) in zip(
-            sequences, states, answers.choices.tolist(), strict=True
-        ):
-            top = [TokenLogProb(one, value) for one, value, _ in islice(best, state.num_top)] if state.num_top else None
-            if status == ALL_BANNED and sequence.error is None:
-                sequence.fail_for_bans()
-            is_chosen = status == CHOSEN
-            draws.append(Draw(token_id, log_prob if state.wants_log_probs else None, top) if is_chosen else None)
+        states = [one.sampler_state or self.new_state(one) for one in sequences]
+        choices, best = self.fulfil(logits, rows, sequences, states)
+        tops = _tops(states, best) if len(best) else repeat(None)
+        draws: list[Draw | None] = list(
+            zip(choices["token_id"].tolist(), choices["log_prob"].tolist(), tops, strict=False)
+        )
+        for place in np.flatnonzero(choices["status"] != CHOSEN):
+            draws[place] = None
+            if choices["status"][place] == ALL_BANNED and sequences[place].error is None:
+                sequences[place].fail_for_bans()
         return draws
 
-    def fulfil(self, logits: Floats, rows: list[int], sequences: list[Sequence], states: list[SamplerState]) -> Answers:
+    def fulfil(
+        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence], states: list[SamplerState]
+    ) -> Answers:
         """What the sequences wish of their rows of `logits`, after functions of the user, rules and guides."""
         wishes = np.frombuffer(bytearray(b"".join([state.wish for state in states])), WISH)
         wishes["row"] = rows
-        wishes["position"] = [sequence.num_generated for sequence in sequences]
+        wishes["position"] = [len(one.token_ids) - one.num_prompt_tokens for one in sequences]
         sampling = Sampling(logits, wishes)
         if self._post_processors is not None:
             sampling.changed = self._process(self._post_processors, logits, wishes, sequences)
-        guided = [place for place, sequence in enumerate(sequences) if sequence.guide is not None]
+        guided = [place for place, one in enumerate(sequences) if one.guide is not None]
         if guided:
             sampling.masks = fill_masks(sequences, guided, self.vocab_size)
             wishes["mask"][guided] = guided
-        add_rules(sampling, _ruled(sequences, states))
+        ruled = [
+            RuledRow(place, sequences[place], state.rules)
+            for place, state in enumerate(states)
+            if state.rules is not None
+        ]
+        if ruled:
+            add_rules(sampling, ruled)
         return self.choose(sampling)
 
     def _process(
-        self, processors: PostProcessors, logits: Floats, wishes: Records, sequences: list[Sequence]
+        self, processors: PostProcessors, logits: Floats, wishes: Records, sequences: list[EmbeddedSequence]
     ) -> Floats | None:
         """Let functions of the user change copies of the rows of the sequences that name one."""
         places = [place for place, one in enumerate(sequences) if one.request.logits_post_processor_name is not None]
@@ -104,21 +107,20 @@ class Sampler:
         wishes["changed"][places] = range(len(places))
         return changed
 
-    def new_state(self, sequence: Sequence, num_candidates: int = 0) -> SamplerState:
+    def new_state(self, sequence: EmbeddedSequence, num_candidates: int = 0) -> SamplerState:
         """Begin a sequence, or a search that looks at so many candidates."""
         output, rules = sequence.request.output_config, new_rules(sequence, self.vocab_size)
-        wants_log_probs = output.return_log_probs or output.num_top_log_probs > 0
         num_top = min(output.num_top_log_probs, self.vocab_size)
         wish = new_wishes(
             1,
             seed=sequence.seed,
             num_top=num_top,
             num_candidates=min(num_candidates, self.vocab_size),
-            wants_log_prob=wants_log_probs,
+            wants_log_prob=output.return_log_probs or output.num_top_log_probs > 0,
             num_biased=0 if rules is None or rules.bias is None else len(rules.bias.token_ids),
             **filters_of(sequence.request.sampling_config, self.vocab_size),
         )
-        sequence.sampler_state = state = SamplerState(wish.tobytes(), num_top, wants_log_probs, rules)
+        sequence.sampler_state = state = SamplerState(wish.tobytes(), num_top, rules)
         return state
 
 
@@ -145,7 +147,7 @@ def filters_of(config: SamplingConfig, vocab_size: int) -> dict[str, float]:
     }
 
 
-def append_draws(sequences: list[Sequence], draws: list[Draw | None]) -> None:
+def append_draws(sequences: list[EmbeddedSequence], draws: list[Draw | None]) -> None:
     """Append to each sequence its token, or end its request with an error if it has none."""
     for sequence, draw in zip(sequences, draws, strict=True):
         if sequence.error is not None:
@@ -156,7 +158,10 @@ def append_draws(sequences: list[Sequence], draws: list[Draw | None]) -> None:
             sequence.append(*draw)
 
 
-def _ruled(sequences: list[Sequence], states: list[SamplerState]) -> list[RuledRow]:
-    """The wishes that have rules."""
-    places = enumerate(zip(sequences, states, strict=True))
-    return [RuledRow(place, sequence, state.rules) for place, (sequence, state) in places if state.rules is not None]
+def _tops(states: list[SamplerState], best: Records) -> list[list[TokenLogProb] | None]:
+    """The alternatives of each sequence that wants them, from those of all."""
+    left = iter(best.tolist())
+    return [
+        [TokenLogProb(one, value) for one, value, _ in islice(left, state.num_top)] if state.num_top else None
+        for state in states
+    ]

@@ -22,19 +22,19 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
-from handlers.base.sequence import Sequence
-from handlers.lmi_dist.beam_rows import BeamRows, Fork, beam_rows, fail_for_room, owner_of, rows_of, slots_of, width_of
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.ngram import Drafter, num_worth
 from handlers.lmi_dist.pace import Pace
 from handlers.lmi_dist.plan import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.prefix_tree import Match, Root
 from handlers.lmi_dist.retention import retentions
+from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence, Fork
 
-MayRun: TypeAlias = Callable[[Sequence, SequenceOf[Sequence]], bool]
+MayRun: TypeAlias = Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool]
 
 MIN_AWAITED_TOKENS = 16  # a step of one row takes about as long as that many rows more
 MIN_COPIED_TOKENS = 4  # fewer are computed as fast as their block is copied
@@ -42,7 +42,7 @@ MIN_COPIED_TOKENS = 4  # fewer are computed as fast as their block is copied
 
 @dataclass(slots=True)
 class Batch:
-    """The plan of one step and the sequence of each chunk: `sequences` is parallel to `plan.chunks`.
+    """The plan of one step, and the sequence of each chunk and its first row of the logits, parallel to `plan.chunks`.
 
     `followers` maps each sequence whose prompt is complete in this step to those that get a copy of it and draw from
     its logits. The decodes of a search are rows of its beams. `forks` are to be copied first, if slots share no blocks.
@@ -50,19 +50,22 @@ class Batch:
     """
 
     plan: Plan
-    sequences: list[Sequence]
-    followers: dict[Sequence, list[Sequence]]
+    sequences: list[EmbeddedSequence]
+    rows: list[int]
+    followers: dict[EmbeddedSequence, list[EmbeddedSequence]]
     forks: list[Fork]
-    failed: list[Sequence]
+    failed: list[EmbeddedSequence]
     num_preemptions: int = 0
     num_reused_tokens: int = 0
 
-    def walk(self) -> Iterator[tuple[Chunk, Sequence, int]]:
-        """Yield each chunk with its sequence and the first of its rows of the logits."""
-        row = 0
-        for chunk, sequence in zip(self.plan.chunks, self.sequences, strict=True):
-            yield chunk, sequence, row
-            row += chunk.num_logits
+    @property
+    def decoding(self) -> list[EmbeddedSequence]:
+        return self.sequences[: len(self.plan.decodes)]
+
+    def prefilling(self) -> Iterator[tuple[Chunk, EmbeddedSequence, int]]:
+        """Each chunk of a prompt with its sequence and its first row of the logits."""
+        first = len(self.plan.decodes)
+        return zip(self.plan.prefills, self.sequences[first:], self.rows[first:], strict=True)
 
 
 class Scheduler:
@@ -74,19 +77,20 @@ class Scheduler:
         `may_run`: whether a sequence may run beside others. Nothing overtakes one that may not.
         """
         self._may_run = may_run
+        self._order = attrgetter("slot") if may_run is None else attrgetter("adapter", "slot")  # of decodes
         self.cache = cache
         self.pace = pace
         self.drafts = drafts
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: list[EmbeddedSequence] = []
+        self.running: list[EmbeddedSequence] = []
         self._num_reused_tokens = 0  # since the last batch
         self._forks: list[Fork] = []  # that the next batch has to copy
-        self._failed: list[Sequence] = []  # that the next batch has to tell
+        self._failed: list[EmbeddedSequence] = []  # that the next batch has to tell
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: EmbeddedSequence) -> None:
         insort(self.waiting, sequence, key=_rank)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: EmbeddedSequence) -> None:
         """Forget a sequence, waiting or running. Its blocks and its slot are free at once.
 
         What it has computed stays in the cache until its blocks are needed, except after an error.
@@ -98,7 +102,7 @@ class Scheduler:
         self.running.remove(sequence)
         if sequence.error is None:
             self._keep(sequence)
-        for slot in slots_of(sequence):
+        for slot in sequence.slots:
             if sequence.error is not None:
                 self.cache.forget(slot)
             self.cache.free(slot)
@@ -107,55 +111,62 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Schedule decodes, then running prompts, then new prompts as long as budget, slots and blocks allow."""
         num_preemptions = self._make_room()
-        owners = [sequence for sequence in self.running if sequence.num_computed >= sequence.num_prefill]
-        key = attrgetter("adapter", "slot") if self.cache.shares_blocks else attrgetter("slot")
-        decoding = sorted((row for owner in owners for row in rows_of(owner)), key=key)
-        decodes = [self._decode(sequence) for sequence in decoding]
+        decoders = [one for one in self.running if one.num_computed >= one.num_prefill]
+        decoding = sorted(self._rows_of(decoders), key=self._order)
+        decodes = [
+            Chunk(one.slot, one.num_computed, one.token_ids[-1:], 1, self.cache.table(one.slot), one.adapter)
+            for one in decoding
+            if one.slot is not None
+        ]
         if self.drafts and self.beam_width == 1:
             self._add_drafts(decodes, decoding)
-        num_prompts = len(self.running) - len(owners) + len(self.waiting)
-        prefills = list(self._prefills(num_tokens_of(decodes), num_prompts))
+        num_prompts = len(self.running) - len(decoders) + len(self.waiting)
+        prefills = list(self._prefills(num_tokens_of(decodes), num_prompts)) if num_prompts else []
         ended = [sequence for sequence, chunk in prefills if chunk.end == sequence.num_prefill]
         followers = {sequence: _followers(sequence) for sequence in ended}
         plan = Plan(decodes, [chunk for _, chunk in prefills], self.cache.copies)
         num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
+        *rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
         forks, self._forks = self._forks, []
         failed, self._failed = self._failed, []
-        return Batch(plan, sequences, followers, forks, failed, num_preemptions, num_reused_tokens)
+        return Batch(plan, sequences, rows, followers, forks, failed, num_preemptions, num_reused_tokens)
+
+    def _rows_of(self, decoders: list[EmbeddedSequence]) -> list[EmbeddedSequence]:
+        return decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
 
     @property
     def beam_width(self) -> int | None:
         """The beam width of all sequences that run, or None if none does."""
-        return width_of(self.running[0]) if self.running else None
+        return self.running[0].width if self.running else None
 
     def commit(self, batch: Batch) -> None:
         """Note that the step of a batch is done: what it has written may be reused and shared."""
         self.cache.end_copies()
-        size, num_decodes = self.cache.tokens_per_block, len(batch.plan.decodes)
+        size = self.cache.tokens_per_block
         for chunk, sequence in zip(batch.plan.decodes, batch.sequences, strict=False):
             if sequence.num_computed // size > chunk.start // size and sequence.error is None:
                 self._store(sequence)
-        for sequence in batch.sequences[num_decodes:]:
+        for _, sequence, _ in batch.prefilling():
             if sequence.error is None:
                 self._store(sequence)
         for leader, followers in batch.followers.items():
             if leader.error is None:
                 self._fork(leader, followers)
 
-    def _fork(self, leader: Sequence, followers: list[Sequence]) -> None:
+    def _fork(self, leader: EmbeddedSequence, followers: list[EmbeddedSequence]) -> None:
         slots = [one.slot for one in followers if one.slot is not None]
         if self.cache.shares_blocks and leader.slot is not None:
             self.cache.fork(leader.slot, slots, leader.num_prefill)
         for one in followers:
             one.count_cached(leader.num_cached_tokens)
 
-    def _store(self, sequence: Sequence) -> int | None:
+    def _store(self, sequence: EmbeddedSequence) -> int | None:
         """Put what is computed into the tree. Returns the tree's block with the end of it."""
         assert sequence.slot is not None
         return self.cache.store(sequence.slot, _root(sequence), sequence.token_ids, _num_known(sequence))
 
-    def _keep(self, sequence: Sequence) -> None:
+    def _keep(self, sequence: EmbeddedSequence) -> None:
         """Leave what a sequence has computed in the cache, for as long as its request says."""
         assert sequence.slot is not None
         config, size = sequence.request.kv_cache_retention_config, self.cache.tokens_per_block
@@ -164,7 +175,7 @@ class Scheduler:
             last = self._store(sequence)
         if config is None:
             return
-        for slot in slots_of(sequence) if has_rows else [sequence.slot]:
+        for slot in sequence.slots if has_rows else [sequence.slot]:
             num_tokens = len(self.cache.table(slot)) * size if has_rows else _num_known(sequence)
             self.cache.retain(slot, retentions(config, sequence.num_prompt_tokens, num_tokens, size), last)
 
@@ -185,13 +196,14 @@ class Scheduler:
                 self._grow(sequence)
         return num_before - len(self.running) - len(self._failed)
 
-    def _make_beam_room(self, sequence: Sequence) -> None:
+    def _make_beam_room(self, sequence: EmbeddedSequence) -> None:
         """Fork the beams of a search as its last step has said, and give each room for its next token."""
-        forks = beam_rows(sequence).take_forks()
+        assert sequence.rows is not None
+        forks = sequence.rows.take_forks()
         if self.cache.shares_blocks:
             for fork in forks:
                 self.cache.adopt(*fork)
-        for row in rows_of(sequence):
+        for row in sequence.beam_rows:
             self._grow(row)
             if sequence.slot is None:
                 return  # it was preempted, or failed
@@ -201,9 +213,9 @@ class Scheduler:
         else:
             self._forks += forks
 
-    def _grow(self, sequence: Sequence) -> None:
+    def _grow(self, sequence: EmbeddedSequence) -> None:
         """Give a sequence, or a row of a search, room for all its tokens."""
-        slot, owner = sequence.slot, owner_of(sequence)
+        slot, owner = sequence.slot, sequence.owner
         assert slot is not None
         while owner.slot is not None and not self.cache.grow(slot, sequence.num_tokens):
             if self.running == [owner] and owner.search is not None:
@@ -211,23 +223,18 @@ class Scheduler:
             else:
                 self._preempt(self.running[-1])  # perhaps itself; all sequences before it have their blocks
 
-    def _give_up(self, search: Sequence) -> None:
+    def _give_up(self, search: EmbeddedSequence) -> None:
         """Fail a search that needs more than the whole cache."""
-        fail_for_room(search, self.cache, f"after {search.num_generated} tokens of each beam")
+        search.fail_for_room(self.cache, f"after {search.num_generated} tokens of each beam")
         self.remove(search)
         self._failed.append(search)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: EmbeddedSequence) -> None:
         self.remove(sequence)
         sequence.restart()
         self.add(sequence)  # its age puts it before all sequences that came later
 
-    def _decode(self, sequence: Sequence) -> Chunk:
-        slot = sequence.slot
-        assert slot is not None
-        return Chunk(slot, sequence.num_computed, sequence.token_ids[-1:], 1, self.cache.table(slot), sequence.adapter)
-
-    def _add_drafts(self, decodes: list[Chunk], decoding: list[Sequence]) -> None:
+    def _add_drafts(self, decodes: list[Chunk], decoding: list[EmbeddedSequence]) -> None:
         """Add the drafts that are worth their rows. A draft fits in the blocks that its sequence has."""
         found: list[tuple[Drafter, list[int], Chunk]] = []
         for chunk, sequence in zip(decodes, decoding, strict=True):
@@ -243,16 +250,16 @@ class Scheduler:
         for drafter, _, _ in found[num_added:]:
             drafter.rest()
 
-    def _room(self, sequence: Sequence) -> int:
+    def _room(self, sequence: EmbeddedSequence) -> int:
         """The most tokens of a draft, behind which one more is drawn."""
         assert sequence.slot is not None
         num_free = len(self.cache.table(sequence.slot)) * self.cache.tokens_per_block - sequence.num_tokens
         return min(num_free, sequence.max_tokens - sequence.num_generated - 1)
 
-    def _prefills(self, num_decode_tokens: int, num_prompts: int) -> Iterator[tuple[Sequence, Chunk]]:
+    def _prefills(self, num_decode_tokens: int, num_prompts: int) -> Iterator[tuple[EmbeddedSequence, Chunk]]:
         """Yield prompt chunks in rank order. The first that has tokens to compute waits for nobody."""
         budget = self.pace.num_prompt_tokens(num_decode_tokens, num_prompts)
-        leaders: list[Sequence] = []
+        leaders: list[EmbeddedSequence] = []
         for sequence, match in self._prefilling():
             self._share(sequence, match)
             if self._waits(sequence, leaders):
@@ -264,7 +271,7 @@ class Scheduler:
             if budget <= 0:
                 return
 
-    def _prefilling(self) -> Iterator[tuple[Sequence, Match]]:
+    def _prefilling(self) -> Iterator[tuple[EmbeddedSequence, Match]]:
         """Yield running sequences with prompt tokens to compute, then waiting ones, and what the cache has of each.
 
         A waiting sequence is admitted as it is yielded. Followers are admitted with their leader, because they use none
@@ -274,7 +281,7 @@ class Scheduler:
         for sequence in [one for one in self.running if one.is_prefilling and not _follows(one)]:
             yield sequence, self._match(sequence)
         while self.waiting and self.cache.has_free_slot and not _follows(self.waiting[0]):
-            if self.beam_width not in (None, width_of(self.waiting[0])):
+            if self.beam_width not in (None, self.waiting[0].width):
                 return
             match = self._match(self.waiting[0])
             if not self._admit(self.waiting[0], match.blocks):
@@ -290,13 +297,13 @@ class Scheduler:
                 return
             self.waiting.pop(0)
 
-    def _admit(self, sequence: Sequence, shared: SequenceOf[int] = (), *, num_later: int = 0) -> bool:
+    def _admit(self, sequence: EmbeddedSequence, shared: SequenceOf[int] = (), *, num_later: int = 0) -> bool:
         """Give a slot to a sequence and promise it blocks, if there is room.
 
         One block is kept for each running row, else a preemption would soon follow. A search gets the slots of all its
         beams.
         """
-        width, num_tokens = width_of(sequence), sequence.num_prefill
+        width, num_tokens = sequence.width, sequence.num_prefill
         num_each = 1 if self.cache.shares_blocks else num_tokens  # tokens that each further beam is promised room for
         num_kept = width * len(self.running) + (width - 1) * self.cache.num_blocks_for(num_each)
         if not self.cache.can_allocate(num_tokens, shared, num_later=num_later, num_kept=num_kept, num_slots=width):
@@ -311,13 +318,13 @@ class Scheduler:
         insort(self.running, sequence, key=_rank)
         return True
 
-    def _waits(self, sequence: Sequence, leaders: list[Sequence]) -> bool:
+    def _waits(self, sequence: EmbeddedSequence, leaders: list[EmbeddedSequence]) -> bool:
         """Whether one of the leaders computes what a sequence needs and can reuse."""
         if not (sequence.can_reuse and self.cache.reuses_prefixes):
             return False
         return any(_computes_for(leader, sequence, self.cache.tokens_per_block) for leader in leaders)
 
-    def _next_chunk(self, sequence: Sequence, match: Match, budget: int) -> Chunk:
+    def _next_chunk(self, sequence: EmbeddedSequence, match: Match, budget: int) -> Chunk:
         slot = sequence.slot
         assert slot is not None
         self._copy(sequence, slot, match)
@@ -328,7 +335,7 @@ class Scheduler:
         ids, table = sequence.token_ids[start:end], self.cache.table(slot)
         return Chunk(slot, start, ids, num_logits, table, sequence.adapter)
 
-    def _match(self, sequence: Sequence) -> Match:
+    def _match(self, sequence: EmbeddedSequence) -> Match:
         """What the cache has of a prompt. Its last token is always computed, and all for prompt log-probs.
 
         Rows of the context are those that are not counted as cached, so no part of a block is taken beside them.
@@ -338,45 +345,45 @@ class Scheduler:
         match = self.cache.find(_root(sequence), sequence.token_ids, sequence.num_prefill - 1)
         return Match(match.blocks) if sequence.lacks_context else match
 
-    def _share(self, sequence: Sequence, match: Match) -> None:
+    def _share(self, sequence: EmbeddedSequence, match: Match) -> None:
         num_tokens = len(match.blocks) * self.cache.tokens_per_block
         if sequence.slot is not None and num_tokens > sequence.num_computed:
             self.cache.share(sequence.slot, match.blocks)
             self._reuse(sequence, num_tokens)
 
-    def _copy(self, sequence: Sequence, slot: int, match: Match) -> None:
+    def _copy(self, sequence: EmbeddedSequence, slot: int, match: Match) -> None:
         num_tokens = len(match.blocks) * self.cache.tokens_per_block + match.num_partial
         if num_tokens - sequence.num_computed >= MIN_COPIED_TOKENS and self.cache.can_copy(match.partial_block):
             self.cache.copy(slot, match.partial_block, len(match.blocks))
             self._reuse(sequence, num_tokens)
 
-    def _reuse(self, sequence: Sequence, num_tokens: int) -> None:
+    def _reuse(self, sequence: EmbeddedSequence, num_tokens: int) -> None:
         """Note that the first `num_tokens` of a sequence need not be computed. Only whole blocks count as cached."""
         size = self.cache.tokens_per_block
         self._num_reused_tokens += num_tokens - sequence.num_computed
         sequence.reuse(num_tokens, (num_tokens // size - sequence.num_computed // size) * size)
 
 
-def drafter_of(sequence: Sequence) -> Drafter:
+def drafter_of(sequence: EmbeddedSequence) -> Drafter:
     if sequence.drafter is None:
         sequence.drafter = Drafter()
-    return cast(Drafter, sequence.drafter)
+    return sequence.drafter
 
 
-def _rank(sequence: Sequence) -> tuple[float, int, int]:
+def _rank(sequence: EmbeddedSequence) -> tuple[float, int, int]:
     return (-sequence.request.priority, sequence.id, sequence.index)
 
 
-def _num_known(sequence: Sequence) -> int:
+def _num_known(sequence: EmbeddedSequence) -> int:
     """The tokens that are computed; a cancelled sequence may have computed more than it has left."""
     return min(sequence.num_computed, sequence.num_tokens)
 
 
-def _root(sequence: Sequence) -> Root:
+def _root(sequence: EmbeddedSequence) -> Root:
     return Root(sequence.request.cache_salt, sequence.adapter)
 
 
-def _computes_for(leader: Sequence, sequence: Sequence, tokens_per_block: int) -> bool:
+def _computes_for(leader: EmbeddedSequence, sequence: EmbeddedSequence, tokens_per_block: int) -> bool:
     """Whether a leader is about to compute more tokens for the sequence than are soon computed twice.
 
     Where parts of blocks are not shared, these tokens complete a block.
@@ -393,18 +400,18 @@ def _computes_for(leader: Sequence, sequence: Sequence, tokens_per_block: int) -
     )
 
 
-def _follows(sequence: Sequence) -> bool:
+def _follows(sequence: EmbeddedSequence) -> bool:
     """Whether a sequence needs only the prompt, and an earlier sequence of the request computes it."""
-    return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.group.sequences[: sequence.index]))
+    return sequence.num_generated == 0 and any(map(_is_at_prompt, sequence.siblings[: sequence.index]))
 
 
-def _followers(sequence: Sequence) -> list[Sequence]:
+def _followers(sequence: EmbeddedSequence) -> list[EmbeddedSequence]:
     """The sequences that hold a slot and wait for a copy of this sequence's prompt."""
     if not _is_at_prompt(sequence):
         return []
-    return [sibling for sibling in sequence.group.sequences[sequence.index + 1 :] if _is_at_prompt(sibling)]
+    return [sibling for sibling in sequence.siblings[sequence.index + 1 :] if _is_at_prompt(sibling)]
 
 
-def _is_at_prompt(sequence: Sequence) -> bool:
+def _is_at_prompt(sequence: EmbeddedSequence) -> bool:
     """Whether a sequence runs and has no token yet: it or its leader computes the prompt."""
     return sequence.slot is not None and sequence.num_generated == 0

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from handlers.base.sequence import Sequence
 from handlers.base.stepped import Step
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.plan import num_tokens_of
 from handlers.lmi_dist.scheduler import Batch
+from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.executor import InflightBatchingStats, KvCacheStats
 
 
-def step_of(batch: Batch, touched: list[Sequence]) -> Step:
+def step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequence]:
     """The step that has computed a batch, and given these sequences a token or an error."""
     batching = _batching_stats(batch)
     return Step(

@@ -166,7 +166,7 @@ class TrtllmExecutor(DrivenExecutor[Work]):
             more["priority"] = float(request.priority)
         return more
 
-    def _take(self, output: SequenceOutput, step: Step) -> None:
+    def _take(self, output: SequenceOutput, step: Step[Sequence]) -> None:
         """Keep the rows of a step's tensors before its tokens are appended."""
         sequence = self._known.get(output.id)
         if sequence is not None and isinstance(output, Output) and output.rows is not None:

@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from handlers.base.beams import Candidate
-from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.sampler import best_choose
+from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from handlers.lmi_dist.wishes import Sampling, new_wishes
 from lmi.errors import InvalidParameter
 from lmi.executor import (
@@ -101,7 +101,7 @@ def same(one: Result, other: Result) -> bool:
     )
 
 
-def alone(request: Request, runner: FakeRunner) -> Sequence:
+def alone(request: Request, runner: FakeRunner) -> EmbeddedSequence:
     """The search of a request, with each beam computed from the first token on."""
     [sequence] = new_sequences(1, request, runner.context_length)
     search = sequence.search

@@ -23,10 +23,10 @@ import transformers
 
 from handlers.base.guide_compiler import Compiled
 from handlers.base.guide_vocabulary import Mask, Vocabulary, read_config
-from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.guide import Guide, fill_masks
 from handlers.lmi_dist.guides import Kept, are_compact, equip
+from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from lmi.errors import BadConfiguration, InvalidRequest, Unsupported
 from lmi.executor import (
     ErrorKind,
@@ -317,10 +317,10 @@ def test_a_guide_of_which_a_copy_has_failed_is_compiled_again(executor: Executor
 class BrokenGuide:
     """One of which nobody has thought."""
 
-    def fill(self, sequence: Sequence, masks: Mask, row: int) -> None:
+    def fill(self, sequence: EmbeddedSequence, masks: Mask, row: int) -> None:
         raise RuntimeError("Check failed: (state) is false")
 
-    def note(self, sequence: Sequence, spent_s: float) -> None:
+    def note(self, sequence: EmbeddedSequence, spent_s: float) -> None:
         return None
 
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from lmi.executor import (
     FinishReason,
     KvCacheRetentionConfig,
@@ -62,7 +62,7 @@ class Engine:
         output_config: OutputConfig | None = None,
         num_prompt_log_probs: int | None = None,
         retention: KvCacheRetentionConfig | None = None,
-    ) -> list[Sequence]:
+    ) -> list[EmbeddedSequence]:
         self.num_requests += 1
         request = Request(
             input_token_ids=prompt,
@@ -439,7 +439,7 @@ def test_no_answer_depends_on_what_was_reused(
     draw = random.Random(seed)
     engine = Engine(num_blocks, num_slots, max_prefill_tokens, reuses_prefixes=reuses_prefixes)
     stems = [tuple(draw.choices(range(5), k=draw.choice([10, 16, 40, 64]))) for _ in range(3)]
-    added: list[Sequence] = []
+    added: list[EmbeddedSequence] = []
     for _ in range(draw.randint(10, 60)):
         if draw.random() < 0.5:
             stem = draw.choice(stems)
@@ -466,7 +466,7 @@ def test_no_answer_depends_on_what_was_reused(
     engine.evict_all()
 
 
-def end(engine: Engine, sequence: Sequence, *, fails: bool) -> None:
+def end(engine: Engine, sequence: EmbeddedSequence, *, fails: bool) -> None:
     """Cancel or fail a whole request."""
     siblings = [one for one in sequence.group.sequences if not one.is_finished]
     for one in siblings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,21 +21,35 @@ from transformers import (
 )
 
 from handlers.base.randomness import uniform
-from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist import plain_sampling
 from handlers.lmi_dist.log_probs import prompt_log_probs
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
-from handlers.lmi_dist.sampler import Draw, Sampler, filters_of
+from handlers.lmi_dist.sampler import Sampler, filters_of
+from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from handlers.lmi_dist.wishes import Answers, Floats, Sampling, new_wishes
-from lmi.executor import MAX_PENALTY, MAX_TEMPERATURE, REPETITION_PENALTIES, OutputConfig, Request, SamplingConfig
+from lmi.executor import (
+    MAX_PENALTY,
+    MAX_TEMPERATURE,
+    REPETITION_PENALTIES,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+    TokenLogProb,
+)
 
 VOCABS = (50, 1031, 2951)
 LOG_PROBS = OutputConfig(return_log_probs=True, num_top_log_probs=3)
 
 
+class Draw(NamedTuple):
+    token_id: int
+    log_prob: float
+    top: list[TokenLogProb] | None
+
+
 def sequence(
     config: SamplingConfig, prompt: tuple[int, ...] = (1, 2, 3), generated: tuple[int, ...] = (), **fields: Any
-) -> Sequence:
+) -> EmbeddedSequence:
     request = Request(input_token_ids=prompt, max_tokens=1000, sampling_config=config, **fields)
     [one] = new_sequences(1, request, 100_000)
     for token_id in generated:
@@ -47,10 +61,10 @@ def random_logits(num_rows: int, vocab_size: int, width: float = 3.0, seed: int 
     return (torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * width).numpy()
 
 
-def drawn(sampler: Sampler, logits: Floats, *sequences: Sequence) -> list[Draw]:
+def drawn(sampler: Sampler, logits: Floats, *sequences: EmbeddedSequence) -> list[Draw]:
     draws = sampler.sample(logits, list(range(len(logits))), list(sequences))
     assert all(draw is not None for draw in draws)
-    return [draw for draw in draws if draw is not None]
+    return [Draw(*draw) for draw in draws if draw is not None]
 
 
 def reference_scores(logits: Floats, config: SamplingConfig) -> Any:
@@ -278,7 +292,7 @@ def test_the_history_of_a_long_sequence_is_exact() -> None:
     assert edit(logits, one).tolist() == [[-float(counts[token_id]) for token_id in range(300)]]
 
 
-def edit(logits: Floats, one: Sequence) -> Floats:
+def edit(logits: Floats, one: EmbeddedSequence) -> Floats:
     """The logits that the sampler draws from, (1, vocab)."""
     sampler, edited = Sampler(logits.shape[1]), list[Floats]()
 
@@ -331,7 +345,7 @@ def test_rules_that_were_forked_go_their_own_ways() -> None:
         assert np.array_equal(apply(own, logits, fresh), edit(logits, fresh))
 
 
-def apply(rules: LogitsRules, logits: Floats, one: Sequence) -> Floats:
+def apply(rules: LogitsRules, logits: Floats, one: EmbeddedSequence) -> Floats:
     sampling = Sampling(logits, new_wishes(1, **filters_of(one.request.sampling_config, 10)))
     add_rules(sampling, [RuledRow(0, one, rules)])
     return ruled(sampling)
@@ -372,7 +386,7 @@ def test_log_probs_come_only_where_they_are_asked_for() -> None:
     outputs = [OutputConfig(), OutputConfig(return_log_probs=True), OutputConfig(num_top_log_probs=2)]
     sequences = [sequence(SamplingConfig(temperature=0), output_config=output) for output in outputs]
     draws = drawn(Sampler(50), random_logits(3, 50), *sequences)
-    assert [(draw.log_prob is not None, draw.top is not None) for draw in draws[:2]] == [(False, False), (True, False)]
+    assert [(draw.log_prob != 0, draw.top is not None) for draw in draws[:2]] == [(False, False), (True, False)]
     assert draws[2].top is not None and len(draws[2].top) == 2
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handlers.base.sequence import Sequence, new_sequences
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.plan import Chunk
 from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from lmi.executor import OutputConfig, Request, SamplingConfig
 from tests.fake_runner import SteadyPace
 
@@ -21,7 +21,7 @@ def scheduler(num_blocks: int = 1000, num_slots: int = 8, max_prefill_tokens: in
 
 def sequences(
     number: int, num_sequences: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any
-) -> list[Sequence]:
+) -> list[EmbeddedSequence]:
     """The sequences of one request."""
     request = Request(
         input_token_ids=(1,) * num_prompt_tokens,
@@ -32,11 +32,11 @@ def sequences(
     return new_sequences(number, request, 10_000)
 
 
-def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any) -> Sequence:
+def sequence(number: int, num_prompt_tokens: int = 4, max_tokens: int = 10, **fields: Any) -> EmbeddedSequence:
     return sequences(number, 1, num_prompt_tokens, max_tokens, **fields)[0]
 
 
-def run(one_scheduler: Scheduler, batch: Batch) -> list[Sequence]:
+def run(one_scheduler: Scheduler, batch: Batch) -> list[EmbeddedSequence]:
     """Do what an executor does with a batch, with 7 as every token; return the sequences with a new token."""
     advanced = []
     for chunk, owner in zip(batch.plan.chunks, batch.sequences, strict=True):
@@ -242,7 +242,7 @@ def test_a_preempted_follower_follows_again() -> None:
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> list[tuple[int, list[Sequence], int | None]]:
+def loads(draw: st.DrawFn) -> list[tuple[int, list[EmbeddedSequence], int | None]]:
     """(step of arrival, sequences of a request, steps until it is cancelled)."""
     return [
         (
@@ -263,7 +263,7 @@ def loads(draw: st.DrawFn) -> list[tuple[int, list[Sequence], int | None]]:
 
 @given(loads(), st.integers(7, 14), st.integers(1, 4), st.integers(1, 40))
 def test_under_any_load_the_budget_holds_and_everyone_ends(
-    load: list[tuple[int, list[Sequence], int | None]], num_blocks: int, num_slots: int, max_prefill_tokens: int
+    load: list[tuple[int, list[EmbeddedSequence], int | None]], num_blocks: int, num_slots: int, max_prefill_tokens: int
 ) -> None:
     """Seven blocks are the most that one of these sequences can need (60 + 40 - 1 tokens)."""
     one = scheduler(num_blocks, num_slots, max_prefill_tokens=max_prefill_tokens)

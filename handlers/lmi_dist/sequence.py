@@ -1,0 +1,138 @@
+"""A sequence in the embedded engine, and the rows of a beam search. Plain Python.
+
+A request with beams is admitted with as many slots as it may have beams. Its prompt is computed in the first of them.
+From then on every running beam is a row of the step: a sequence that the executor does not know, with the beam's tokens
+and a slot. When a beam has several successors, the first of them goes on in its slot and the others fork it, into slots
+of beams that have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from handlers.base import sequence as base
+from handlers.base.beams import Step
+from handlers.lmi_dist.kv_cache import KvCache
+from lmi.executor import ErrorKind
+
+if TYPE_CHECKING:
+    from handlers.lmi_dist.guide import Guide
+    from handlers.lmi_dist.ngram import Drafter
+    from handlers.lmi_dist.sampler import SamplerState
+
+
+@dataclass(slots=True, eq=False)
+class EmbeddedSequence(base.Sequence):
+    """A sequence, and what the parts of the engine know of it."""
+
+    adapter: int = 0  # the number by which the runner knows the request's adapter
+    sampler_state: SamplerState | None = None
+    drafter: Drafter | None = None
+    guide: Guide | None = None  # says which tokens may come next
+    must_end: bool = False  # its guide allows only end ids, before `min_tokens` too
+    rows: BeamRows | None = None  # where it runs and has beams
+
+    @property
+    def width(self) -> int:
+        return 1 if self.search is None else self.search.beam_width
+
+    @property
+    def beam_rows(self) -> list[EmbeddedSequence]:
+        """What decodes for a sequence of the scheduler: itself, or the rows of its beams."""
+        return [self] if self.rows is None else self.rows.rows
+
+    @property
+    def owner(self) -> EmbeddedSequence:
+        """The sequence that the executor knows: itself, or that of a row."""
+        return self if self.rows is None else self.rows.head
+
+    @property
+    def slots(self) -> list[int]:
+        """All slots of a running sequence."""
+        assert self.slot is not None
+        return [self.slot] if self.rows is None else self.rows.slots
+
+    def check_room(self, cache: KvCache) -> None:
+        """Fail a search that could not even begin: each beam needs one block beside the full blocks of the prompt."""
+        if self.search is None:
+            return
+        num_shared = self.num_prompt_tokens // cache.tokens_per_block if cache.shares_blocks else 0
+        num_own = cache.num_blocks_for(self.num_prompt_tokens + 1) - num_shared
+        if num_shared + self.width * num_own > cache.num_blocks:
+            self.fail_for_room(cache, "for this prompt")
+
+    def fail_for_room(self, cache: KvCache, when: str) -> None:
+        num_tokens = cache.num_blocks * cache.tokens_per_block
+        message = f"of {self.width} needs more than the KV cache of {num_tokens} tokens {when}"
+        self.fail(message, ErrorKind.INVALID, "beam_width")
+
+
+new_sequences = partial(base.sequences_of, EmbeddedSequence)
+
+
+class Fork(NamedTuple):
+    """A slot takes the first `num_tokens` of another one."""
+
+    from_slot: int
+    to_slot: int
+    num_tokens: int
+
+
+class BeamRows:
+    """The rows of `head`, a sequence with a search. `rows` are parallel to the search's running beams.
+
+    While the prompt is computed, `head` is the only row. `forks` are still to be made, before the next step.
+    """
+
+    def __init__(self, head: EmbeddedSequence, slots: list[int]) -> None:
+        """`slots`: one for each beam that may run. The first has the prompt."""
+        self.head = head
+        self.slots = slots
+        self.rows = [head]
+        self.forks: list[Fork] = []
+
+    def advance(self, steps: SequenceOf[Step]) -> None:
+        """Make the rows of what the search runs next. The first beam that continues a row keeps its slot."""
+        first = {step.parent: index for index, step in reversed(list(enumerate(steps)))}
+        kept_slots = {self.rows[parent].slot for parent in first}
+        free = iter([slot for slot in self.slots if slot not in kept_slots])
+        forked = {
+            index: self._fork(self.rows[step.parent], step.token_id, next(free))
+            for index, step in enumerate(steps)
+            if index != first[step.parent]
+        }
+        self.rows = [
+            forked[index] if index in forked else self._continue(self.rows[step.parent], step.token_id)
+            for index, step in enumerate(steps)
+        ]
+
+    def _fork(self, row: EmbeddedSequence, token_id: int, slot: int) -> EmbeddedSequence:
+        assert row.slot is not None
+        self.forks.append(Fork(row.slot, slot, row.num_computed))
+        forked = _copy(row)
+        forked.slot = slot
+        forked.token_ids.append(token_id)
+        if row.sampler_state is not None:
+            forked.sampler_state = row.sampler_state.fork()
+        return forked
+
+    def _continue(self, row: EmbeddedSequence, token_id: int) -> EmbeddedSequence:
+        row = _copy(row) if row is self.head else row
+        row.token_ids.append(token_id)
+        return row
+
+    def take_forks(self) -> list[Fork]:
+        forks, self.forks = self.forks, []
+        return forks
+
+
+def _copy(row: EmbeddedSequence) -> EmbeddedSequence:
+    """Only tokens that were computed are a row's: `head` knows already what its best beam has next."""
+    copied = copy(row)
+    copied.search = None
+    copied.token_ids = row.token_ids[: row.num_computed]
+    return copied
