@@ -7,16 +7,46 @@ text or HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import attrgetter
+
 from lmi.errors import InvalidParameter, PromptTooLong, UnknownAdapter, Unsupported, shorten
-from lmi.executor import DEFAULT_PRIORITY, Capabilities, EngineInfo, Request
+from lmi.executor import Capabilities, EngineInfo, Request
+
+# A field of Request that a plain request leaves out, the flag of an engine that has it, what other engines have.
+NEEDS = (
+    ("sampling_config.num_return_sequences", "num_return_sequences", "one answer a request"),
+    ("sampling_config.typical_p", "typical_p", "no typical sampling"),
+    ("sampling_config.min_p", "min_p", "no min_p sampling"),
+    ("sampling_config.seed", "seed", "no seeds"),
+    ("sampling_config.no_repeat_ngram_size", "no_repeat_ngram_size", "no rule for n-grams"),
+    ("bad_words", "bad_words", "no bad words"),
+    ("stop_words", "stop_words", "no stop words"),
+    ("embedding_bias", "embedding_bias", "no biases"),
+    ("priority", "priority", "no priorities"),
+    ("lora_config", "lora", "no adapters"),
+    ("output_config.return_log_probs", "log_probs", "no log-probs"),
+    ("output_config.num_prompt_log_probs", "prompt_log_probs", "none of the prompt"),
+    ("output_config.return_context_logits", "context_logits", "no logits to give"),
+    ("output_config.return_generation_logits", "generation_logits", "no logits to give"),
+    ("output_config.return_perf_metrics", "perf_metrics", "no clock for a request"),
+    ("output_config.return_encoder_output", "", "no encoder"),
+    ("kv_cache_retention_config", "kv_cache_retention", "no priorities of its cache"),
+    ("prompt_tuning_config", "", "no prompt tuning"),
+    ("external_draft_tokens_config", "", "no drafts but its own"),
+)
+ASKED = attrgetter(*(path for path, _, _ in NEEDS))
+PLAIN = ASKED(Request((0,), 1))
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
     """Raise InvalidParameter for a value out of this engine's range, Unsupported for an ability that it lacks."""
     _check_bounds(request, info)
     _check_token_ids(request, info)
-    for name, reason in _lacking(request, info):
-        raise Unsupported(name, reason)
+    if request.guided_decoding_params is not None and info.capabilities.why_no_guides:
+        raise Unsupported("guided_decoding_params", info.capabilities.why_no_guides)
+    for name, instead in _lacking(request, info):
+        raise Unsupported(name, f"{info.name} has {instead}")
     if request.lora_config is not None and request.lora_config.name not in info.adapters:
         raise unknown_adapter(request.lora_config.name)
 
@@ -57,65 +87,21 @@ def _check_token_ids(request: Request, info: EngineInfo) -> None:
             raise InvalidParameter(name, f"token ids from 0 to {info.vocab_size - 1}", worst)
 
 
-def _lacking(request: Request, info: EngineInfo) -> list[tuple[str, str]]:
-    """Return each ability that the request needs and the engine lacks, as (name, reason)."""
-    can, sampling, output = info.capabilities, request.sampling_config, request.output_config
-    retention = request.kv_cache_retention_config
-    guide, processor = request.guided_decoding_params, request.logits_post_processor_name
-    lacking_output = _lacking_output(request, can)
-    # Name, whether the request needs it, whether the engine has it, the end of the reason if not.
-    needs: list[tuple[str, bool, bool, str]] = [
-        ("beam_width", sampling.beam_width > 1, can.max_beam_width > 1, "no beam search"),
-        ("num_return_sequences", sampling.num_return_sequences > 1, can.num_return_sequences, "one answer a request"),
-        ("typical_p", sampling.typical_p is not None, can.typical_p, "no typical sampling"),
-        ("min_p", sampling.min_p is not None, can.min_p, "no min_p sampling"),
-        ("seed", sampling.seed is not None, can.seed, "no seeds"),
-        (
-            "no_repeat_ngram_size",
-            sampling.no_repeat_ngram_size is not None,
-            can.no_repeat_ngram_size,
-            "no rule for n-grams",
-        ),
-        ("bad_words", bool(request.bad_words), can.bad_words, "no bad words"),
-        ("stop_words", bool(request.stop_words), can.stop_words, "no stop words"),
-        ("embedding_bias", bool(request.embedding_bias), can.embedding_bias, "no biases"),
-        (
-            "guided_decoding_params",
-            guide is not None,
-            guide is not None and guide.guide_type in can.guided_decoding,
-            "no such guide",
-        ),
-        ("priority", request.priority != DEFAULT_PRIORITY, can.priority, "no priorities"),
-        ("lora_config", request.lora_config is not None, can.lora, "no adapters"),
-        (
-            "logits_post_processor_name",
-            processor is not None,
-            processor in can.logits_post_processors,
-            f"{list(can.logits_post_processors)}" if can.logits_post_processors else "no logits post-processors",
-        ),
-        ("return_log_probs", output.return_log_probs, can.log_probs, "no log-probs"),
-        ("num_prompt_log_probs", output.num_prompt_log_probs is not None, can.prompt_log_probs, "none of the prompt"),
-        ("return_context_logits", output.return_context_logits, can.context_logits, "no logits to give"),
-        ("return_generation_logits", output.return_generation_logits, can.generation_logits, "no logits to give"),
-        ("return_perf_metrics", output.return_perf_metrics, can.perf_metrics, "no clock for a request"),
-        ("additional_model_outputs", bool(lacking_output), False, lacking_output),
-        ("return_encoder_output", output.return_encoder_output, False, "no encoder"),
-        ("kv_cache_retention_config", retention is not None, can.kv_cache_retention, "no priorities of its cache"),
-        ("prompt_tuning_config", request.prompt_tuning_config is not None, False, "no prompt tuning"),
-        (
-            "external_draft_tokens_config",
-            request.external_draft_tokens_config is not None,
-            False,
-            "no drafts but its own",
-        ),
-    ]
-    if guide is not None and can.why_no_guides:
-        return [("guided_decoding_params", can.why_no_guides)]
-    return [
-        (name, f"{info.name} has {instead}")
-        for name, is_needed, is_there, instead in needs
-        if is_needed and not is_there
-    ]
+def _lacking(request: Request, info: EngineInfo) -> Iterator[tuple[str, str]]:
+    """Yield each ability that the request needs and the engine lacks, as (name, what the engine has instead)."""
+    can, guide, processor = info.capabilities, request.guided_decoding_params, request.logits_post_processor_name
+    if request.sampling_config.beam_width > 1 and can.max_beam_width == 1:
+        yield "beam_width", "no beam search"
+    if guide is not None and guide.guide_type not in can.guided_decoding:
+        yield "guided_decoding_params", "no such guide"
+    if processor is not None and processor not in can.logits_post_processors:
+        known = list(can.logits_post_processors)
+        yield "logits_post_processor_name", f"{known}" if known else "no logits post-processors"
+    if lacking_output := _lacking_output(request, can):
+        yield "additional_model_outputs", lacking_output
+    for (path, flag, instead), value, plain in zip(NEEDS, ASKED(request), PLAIN, strict=True):
+        if value not in (plain, []) and not getattr(can, flag, False):
+            yield path.rpartition(".")[2], instead
 
 
 def _lacking_output(request: Request, can: Capabilities) -> str:

@@ -14,12 +14,12 @@ from lmi.executor import (
     EngineInfo,
     GuidedDecodingParams,
     GuideType,
-    KvCacheRetentionConfig,
     LoraConfig,
     OutputConfig,
     Request,
     SamplingConfig,
 )
+from tests.conformance.test_refusals import ASKING
 
 CAN_ALL = Capabilities(
     max_beam_width=8,
@@ -31,8 +31,8 @@ CAN_ALL = Capabilities(
     context_logits=True,
     generation_logits=True,
     perf_metrics=True,
-    additional_outputs=(AdditionalModelOutput("hidden"),),
-    logits_post_processors=("upper",),
+    additional_outputs=(AdditionalModelOutput("logits"),),
+    logits_post_processors=("style",),
     lora=True,
     kv_cache_retention=True,
     priority=True,
@@ -40,30 +40,7 @@ CAN_ALL = Capabilities(
 CAN_NOTHING = Capabilities(
     min_p=False, seed=False, bad_words=False, stop_words=False, log_probs=False, prompt_log_probs=False
 )
-NEEDS: dict[str, dict[str, Any]] = {
-    "beam_width": {"sampling_config": SamplingConfig(beam_width=2)},
-    "num_return_sequences": {"sampling_config": SamplingConfig(num_return_sequences=2)},
-    "typical_p": {"sampling_config": SamplingConfig(typical_p=0.5)},
-    "min_p": {"sampling_config": SamplingConfig(min_p=0.5)},
-    "seed": {"sampling_config": SamplingConfig(seed=0)},
-    "no_repeat_ngram_size": {"sampling_config": SamplingConfig(no_repeat_ngram_size=2)},
-    "bad_words": {"bad_words": ((1,),)},
-    "stop_words": {"stop_words": ((1,),)},
-    "embedding_bias": {"embedding_bias": ((1, 1.0),)},
-    "guided_decoding_params": {"guided_decoding_params": GuidedDecodingParams(GuideType.JSON)},
-    "priority": {"priority": 0.9},
-    "lora_config": {"lora_config": LoraConfig("style")},
-    "logits_post_processor_name": {"logits_post_processor_name": "upper"},
-    "return_log_probs": {"output_config": OutputConfig(return_log_probs=True)},
-    "num_prompt_log_probs": {"output_config": OutputConfig(num_prompt_log_probs=0)},
-    "return_context_logits": {"output_config": OutputConfig(return_context_logits=True)},
-    "return_generation_logits": {"output_config": OutputConfig(return_generation_logits=True)},
-    "return_perf_metrics": {"output_config": OutputConfig(return_perf_metrics=True)},
-    "kv_cache_retention_config": {"kv_cache_retention_config": KvCacheRetentionConfig()},
-    "additional_model_outputs": {
-        "output_config": OutputConfig(additional_model_outputs=(AdditionalModelOutput("hidden"),))
-    },
-}
+NEEDS = dict(ASKING.values())  # the field that asks, and a request that does
 
 
 def info(capabilities: Capabilities = CAN_ALL) -> EngineInfo:
@@ -87,7 +64,7 @@ def request(**fields: Any) -> Request:
         ("logits_post_processor_name", {}, "no logits post-processors"),
         ("logits_post_processor_name", {"logits_post_processors": ("other",)}, r"\['other'\]"),
         ("additional_model_outputs", {}, "no additional outputs"),
-        ("additional_model_outputs", {"additional_outputs": (AdditionalModelOutput("logits"),)}, r"\['logits'\]"),
+        ("additional_model_outputs", {"additional_outputs": (AdditionalModelOutput("hidden"),)}, r"\['hidden'\]"),
     ],
 )
 def test_the_reason_names_what_is_declared(name: str, declared: dict[str, Any], reason: str) -> None:
@@ -157,7 +134,7 @@ def test_a_beam_width_over_the_engines_bound_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "has"),
-    [(AdditionalModelOutput("gates"), r"\['hidden'\]"), (AdditionalModelOutput("hidden", True), "hidden without")],
+    [(AdditionalModelOutput("gates"), r"\['logits'\]"), (AdditionalModelOutput("logits", True), "logits without")],
 )
 def test_an_output_that_was_not_declared_is_refused(asked: AdditionalModelOutput, has: str) -> None:
     with pytest.raises(Unsupported, match=f"^additional_model_outputs is not supported here: some-engine has {has}"):
