@@ -1,27 +1,43 @@
-"""Checks of values. Each raises ValueError with the name of a field, the rule and the value."""
+"""Checks of values. Each raises ValueError with the name of a field, the rule and the value.
+
+A fault is the rule that a value breaks, "" if it breaks none, so that others may raise an error of their own.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
+
+MAX_INT = 2**63 - 1
 
 
-def check_int(name: str, value: int | None, minimum: int, maximum: int | None = None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise broken(name, "an integer", value)
-    if value < minimum or (maximum is not None and value > maximum):
-        raise broken(name, f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}", value)
+def check_int(name: str, value: int | None, minimum: int, maximum: int = MAX_INT) -> None:
+    if value is not None and (fault := int_fault(value, minimum, maximum)):
+        raise broken(name, fault, value)
 
 
 def check_range(name: str, value: float | None, low: float, high: float, *, low_open: bool = False) -> None:
-    if value is None:
-        return
+    if value is not None and (fault := range_fault(value, low, high, low_open=low_open)):
+        raise broken(name, fault, value)
+
+
+def int_fault(value: Any, minimum: int, maximum: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "an integer"
+    if value > max(MAX_INT, maximum):
+        return "an integer of at most 64 bits"
+    if minimum <= value <= maximum:
+        return ""
+    return f"at least {minimum}" if maximum == MAX_INT else f"from {minimum} to {maximum}"
+
+
+def range_fault(value: Any, low: float, high: float, *, low_open: bool) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise broken(name, "a finite number", value)
-    if value < low or value > high or (low_open and value == low):
-        bound = f"over {low:g}" if low_open else f"at least {low:g}"
-        raise broken(name, bound if high == math.inf else f"{bound} and at most {high:g}", value)
+        return "a finite number"
+    if low <= value <= high and not (low_open and value == low):
+        return ""
+    bound = f"over {low:g}" if low_open else f"at least {low:g}"
+    return bound if high == math.inf else f"{bound} and at most {high:g}"
 
 
 def broken(name: str, rule: str, given: object) -> ValueError:

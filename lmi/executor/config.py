@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi.executor.checks import broken, check_int
+from lmi.executor.checks import MAX_INT, broken, check_int
 from lmi.executor.outputs import AdditionalModelOutput
 
 LogitsPostProcessor = Callable[[int, Any, list[list[int]], Any, int | None], Any]
@@ -84,7 +84,7 @@ class ExecutorConfig:
         if self.batching_type is not BatchingType.INFLIGHT:
             raise broken("batching_type", "BatchingType.INFLIGHT", self.batching_type)
         check_int("max_batch_size", self.max_batch_size, 1)
-        check_int("max_beam_width", self.max_beam_width, 1, self.max_batch_size)
+        check_int("max_beam_width", self.max_beam_width, 1, self.max_batch_size or MAX_INT)
         check_int("max_num_tokens", self.max_num_tokens, 1)
         check_int("max_queue_size", self.max_queue_size, 0)
         check_int("iter_stats_max_iterations", self.iter_stats_max_iterations, 0)

@@ -16,10 +16,10 @@ import msgspec
 import orjson
 
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported
+from lmi.executor.checks import MAX_INT, int_fault, range_fault
 from lmi.settings.config import SamplingDefaults
 from lmi.types import Format, GenerationRequest
 
-MAX_INT = 2**63 - 1
 MAX_STOP_SEQUENCES = 16
 MAX_WORDS = 1024  # stop_token_ids, bad words
 MAX_WORD_BYTES = 1024
@@ -195,16 +195,10 @@ def adapter(name: str, value: object) -> str | None:
 
 
 def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
-    bound = f"at least {minimum}" if maximum == MAX_INT else f"from {minimum} to {maximum}"
-
     @takes({"type": "integer", "minimum": minimum, "maximum": maximum})
-    def read(name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidParameter(name, "an integer", value)
-        if value > max(MAX_INT, maximum):
-            raise InvalidParameter(name, "an integer of at most 64 bits", value)
-        if not minimum <= value <= maximum:
-            raise InvalidParameter(name, bound, value)
+    def read(name: str, value: Any) -> Any:
+        if fault := int_fault(value, minimum, maximum):
+            raise InvalidParameter(name, fault, value)
         return value
 
     return read
@@ -212,16 +206,12 @@ def integer(minimum: int = -MAX_INT, maximum: int = MAX_INT) -> Reader:
 
 def number(low: float = -math.inf, high: float = math.inf, *, low_open: bool = False) -> Reader:
     """Make a reader of a finite number in [low, high], or in (low, high] with `low_open`."""
-    bound = f"over {low:g}" if low_open else f"at least {low:g}"
-    bound += "" if high == math.inf else f" and at most {high:g}"
     limits = {"exclusiveMinimum" if low_open else "minimum": low, "maximum": high}
 
     @takes({"type": "number", **{name: limit for name, limit in limits.items() if math.isfinite(limit)}})
-    def read(name: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidParameter(name, "a finite number", value)
-        if value < low or value > high or (low_open and value == low):
-            raise InvalidParameter(name, bound, value)
+    def read(name: str, value: Any) -> float:
+        if fault := range_fault(value, low, high, low_open=low_open):
+            raise InvalidParameter(name, fault, value)
         return float(value)
 
     return read

@@ -22,7 +22,6 @@ from lmi.apis.base.guides import json_schema
 from lmi.apis.base.parameters import BY_NAME, MAX_IGNORED, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import (
     JSON_SCHEMAS,
-    MAX_INT,
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
     Message,
@@ -39,6 +38,7 @@ from lmi.apis.base.readers import (
 )
 from lmi.errors import InvalidParameter, InvalidRequest, MalformedRequest, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams, GuideType
+from lmi.executor.checks import MAX_INT
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, OutputFormat
 

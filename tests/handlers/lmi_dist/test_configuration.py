@@ -68,7 +68,7 @@ def test_a_buffer_of_weights_needs_the_text_of_its_configuration() -> None:
             "batching_type must be BatchingType.INFLIGHT, given <BatchingType.STATIC",
         ),
         ({"max_beam_width": 0}, "max_beam_width must be at least 1, given 0"),
-        ({"max_beam_width": 5, "max_batch_size": 4}, "max_beam_width must be between 1 and 4, given 5"),
+        ({"max_beam_width": 5, "max_batch_size": 4}, "max_beam_width must be from 1 to 4, given 5"),
         ({"max_batch_size": 0}, "max_batch_size must be at least 1, given 0"),
         ({"max_num_tokens": 0}, "max_num_tokens must be at least 1, given 0"),
         ({"max_queue_size": -1}, "max_queue_size must be at least 0, given -1"),
