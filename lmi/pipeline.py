@@ -182,6 +182,7 @@ class Pipeline:
             guided_decoding_params=request.guided_decoding,
             lora_config=LoraConfig(request.adapter) if request.adapter else None,
             logits_post_processor_name=request.logits_post_processor_name,
+            priority=request.priority,
             cache_salt=request.cache_salt,
         )
 

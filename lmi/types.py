@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lmi.executor import GuidedDecodingParams, RequestPerfMetrics, SamplingConfig
+from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, RequestPerfMetrics, SamplingConfig
 
 
 class AnswerEnd(enum.StrEnum):
@@ -106,6 +106,7 @@ class GenerationRequest:
     session: str | None = None
     cache_salt: str | None = None
     logits_post_processor_name: str | None = None
+    priority: float = DEFAULT_PRIORITY  # the contract's: 1 is the most urgent
 
     @property
     def num_sequences(self) -> int:

@@ -11,11 +11,18 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from handlers.base.sequence import Sequence
-from lmi.executor import DEFAULT_PRIORITY, GuidedDecodingParams, GuideType, OutputConfig, Request, SamplingConfig
+from lmi.executor import (
+    DEFAULT_PRIORITY,
+    PRIORITY_STEPS,
+    GuidedDecodingParams,
+    GuideType,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+)
 
 MAX_TEMPERATURE = 2.0  # of SamplingParams
 MAX_SIGNED = 2**63 - 1  # vLLM's seeds are signed, as torch's are: two seeds that differ by 2^63 become one
-PRIORITIES = 1000  # steps between the least and the most urgent request
 
 
 def sampling_params(sequence: Sequence) -> SamplingParams:
@@ -99,4 +106,4 @@ def structure(guide: GuidedDecodingParams | None) -> StructuredOutputsParams | N
 
 def priority(request: Request) -> int:
     """vLLM's priority of a request, where a lower number is more urgent."""
-    return round((DEFAULT_PRIORITY - request.priority) * PRIORITIES)
+    return round((DEFAULT_PRIORITY - request.priority) * PRIORITY_STEPS)

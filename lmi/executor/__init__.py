@@ -56,6 +56,7 @@ from lmi.executor.info import Capabilities, EngineInfo, Progress
 from lmi.executor.outputs import AdditionalModelOutput, OutputConfig
 from lmi.executor.request import (
     DEFAULT_PRIORITY,
+    PRIORITY_STEPS,
     ExternalDraftTokensConfig,
     LoraConfig,
     PromptTuningConfig,
@@ -88,6 +89,7 @@ __all__ = [
     "MAX_PENALTY",
     "MAX_SEED",
     "MAX_TEMPERATURE",
+    "PRIORITY_STEPS",
     "REPETITION_PENALTIES",
     "AdditionalModelOutput",
     "BatchingType",

@@ -14,6 +14,7 @@ from lmi.executor.retention import KvCacheRetentionConfig
 from lmi.executor.sampling import SamplingConfig
 
 DEFAULT_PRIORITY = 0.5
+PRIORITY_STEPS = 1 << 20  # from the least urgent to the most; a float32 keeps them apart
 MAX_FLOAT32 = 3.4028234663852886e38
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from lmi.executor import GuideType
+from lmi.executor import DEFAULT_PRIORITY, GuideType
 from lmi.shared.state import Phase
 from tests.scripted import CAPABILITIES, CONTEXT, Host, host, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LAST_SAID = "{{ messages[-1].content }}"
-ABLE = msgspec.structs.replace(CAPABILITIES, guided_decoding=tuple(GuideType), embedding_bias=True)
+ABLE = msgspec.structs.replace(CAPABILITIES, guided_decoding=tuple(GuideType), embedding_bias=True, priority=True)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = 'say I look.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -297,6 +297,7 @@ def test_a_prompt_that_is_too_long_has_openai_s_code(able: Host) -> None:
         ("guided_decoding_params", {"guided_regex": "a+"}, "guided_regex"),
         ("embedding_bias", {"logit_bias": {"1": 2}}, "logit_bias"),
         ("min_p", {"min_p": 0.5}, "min_p"),
+        ("priority", {"priority": -1}, "priority"),
         ("num_top_log_probs", {"logprobs": 4}, "logprobs"),
     ],
 )
@@ -309,6 +310,16 @@ def test_a_refusal_names_the_same_field_whoever_refused(
         status, by_engine = complete(able, f"{order} {field}", **asked)
         assert (status, by_engine["error"]["param"]) == (400, param)
         assert by_engine["error"]["message"].startswith(f"{param} must be ")
+
+
+def test_a_priority_reaches_an_engine_that_has_them_and_zero_any_engine(able: Host, unable: Host) -> None:
+    for ask in (chat, complete):
+        urgencies = []
+        for rank in (-1, 0, 1):
+            assert ask(able, "say a", priority=rank)[0] == 200
+            urgencies.append(last_request(able).priority)
+        assert urgencies == sorted(set(urgencies), reverse=True) and urgencies[1] == DEFAULT_PRIORITY
+    assert complete(unable, "say a", priority=0)[0] == 200
 
 
 def test_a_prompt_that_is_too_long_for_the_engine_has_the_code_of_one_that_is_for_the_front_end(able: Host) -> None:

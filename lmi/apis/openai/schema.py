@@ -16,6 +16,7 @@ from lmi.apis.base.beams import read_flag, without_effect
 from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
 from lmi.apis.base.parameters import BY_NAME, MAX_IGNORED, SAMPLING, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import (
+    JSON_SCHEMAS,
     MAX_STOP_SEQUENCES,
     MAX_WORDS,
     Message,
@@ -32,6 +33,7 @@ from lmi.apis.base.readers import (
     token_ids,
 )
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.executor import DEFAULT_PRIORITY, PRIORITY_STEPS
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, GenerationRequest, OutputFormat
 
@@ -67,6 +69,9 @@ class OpenAIFormat(AnswerFormat):
     reasoning: str | None = None
 
 
+RANK = integer(-PRIORITY_STEPS // 2, PRIORITY_STEPS // 2)
+
+
 @takes({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_SEQUENCES})
 def _stop(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
@@ -92,6 +97,12 @@ def _logprobs(name: str, value: object) -> int | None:
     return (1 if value else None) if isinstance(value, bool) else TOP(name, value)
 
 
+@takes(JSON_SCHEMAS[RANK])
+def _priority(name: str, value: object) -> float:
+    """Read vLLM's priority, where a lower number is more urgent, and return the contract's."""
+    return DEFAULT_PRIORITY - RANK(name, value) / PRIORITY_STEPS  # type: ignore[no-any-return]
+
+
 STOPS, BIAS = BY_NAME["stop_sequences"].read, number(-MAX_BIAS, MAX_BIAS)
 TOP = integer(0, MAX_LOG_PROBS)
 
@@ -115,13 +126,14 @@ SHARED: dict[str, Parameter] = rows(
     "stop": replace(BY_NAME["stop_sequences"], read=_stop),
     "temperature": replace(BY_NAME["temperature"], read=number(0, MAX_TEMPERATURE)),
     "logit_bias": Parameter("token_biases", _biases, fields=("embedding_bias",)),
+    "priority": Parameter("priority", _priority, (DEFAULT_PRIORITY,)),
     "structured_outputs": Parameter("structured_outputs", structured_outputs),
     # the LMI schema's, at /invocations
     "output_formatter": Parameter("output_formatter", choice([format.value for format in OutputFormat])),
 }
 # Fields of OpenAI's and vLLM's APIs that change no answer of this server.
 WITHOUT_EFFECT = (
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity priority "
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity "
     "request_id guided_decoding_backend guided_whitespace_pattern return_token_ids "
     "include_reasoning separate_reasoning".split()
 )

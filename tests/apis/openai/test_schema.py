@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,9 @@ FIELDS: list[tuple[str, Any, str, Any]] = [
     ("bad_words", ["no"], "bad_sequences", ("no",)),
     ("cache_salt", "u-1+=_.", "cache_salt", "u-1+=_."),
     ("cache_salt", None, "cache_salt", None),
+    ("priority", 0, "priority", 0.5),
+    ("priority", -(2**19), "priority", 1.0),
+    ("priority", 2**19, "priority", 0.0),
 ]
 
 
@@ -284,6 +288,12 @@ def test_without_a_search_its_fields_have_no_effect() -> None:
     assert chat(length_penalty=1.0, early_stopping=False).ignored == ()
 
 
+def test_a_lower_priority_is_more_urgent_and_neighbours_differ_in_float32() -> None:
+    given = [chat(priority=rank).request.priority for rank in (-7, -1, 0, 1, 7)]
+    assert given == sorted(given, reverse=True)
+    assert len({struct.pack("f", priority) for priority in given}) == 5
+
+
 def test_a_processor_of_logits_is_asked_for_by_its_name() -> None:
     assert chat(logits_post_processor_name="shout").request.logits_post_processor_name == "shout"
 
@@ -320,6 +330,8 @@ REFUSED_BY_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"length_penalty": -1}, "length_penalty"),
     ({"early_stopping": "never"}, "early_stopping"),
     ({"logits_post_processor_name": 5}, "logits_post_processor_name"),
+    ({"priority": 0.5}, "priority must be an integer"),
+    ({"priority": 2**19 + 1}, "priority must be from -524288 to 524288"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"prompt_logprobs": 0}, "prompt_logprobs"),
     ({"stream_options": {"include_usage": 1}}, "include_usage"),

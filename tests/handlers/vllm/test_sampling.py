@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lmi.apis.openai import schema as openai
 from lmi.errors import Unsupported
 from lmi.executor import (
     AdditionalModelOutput,
@@ -26,7 +27,7 @@ from lmi.executor import (
     Request,
     SamplingConfig,
 )
-from lmi.settings.config import EngineConfig
+from lmi.settings.config import EngineConfig, ModelConfig
 from tests.conformance.asking import finish, results
 from tests.handlers.vllm.asking import CONTEXT_LENGTH, GREEDY, TIE, ask, result, tokens, up_to_a_tie
 from tests.tiny_models import END_ID, tiny_model
@@ -146,6 +147,16 @@ def test_a_field_that_asks_for_nothing_here_changes_nothing(engine: Executor, fi
 def test_what_vllm_cannot_do_is_refused_by_name(engine: Executor, field: str) -> None:
     with pytest.raises(Unsupported, match=f"^{field.partition('.')[2]} is not supported here: vllm has"):
         engine.enqueue_request(with_field(field, REFUSED[field]))
+
+
+@pytest.mark.parametrize("rank", [-(2**19), -3, 0, 1, 2**19])
+def test_a_priority_of_vllm_s_api_reaches_vllm_unchanged(rank: int) -> None:
+    from handlers.lmi_vllm.sampling import priority
+
+    model = ModelConfig(path="demo", name="demo")
+    body = json.dumps({"prompt": "a", "priority": rank}).encode()
+    read = openai.parse(openai.read(body, None, model)).request
+    assert priority(ask(priority=read.priority)) == rank
 
 
 def test_whole_numbers_become_the_floats_that_vllm_wants(engine: Executor) -> None:
