@@ -1,14 +1,14 @@
 """The shared blocks as Prometheus text.
 
-Any front end renders the text for all processes from shared memory, so a dead process's totals stay. Counters and
-histograms are sums over the slots. Gauges are sums over the processes that live. What belongs to a model has the label
+Any front end renders the text for all processes from shared memory, so a dead process's totals stay. The fields of the
+records say how they are shown; what is made of several fields stands here. What belongs to a model has the label
 `model`, and ends when the model is unloaded.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -18,9 +18,15 @@ from prometheus_client.registry import Collector
 
 from lmi import __version__
 from lmi.server.models import Models
-from lmi.shared.state import CounterView, EngineRecord, FrontEndRecord, HistogramView
+from lmi.shared import state
+from lmi.shared.state import Block, Record
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
+FAMILIES: dict[type[state.Metric], type[Any]] = {
+    state.Counter: CounterMetricFamily,
+    state.Gauge: GaugeMetricFamily,
+    state.Metric: HistogramMetricFamily,
+}
 
 
 class BlockCollector(Collector):
@@ -32,10 +38,12 @@ class BlockCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._info()
-        yield from self._requests()
-        yield from self._answers()
-        yield from self._engines()
-        yield from self._latencies()
+        yield from self._of_server()
+        for kind in (state.FrontEndRecord, state.EngineRecord, state.SupervisorRecord):
+            for name, field in kind.fields.items():
+                if field.metric is not None:
+                    yield self._family(kind, name, field, field.metric)
+        yield from self._of_engines()
 
     def _info(self) -> Metric:
         family = InfoMetricFamily("lmi_build", "What runs here", labels=["model", "engine"])
@@ -43,112 +51,46 @@ class BlockCollector(Collector):
             family.add_metric([name, service.config.engine.handler], {"version": __version__})
         return family
 
-    def _requests(self) -> Iterator[Metric]:
-        """Yield what belongs to the whole server."""
-        frontends = self._block.frontends
-        num_starts, num_first = sum(f.num_starts for f in frontends), self._models.front_end.config.frontend_workers
-        requests = CounterMetricFamily(
-            "lmi_requests", "Requests ended, without pings and scrapes, by code", labels=["code"]
-        )
-        for code, total in totals(f.num_requests for f in frontends).items():
-            requests.add_metric([code], total)
-        yield requests
-        yield gauge(
-            "lmi_requests_in_flight", "Requests between admission and end", sum(f.num_in_flight for f in frontends)
-        )
-        yield gauge(
-            "lmi_sequences_in_flight", "Sequences that those requests ask for", sum(f.num_sequences for f in frontends)
-        )
-        yield gauge("lmi_request_body_bytes", "Request bodies held", sum(f.num_body_bytes for f in frontends))
-        yield gauge("lmi_connections_open", "Connections of clients", sum(f.num_open_connections for f in frontends))
-        yield gauge(
-            "lmi_event_loop_lag_seconds", "Worst lag of a front end's loop", max(f.loop_lag_s for f in frontends)
-        )
-        yield counter("lmi_frontend_restarts", "Front ends started again", max(0, num_starts - num_first))
+    def _of_server(self) -> Iterator[Metric]:
+        num_starts = sum(frontend.num_starts for frontend in self._block.frontends)
+        num_again = max(0, num_starts - self._models.front_end.config.frontend_workers)
+        yield CounterMetricFamily("lmi_frontend_restarts", "Front ends started again", value=num_again)
         num_dropped = sum(block.num_log_lines_dropped for block in (self._block, *self._of_models.values()))
-        yield counter("lmi_log_lines_dropped", "Lines that the log had no room for", num_dropped)
+        yield CounterMetricFamily("lmi_log_lines_dropped", "Lines that the log had no room for", value=num_dropped)
 
-    def _answers(self) -> Iterator[Metric]:
-        finished = CounterMetricFamily(
-            "lmi_finished", "Generations ended, by finish_reason", labels=["model", "finish_reason"]
-        )
+    def _of_engines(self) -> Iterator[Metric]:
+        ready = GaugeMetricFamily("lmi_engines_ready", "Engines that can take requests", labels=state.MODEL)
+        usage = GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=state.MODEL)
         for model, block in self._of_models.items():
-            for reason, total in totals(f.num_finished for f in block.frontends).items():
-                finished.add_metric([model, reason], total)
-        yield finished
-        yield self._counter("lmi_prompt_tokens", "Prompt tokens taken in", lambda f: f.num_prompt_tokens)
-        yield self._counter(
-            "lmi_prompt_tokens_cached", "Prompt tokens that an engine had cached", lambda f: f.num_cached_tokens
-        )
-        yield self._counter("lmi_generated_tokens", "Tokens sent out", lambda f: f.num_generated_tokens)
-
-    def _engines(self) -> Iterator[Metric]:
-        yield self._gauge("lmi_engines_ready", "Engines that can take requests", lambda e: e.is_alive)
-        yield self._gauge("lmi_requests_running", "Requests in the batch", lambda e: e.num_running)
-        yield self._gauge("lmi_requests_waiting", "Requests waiting for a place in the batch", lambda e: e.num_waiting)
-        usage = GaugeMetricFamily("lmi_kv_cache_usage_ratio", "Share of the KV cache in use", labels=["model"])
-        preemptions = CounterMetricFamily("lmi_preemptions", "Sequences put back to make room", labels=["model"])
-        steps = CounterMetricFamily("lmi_engine_steps", "Steps of the engines since they started", labels=["model"])
-        restarts = CounterMetricFamily("lmi_engine_restarts", "Engine processes started again", labels=["model"])
-        for model, block in self._of_models.items():
+            ready.add_metric([model], sum(engine.is_alive for engine in block.engines))
             used, whole = (sum(e.num_used_blocks for e in block.engines), sum(e.max_num_blocks for e in block.engines))
             usage.add_metric([model], used / whole if whole else 0.0)
-            preemptions.add_metric([model], sum(e.num_preemptions for e in block.engines))
-            steps.add_metric([model], sum(e.step for e in block.engines))
-            restarts.add_metric([model], block.supervisor.num_engine_restarts)
-        yield from (usage, preemptions, steps, restarts)
+        yield from (ready, usage)
 
-    def _latencies(self) -> Iterator[Metric]:
-        yield self._histogram(
-            "lmi_time_to_first_token_seconds",
-            "From a request's arrival to its first token",
-            lambda f: f.time_to_first_token_s,
-        )
-        yield self._histogram(
-            "lmi_inter_token_latency_seconds",
-            "Between two tokens of one request, of a whole answer on average",
-            lambda f: f.inter_token_latency_s,
-        )
-        duration = HistogramMetricFamily("lmi_request_duration_seconds", "From the request's arrival to its end")
-        duration.add_metric([], *summed([f.request_duration_s for f in self._block.frontends]))
-        yield duration
-
-    def _gauge(self, name: str, text: str, value: Callable[[EngineRecord], int]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=["model"])
-        for model, block in self._of_models.items():
-            family.add_metric([model], sum(map(value, block.engines)))
-        return family
-
-    def _counter(self, name: str, text: str, value: Callable[[FrontEndRecord], int]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=["model"])
-        for model, block in self._of_models.items():
-            family.add_metric([model], sum(map(value, block.frontends)))
-        return family
-
-    def _histogram(self, name: str, text: str, view: Callable[[FrontEndRecord], HistogramView]) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=["model"])
-        for model, block in self._of_models.items():
-            family.add_metric([model], *summed([view(record) for record in block.frontends]))
-        return family
+    def _family(self, kind: type[Record], name: str, field: state.Field[Any], metric: state.Metric) -> Metric:
+        """Return the samples of a field: of the server, or of each model."""
+        family: Any = FAMILIES[type(metric)](metric.name, metric.text, labels=metric.labels)
+        blocks = [([model], block) for model, block in self._of_models.items()]
+        for labels, block in blocks if "model" in metric.labels else [(list[str](), self._block)]:
+            values = [getattr(record, name) for record in records_of(kind, block)]
+            if isinstance(field, state.Histogram):
+                family.add_metric(labels, *summed(values))
+            elif isinstance(field, state.Counters):
+                for counts in zip(*(view.items() for view in values), strict=True):
+                    family.add_metric([*labels, counts[0][0]], sum(count for _, count in counts))
+            else:
+                is_worst = isinstance(metric, state.Gauge) and metric.is_worst
+                family.add_metric(labels, max(values) if is_worst else sum(values))
+        return cast(Metric, family)
 
 
-def gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+def records_of(kind: type[Record], block: Block) -> Sequence[Record]:
+    if kind is state.SupervisorRecord:
+        return [block.supervisor]
+    return block.engines if kind is state.EngineRecord else block.frontends
 
 
-def counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def totals(views: Iterable[CounterView]) -> Counter[str]:
-    """Return the sum of the views by label, with every label."""
-    found: Counter[str] = Counter()
-    for view in views:
-        found.update(dict(view.items()))
-    return found
-
-
-def summed(views: Sequence[HistogramView]) -> tuple[list[tuple[str, float]], float]:
+def summed(views: Sequence[state.HistogramView]) -> tuple[list[tuple[str, float]], float]:
     """Return the sum of the views: the cumulative buckets of the text format, and the sum of the values."""
     buckets, total = [], 0
     for i, bound in enumerate([*views[0].bounds, "+Inf"]):

@@ -16,6 +16,7 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
@@ -26,13 +27,32 @@ SILENT_S = 5.0  # an engine without a sign of life for so long does not count as
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Metric:
+    """How `/metrics` shows a field: as the sum of all records of the server, or of each `model` if that is a label."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+class Counter(Metric):
+    """A value that only grows while its process lives."""
+
+
+@dataclass(frozen=True)
+class Gauge(Metric):
+    is_worst: bool = False  # shows the largest value of all records instead of their sum
+
+
 class Field(Generic[T]):
     """A named place in a record, `num_words` long."""
 
     num_words = 1
 
-    def __init__(self, *, is_gauge: bool = False) -> None:
-        self.is_gauge = is_gauge
+    def __init__(self, metric: Metric | None = None, *, is_gauge: bool = False) -> None:
+        self.metric = metric
+        self.is_gauge = is_gauge or isinstance(metric, Gauge)
         self.offset = 0  # words from the start of the record
 
     @overload
@@ -92,8 +112,8 @@ class TextField(Field[str]):
 class Counters(Field["CounterView"]):
     """One total for each label of a fixed list. A label that is not on the list counts as the last."""
 
-    def __init__(self, labels: Sequence[str]) -> None:
-        super().__init__()
+    def __init__(self, labels: Sequence[str], metric: Counter) -> None:
+        super().__init__(metric)
         self.labels = tuple(labels)
         self.index = {label: i for i, label in enumerate(self.labels)}
         self.num_words = len(self.labels)
@@ -118,8 +138,8 @@ class CounterView:
 class Histogram(Field["HistogramView"]):
     """Counts of observations by upper bound, then the count above all bounds, then the sum of the values."""
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        super().__init__()
+    def __init__(self, bounds: Sequence[float], metric: Metric) -> None:
+        super().__init__(metric)
         self.bounds = tuple(bounds)
         self.num_words = len(self.bounds) + 2
 
@@ -179,6 +199,9 @@ class Record:
                 place.clear(self)
 
 
+MODEL = ("model",)  # the labels of what belongs to a model
+
+
 class Phase(enum.IntEnum):
     """The phase that a process is in. FAILED is final."""
 
@@ -196,7 +219,7 @@ class SupervisorRecord(Record):
     reason = TextField(2048)  # why it failed or drains, one line for people
     stage = TextField(64)  # of the start, before there are engines: download, requirements
     progress = Float()  # of the stage, 0 to 1
-    num_engine_restarts = Int()
+    num_engine_restarts = Int(Counter("lmi_engine_restarts", "Engine processes started again", MODEL))
     num_log_lines_dropped = Int()
     num_log_lines_dropped_by_master = Int()  # gunicorn's, which writes this field and has no record
 
@@ -215,14 +238,14 @@ class EngineRecord(Record):
     reason = TextField(2048)  # of the last death, one line
     lost_s = Float()  # time.monotonic() of the last death
     beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
-    step = Int(is_gauge=True)  # steps since the start
     step_s = Float(is_gauge=True)  # time.monotonic() of the last step, or when work came to an idle engine
-    num_running = Int(is_gauge=True)
-    num_waiting = Int(is_gauge=True)
+    num_running = Int(Gauge("lmi_requests_running", "Requests in the batch", MODEL))
+    num_waiting = Int(Gauge("lmi_requests_waiting", "Requests waiting for a place in the batch", MODEL))
     num_used_blocks = Int(is_gauge=True)
     max_num_blocks = Int(is_gauge=True)
     max_num_sequences = Int(is_gauge=True)
-    num_preemptions = Int()
+    num_preemptions = Int(Counter("lmi_preemptions", "Sequences put back to make room", MODEL))
+    step = Int(Counter("lmi_engine_steps", "Steps of the engines since they started", MODEL), is_gauge=True)
     num_log_lines_dropped = Int()
 
     @property
@@ -238,23 +261,39 @@ FINISH_REASONS = ("length", "eos_token", "stop_sequence", "error", "cancelled", 
 
 
 class FrontEndRecord(Record):
+    """One front end: in the server's block what belongs to no model, in a model's block what it counts of the model."""
+
     pid = Int(is_gauge=True)
     beat_s = Float(is_gauge=True)
-    loop_lag_s = Float(is_gauge=True)
-    num_open_connections = Int(is_gauge=True)
     num_starts = Int()
-    num_in_flight = Int(is_gauge=True)  # requests from admission to their end
-    num_sequences = Int(is_gauge=True)  # sequences of those requests, which are their places in the queue
-    num_body_bytes = Int(is_gauge=True)  # bodies received, whole or in part, of requests that have not ended
-    num_requests = Counters(STATUS_CODES)  # inference requests by status
-    num_finished = Counters(FINISH_REASONS)
-    num_prompt_tokens = Int()
-    num_cached_tokens = Int()  # of those, whose keys and values were cached
-    num_generated_tokens = Int()
     num_log_lines_dropped = Int()
-    time_to_first_token_s = Histogram(LATENCY_BOUNDS_S)
-    inter_token_latency_s = Histogram(LATENCY_BOUNDS_S)
-    request_duration_s = Histogram(LATENCY_BOUNDS_S)
+    num_requests = Counters(
+        STATUS_CODES, Counter("lmi_requests", "Requests ended, without pings and scrapes, by code", ("code",))
+    )
+    num_in_flight = Int(Gauge("lmi_requests_in_flight", "Requests between admission and end"))
+    num_sequences = Int(Gauge("lmi_sequences_in_flight", "Sequences that those requests ask for"))
+    num_body_bytes = Int(Gauge("lmi_request_body_bytes", "Request bodies held"))  # whole or in part
+    num_open_connections = Int(Gauge("lmi_connections_open", "Connections of clients"))
+    loop_lag_s = Float(Gauge("lmi_event_loop_lag_seconds", "Worst lag of a front end's loop", is_worst=True))
+    request_duration_s = Histogram(
+        LATENCY_BOUNDS_S, Metric("lmi_request_duration_seconds", "From the request's arrival to its end")
+    )
+    num_finished = Counters(
+        FINISH_REASONS, Counter("lmi_finished", "Generations ended, by finish_reason", ("model", "finish_reason"))
+    )
+    num_prompt_tokens = Int(Counter("lmi_prompt_tokens", "Prompt tokens taken in", MODEL))
+    num_cached_tokens = Int(Counter("lmi_prompt_tokens_cached", "Prompt tokens that an engine had cached", MODEL))
+    num_generated_tokens = Int(Counter("lmi_generated_tokens", "Tokens sent out", MODEL))
+    time_to_first_token_s = Histogram(
+        LATENCY_BOUNDS_S,
+        Metric("lmi_time_to_first_token_seconds", "From a request's arrival to its first token", MODEL),
+    )
+    inter_token_latency_s = Histogram(
+        LATENCY_BOUNDS_S,
+        Metric(
+            "lmi_inter_token_latency_seconds", "Between two tokens of one request, of a whole answer on average", MODEL
+        ),
+    )
 
 
 class Block:
