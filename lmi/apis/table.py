@@ -18,16 +18,16 @@ ROWS: tuple[AnyApi, ...] = (
     *(TGI, TGI_GENERATE, TGI_STREAM),
 )
 APIS = {api.name: api for api in ROWS}
-BY_ROUTE = {api.route: replace(api, json_end=b"\n") for api in ROWS if api.route}
+BY_ROUTE = {path: replace(api, json_end=b"\n") for api in ROWS for path in api.paths if path != "/" and "{" not in path}
 BY_FIELD = {api.body_field: api for api in ROWS if api.body_field}
 """Further APIs of /invocations. Their JSON ends with a newline, because clients read that path by lines."""
 
 
 def api_at(path: str, model: ModelConfig) -> AnyApi:
-    """Return the API with the longest prefix of a path, even if nothing is served there.
+    """Return the API with the longest prefix of a path, even if nothing is served there, the first of several.
 
     With dynamic batches DYNAMIC_BATCH replaces LMI.
     """
-    places = [(prefix, api) for api in APIS.values() for prefix in api.prefixes]
+    places = [(prefix, api) for api in APIS.values() for prefix in (*api.prefixes, *api.paths)]
     api = max((place for place in places if path.startswith(place[0])), key=lambda place: len(place[0]))[1]
     return DYNAMIC_BATCH if api is LMI and model.dynamic_batch else api

@@ -23,7 +23,7 @@ from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.models import ModelLoader, Models
-from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, triton, user_code
+from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, user_code
 from lmi.server.routes import models as model_routes
 from lmi.server.service import Service
 from lmi.server.several import SeveralLoader, SeveralModels
@@ -48,10 +48,9 @@ SERVER_ROUTES: list[ServerRow] = [
 ]
 ROUTES: list[Row] = [
     *invocations.ROUTES,
-    *triton.ROUTES,
+    *invocations.API_ROUTES,
     *kserve.ROUTES,
     *tgi.ROUTES,
-    *openai.ROUTES,
     *adapters.ROUTES,
 ]
 USER_CODE_ROUTES: list[Row] = [*user_code.ROUTES, *adapters.ROUTES]

@@ -26,19 +26,19 @@ class Api(Generic[Format]):
     """One API.
 
     `default_format` is the format of the answer to a body that `read` refuses. `read_for_events` reads the body of a
-    client whose Accept asks for server-sent events. At /invocations a request selects the API with its `route` in
-    Custom-Attributes, or with `body_field` in its body.
+    client whose Accept asks for server-sent events. At /invocations a request selects the API with one of its `paths`
+    as the route in Custom-Attributes, or with `body_field` in its body.
     """
 
     name: str
-    prefixes: tuple[str, ...]  # of the paths whose 404, 405 and similar errors have this API's form
     default_format: Callable[[ModelConfig], Format]
     read: Callable[[bytes, str | None, ModelConfig], Message[Format]]
     parse: Callable[[Message[Format]], Parsed[Format]]
     formatter: Callable[[Parsed[Format]], Formatter[Format]]
     errors: ErrorRules[Format]
     read_for_events: Callable[[bytes, str | None, ModelConfig], Message[Format]] | None = None
-    route: str = ""
+    paths: tuple[str, ...] = ()  # of the routes that this API answers by POST
+    prefixes: tuple[str, ...] = ()  # of further paths whose 404, 405 and similar errors have this API's form
     body_field: str = ""
     takes_user_code: bool = False  # formatters of user code take part
     json_end: bytes = b""  # ends an answer that is one JSON value

@@ -20,7 +20,6 @@ def _formatter(parsed: Parsed[AnswerFormat]) -> Formatter[AnswerFormat]:
 
 DYNAMIC_BATCH: Api[AnswerFormat] = Api(
     name="dynamic_batch",
-    prefixes=(),
     default_format=schema.default_format,
     read=schema.read,
     parse=schema.parse,

@@ -57,23 +57,22 @@ OPENAI_CHAT_ERRORS: ErrorRules[AnswerFormat] = ErrorRules(
 OPENAI_COMPLETIONS_ERRORS = replace(OPENAI_CHAT_ERRORS, names=schema.COMPLETION.wire_names())
 OPENAI_CHAT: Api[OpenAIFormat] = Api(
     name="openai_chat",
+    paths=("/v1/chat/completions",),
     prefixes=("/v1/",),
     default_format=schema.default_format,
     read=chat_schema.read,
     parse=chat_schema.parse,
     formatter=_chat_formatter,
     errors=OPENAI_CHAT_ERRORS,
-    route="/v1/chat/completions",
 )
 OPENAI_COMPLETIONS = replace(
     OPENAI_CHAT,
     name="openai_completions",
-    prefixes=("/v1/completions",),
+    paths=("/v1/completions",),
     read=schema.read,
     parse=schema.parse,
     formatter=_completion_formatter,
     errors=OPENAI_COMPLETIONS_ERRORS,
-    route="/v1/completions",
 )
 
 
@@ -81,20 +80,18 @@ OPENAI_COMPLETIONS = replace(
 OPENAI_CHAT_LINES = replace(
     OPENAI_CHAT,
     name="openai_chat_lines",
-    prefixes=(),
     read=partial(chat_schema.read, stream_format=OutputFormat.JSONLINES),
     read_for_events=partial(chat_schema.read, stream_format=OutputFormat.SSE),
-    route="",
+    paths=(),
     body_field="messages",
     json_end=b"\n",
 )
 OPENAI_TEXT_LINES = replace(
     OPENAI_COMPLETIONS,
     name="openai_completions_lines",
-    prefixes=(),
     read=partial(schema.read, stream_format=OutputFormat.JSONLINES),
     read_for_events=partial(schema.read, stream_format=OutputFormat.SSE),
-    route="",
+    paths=(),
     body_field="prompt",
     json_end=b"\n",
 )

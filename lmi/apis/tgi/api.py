@@ -24,7 +24,8 @@ def _kind(status: int) -> str:
 
 
 TGI: Api[TgiFormat] = Api(
-    name="tgi",  # at "/", whose 404 and 405 are the LMI API's
+    name="tgi",
+    paths=("/",),  # whose 404 and 405 are the LMI API's
     prefixes=("/info", "/health"),
     default_format=schema.default_format,
     read=schema.read,
@@ -45,14 +46,12 @@ TGI: Api[TgiFormat] = Api(
 TGI_GENERATE = replace(
     TGI,
     name="tgi_generate",
-    prefixes=("/generate",),
+    paths=("/generate",),
     read=partial(schema.read, stream=False),
-    route="/generate",
 )
 TGI_STREAM = replace(
     TGI,
     name="tgi_generate_stream",
-    prefixes=("/generate_stream",),
+    paths=("/generate_stream",),
     read=partial(schema.read, stream=True),
-    route="/generate_stream",
 )

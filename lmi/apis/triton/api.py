@@ -14,6 +14,8 @@ from lmi.apis.triton.schema import TritonFormat
 from lmi.errors import GenerationFailed
 from lmi.types import OutputFormat
 
+MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+
 
 def _formatter(parsed: Parsed[TritonFormat]) -> Formatter[TritonFormat]:
     if not parsed.format.is_streamed:
@@ -23,6 +25,7 @@ def _formatter(parsed: Parsed[TritonFormat]) -> Formatter[TritonFormat]:
 
 TRITON: Api[TritonFormat] = Api(
     name="triton",
+    paths=tuple(f"{model}/generate" for model in MODELS),
     prefixes=("/v2",),
     default_format=schema.default_format,
     read=schema.reader(OutputFormat.JSON),
@@ -30,4 +33,9 @@ TRITON: Api[TritonFormat] = Api(
     formatter=_formatter,
     errors=ErrorRules(written_by(TritonWhole, TritonStream), (Row(GenerationFailed, 500),), schema.INPUTS.wire_names()),
 )
-TRITON_STREAM = replace(TRITON, name="triton_stream", prefixes=(), read=schema.reader(OutputFormat.SSE))
+TRITON_STREAM = replace(
+    TRITON,
+    name="triton_stream",
+    paths=tuple(f"{model}/generate_stream" for model in MODELS),
+    read=schema.reader(OutputFormat.SSE),
+)

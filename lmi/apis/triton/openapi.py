@@ -24,7 +24,7 @@ from lmi.apis.base.openapi import (
     struct,
 )
 from lmi.apis.base.readers import JSON_SCHEMAS
-from lmi.apis.triton.api import TRITON
+from lmi.apis.triton.api import MODELS, TRITON
 from lmi.apis.triton.formatter import OUTPUTS
 from lmi.apis.triton.schema import INPUTS, MAX_ID_BYTES, PACKED
 from lmi.errors import UnknownModel
@@ -32,7 +32,6 @@ from lmi.settings.config import Config
 
 NAME = "Triton"
 SSE_UTF8 = f"{SSE}; charset=utf-8"
-VERSIONS = ("", "/versions/{version}")
 EXAMPLE = {"id": "42", "text_input": "What is the capital of France?", "parameters": {"max_tokens": 8}}
 
 
@@ -69,8 +68,7 @@ def describe(config: Config) -> ApiDescription:
         {"text/plain": {"schema": {"type": "string", "maxLength": 0}}},
         {JSON: {"schema": {"type": "object"}}},
     )
-    for version in VERSIONS:
-        model = f"/v2/models/{{model}}{version}"
+    for model in MODELS:
         add(f"{model}/generate", "post", "Continue a prompt", content(ref("TritonAnswer")), body, OF_INFERENCE)
         events = content(ref("TritonEvent"), SSE_UTF8)
         add(f"{model}/generate_stream", "post", "Continue a prompt, piece by piece", events, body, OF_INFERENCE)

@@ -1,4 +1,4 @@
-"""`/invocations`, and the paths with a model's name that do the same: one path for the bodies of several APIs.
+"""The paths of every API, and `/invocations`, with the paths that do the same, for the bodies of several APIs.
 
 `inputs` belongs to the LMI schema (with `option.rolling_batch=disable` to the dynamic-batch schema), `messages` and
 `prompt` belong to OpenAI's. `route=/v1/...` in X-Amzn-SageMaker-Custom-Attributes names another inference route
@@ -14,6 +14,7 @@ newline, because clients read these paths by lines.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from lmi.apis.base.api import AnyApi
@@ -21,8 +22,8 @@ from lmi.apis.base.outline import Outline
 from lmi.apis.base.readers import is_text
 from lmi.apis.batch.api import DYNAMIC_BATCH
 from lmi.apis.lmi.api import LMI
-from lmi.apis.table import BY_FIELD, BY_ROUTE
-from lmi.errors import LmiError, shorten
+from lmi.apis.table import BY_FIELD, BY_ROUTE, ROWS
+from lmi.errors import LmiError, UnknownModel, shorten
 from lmi.http.exchange import CUSTOM_ATTRIBUTES, Exchange
 from lmi.server.lines import are_lines, serve_lines
 from lmi.server.model_choice import attribute
@@ -36,6 +37,23 @@ class UnknownRoute(LmiError):
 
     status = 404
     label = "unknown_route"
+
+
+async def serve_path(exchange: Exchange, service: Service, *, api: AnyApi) -> None:
+    """Answer a path of one API, which may name the model."""
+    await serve_request(exchange, service, api, named_model(exchange, service))
+
+
+def named_model(exchange: Exchange, service: Service) -> ModelConfig:
+    """Return the model under the name that the path has for it, if it has one. Raises UnknownModel."""
+    path = exchange.scope["path_params"]
+    if "model" not in path:
+        return service.model
+    try:
+        service.check_model(path["model"], path.get("version"))
+    except UnknownModel as error:
+        raise UnknownModel(f"Request for unknown model: {error}") from None
+    return replace(service.model, name=path["model"])
 
 
 async def invocations(exchange: Exchange, service: Service) -> None:
@@ -87,3 +105,4 @@ ROUTES = [
     ("/predictions/{model}/{version}", ["POST"], invoke_model),
     ("/models/{model}/invoke", ["POST"], invoke_model),
 ]
+API_ROUTES = [(path, ["POST"], partial(serve_path, api=api)) for api in ROWS for path in api.paths]

@@ -9,12 +9,13 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 
 from lmi import __version__
+from lmi.apis.triton.api import MODELS
 from lmi.apis.triton.formatter import OUTPUTS
 from lmi.apis.triton.schema import INPUTS, tensor
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.routes.health import health, service_health
-from lmi.server.routes.triton import named_model
+from lmi.server.routes.invocations import named_model
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
 
@@ -121,8 +122,8 @@ SERVER_ROUTES = [
 ]
 ROUTES = [
     *(
-        (f"/v2/models/{{model}}{version}{name}", methods, handler)
-        for version in ("", "/versions/{version}")
+        (f"{path}{name}", methods, handler)
+        for path in MODELS
         for name, methods, handler in (
             ("", ["GET"], model),
             ("/ready", ["GET"], model_ready),

@@ -1,25 +1,15 @@
-"""The OpenAI API: `/v1/chat/completions`, `/v1/completions`, and the list of models."""
+"""`/v1/models`: the list of models of the OpenAI API."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from lmi.apis.openai.api import OPENAI_CHAT, OPENAI_COMPLETIONS
 from lmi.errors import UnknownModel, shorten
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
-from lmi.server.respond import serve_request
 from lmi.server.service import Service
 from lmi.settings.config import ModelConfig
-
-
-async def chat(exchange: Exchange, service: Service) -> None:
-    await serve_request(exchange, service, OPENAI_CHAT)
-
-
-async def completions(exchange: Exchange, service: Service) -> None:
-    await serve_request(exchange, service, OPENAI_COMPLETIONS)
 
 
 async def models(exchange: Exchange, models: Models) -> None:
@@ -61,8 +51,4 @@ def card(model: ModelConfig, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(Path(model.path).stat().st_mtime), "owned_by": "lmi"}
 
 
-ROUTES = [
-    ("/v1/chat/completions", ["POST"], chat),
-    ("/v1/completions", ["POST"], completions),
-]
 SERVER_ROUTES = [("/v1/models", ["GET"], models), ("/v1/models/{model:path}", ["GET"], model)]

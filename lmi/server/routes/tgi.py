@@ -1,29 +1,14 @@
-"""The TGI API: `/`, `/generate` and `/generate_stream`, and `/info` and `/health`, which clients read before them."""
+"""`/info` and `/health`, which clients of TGI read before they send a prompt."""
 
 from __future__ import annotations
 
 from lmi import __version__
 from lmi.apis.base.parameters import MAX_SEQUENCES
 from lmi.apis.base.readers import MAX_STOP_SEQUENCES
-from lmi.apis.tgi.api import TGI, TGI_GENERATE, TGI_STREAM
 from lmi.http.exchange import Exchange
 from lmi.server.models import Models
-from lmi.server.respond import serve_request
 from lmi.server.routes import health
 from lmi.server.service import Service
-
-
-async def compatible(exchange: Exchange, service: Service) -> None:
-    """Answer `/` with a list, or with a stream if the body asks for one."""
-    await serve_request(exchange, service, TGI)
-
-
-async def generate(exchange: Exchange, service: Service) -> None:
-    await serve_request(exchange, service, TGI_GENERATE)
-
-
-async def generate_stream(exchange: Exchange, service: Service) -> None:
-    await serve_request(exchange, service, TGI_STREAM)
 
 
 async def info(exchange: Exchange, service: Service) -> None:
@@ -63,10 +48,5 @@ async def check_health(exchange: Exchange, models: Models) -> None:
         await exchange.send_json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
 
 
-ROUTES = [
-    ("/", ["POST"], compatible),
-    ("/generate", ["POST"], generate),
-    ("/generate_stream", ["POST"], generate_stream),
-    ("/info", ["GET"], info),
-]
+ROUTES = [("/info", ["GET"], info)]
 SERVER_ROUTES = [("/health", ["GET"], check_health)]
