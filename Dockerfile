@@ -122,8 +122,8 @@ COPY scripts/build-native scripts/wheel_hook.py /src/scripts/
 COPY handlers /src/handlers
 COPY lmi /src/lmi
 RUN env --unset=PIP_CONSTRAINT /opt/lmi/bin/pip install --no-deps --no-build-isolation --no-index /src
-# The engine's process takes what the base and lmi both have from the base (handlers/lmi_trtllm/base_packages.py).
-RUN PYTHONPATH="$(/opt/lmi/bin/python -P -m handlers.lmi_trtllm.base_packages)" \
+# The engine's process takes what the base and lmi both have from the base (handlers/lmi_trtllm/about.py).
+RUN PYTHONPATH="$(/opt/lmi/bin/python -P -c "import os, handlers.lmi_trtllm.about as a; print(a.base_packages(os.environ).get('PYTHONPATH', ''))")" \
     /opt/lmi/bin/python -P -c "import lmi.engine.worker, importlib.util as u; assert u.find_spec('tensorrt_llm')"
 
 # The vendor's containers set the paths of libraries, and the CUDA that fits the driver, in a file that only shells read.

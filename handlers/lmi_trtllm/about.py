@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from handlers.lmi_trtllm.base_packages import base_packages
 from handlers.lmi_trtllm.options import (
     CONFIG_CLASSES,
     LACKING,
@@ -136,6 +137,21 @@ def environment(config: EngineConfig, environ: Mapping[str, str], slot: int, fol
     if gpus := config.device_ids[slot * num_each : (slot + 1) * num_each]:
         wanted["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return {**wanted, **base_packages(environ)}
+
+
+def base_packages(environ: Mapping[str, str], own: str = sys.prefix) -> Mapping[str, str]:
+    """The variable with which a process, and those that it starts, take packages first from where TensorRT-LLM is.
+
+    lmi's environment lies on top of that one, as in the image, and has newer versions of some packages there: its
+    huggingface_hub ends the import of the transformers that TensorRT-LLM 1.2 pins. It is empty if TensorRT-LLM is in
+    lmi's own environment, the folder `own`, or not installed.
+    """
+    library, given = folder_of("tensorrt_llm"), environ.get("PYTHONPATH", "")
+    if library is None or library.is_relative_to(own):
+        return {}
+    below = str(library.parent)
+    paths = [path for path in given.split(os.pathsep) if path and path != below]
+    return {"PYTHONPATH": os.pathsep.join([below, *paths])}
 
 
 HANDLER = Handler(

@@ -20,7 +20,7 @@ from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import LoRARequest, TorchLlmArgs
 
 from handlers.base.adapters import LoadedAdapter
-from handlers.lmi_trtllm import beams
+from handlers.lmi_trtllm.sampling import beam_search
 from lmi.errors import Unsupported, shorten
 from lmi.executor import SamplingConfig
 from lmi.settings.adapters import CONFIG, WEIGHTS
@@ -62,7 +62,7 @@ def lora_request(adapter: LoadedAdapter) -> LoRARequest:
 
 async def read(llm: LLM, adapter: LoadedAdapter, beam_width: int) -> None:
     """Make the engine, which runs at one beam width, read the weights of an adapter. Raises its error if it cannot."""
-    search = beams.choice(SamplingConfig(beam_width)) if beam_width > 1 else {}
+    search = beam_search(SamplingConfig(beam_width)) if beam_width > 1 else {}
     params = SamplingParams(max_tokens=1, end_id=-1, pad_id=0, detokenize=False, **search)
     await llm.generate_async(
         inputs={"prompt_token_ids": [0]}, sampling_params=params, lora_request=lora_request(adapter)

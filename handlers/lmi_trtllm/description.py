@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tensorrt_llm import LLM
 
 from handlers.lmi_trtllm import guides, processors
-from handlers.lmi_trtllm.effective import Effective
 from handlers.lmi_trtllm.profile import AUTO, CPP_SAMPLER, Profile
 from handlers.lmi_trtllm.sampling import Sampler
 from lmi.errors import ModelUnusable
@@ -17,7 +17,48 @@ from lmi.executor import Capabilities, EngineInfo, ExecutorConfig
 from lmi.settings.config import EngineConfig
 
 MAX_TOP_LOG_PROBS = 20
+MAX_BATCH_SIZE = 2048  # TensorRT-LLM's own, for what an LLM leaves open
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+class Effective:
+    """The arguments of a loaded LLM: those that it was given, and where they say nothing, those that it settled on."""
+
+    def __init__(self, given: Mapping[str, Any], llm: LLM) -> None:
+        self._given, self._settled = given, llm.args
+
+    def get(self, name: str) -> Any:
+        """The value of an argument, or None if neither says it."""
+        value = self._given.get(name)
+        return getattr(self._settled, name, None) if value is None else value
+
+    @property
+    def max_num_sequences(self) -> int:
+        return int(self.get("max_batch_size") or MAX_BATCH_SIZE)
+
+    @property
+    def max_beam_width(self) -> int:
+        return int(self.get("max_beam_width") or 1)
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """The longest prompt, where a step must take it whole; else None."""
+        return None if self.get("enable_chunked_prefill") else self.get("max_num_tokens")
+
+    @property
+    def stream_interval(self) -> int:
+        """The number of steps that an output brings."""
+        return int(self.get("stream_interval") or 1)
+
+    @property
+    def sampler_type(self) -> str:
+        value = self.get("sampler_type")
+        return str(getattr(value, "value", value))
+
+    @property
+    def max_loras(self) -> int:
+        config = self.get("lora_config")
+        return 0 if config is None else int(config.max_loras)
 
 
 def read_config(folder: str) -> dict[str, Any]:

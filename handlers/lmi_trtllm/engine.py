@@ -10,37 +10,133 @@ sources of main of October 2025 and of August 2026.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import os
+import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tensorrt_llm import LLM
+from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.llmapi import RequestError, RequestOutput
 
 from handlers.base.adapters import LoadedAdapter
 from handlers.base.driven import EngineLoad
 from handlers.base.engine_loop import EngineLoop
 from handlers.base.outputs import SequenceOutput
+from handlers.base.sequence import Sequence
 from handlers.base.stepped import EngineStopped
 from handlers.lmi_trtllm import adapters
-from handlers.lmi_trtllm.completions import OutputFault
-from handlers.lmi_trtllm.effective import Effective
+from handlers.lmi_trtllm.description import Effective
 from handlers.lmi_trtllm.guides import Guides
-from handlers.lmi_trtllm.outputs import Cursor
+from handlers.lmi_trtllm.outputs import Cursor, OutputFault
 from handlers.lmi_trtllm.processors import Faults
-from handlers.lmi_trtllm.statistics import Statistics
-from handlers.lmi_trtllm.work import Work
-from handlers.lmi_trtllm.workers import Workers
 from lmi.errors import InvalidRequest, LmiError
+from lmi.executor import KvCacheStats
+from lmi.shared import linux
 
 WAIT_S = 0.1  # for an output, before deadlines are checked
+STATISTICS_WAIT_S = 0.5  # for statistics, before they are asked for again
 CLOSE_WAIT_S = 5.0  # for TensorRT-LLM's own shutdown, which may never return
+STARTERS = (b"mpi4py", b"multiprocessing.spawn", b"--multiprocessing-fork")  # in command lines of its processes
 # What ends only one request. An AssertionError comes from TensorRT-LLM's check of one result.
 OF_ONE_REQUEST = (RequestError, AssertionError, OutputFault, LmiError)
 
 log = logging.getLogger("lmi.trtllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence as the arguments of one `LLM.generate_async`.
+
+    `sequence` says what of the outputs is wanted. The engine's thread only reads what never changes of it.
+    """
+
+    id: str
+    token_ids: list[int]
+    params: SamplingParams  # never shared: a submit changes it
+    more: dict[str, Any]  # further keyword arguments; only those that the profile's signature has
+    sequence: Sequence
+    is_streamed: bool = True  # also where the client does not stream: each output shows that the engine goes on
+
+
+class Workers:
+    """The processes in which TensorRT-LLM computes when this object is made.
+
+    TensorRT-LLM reports the end of one only with the next request, or never. So each is watched. It is known by its
+    command line: MPI's pool and Python's own start them. When this process ends, so do they: Open MPI's daemon, or
+    their pipe, sees to it.
+    """
+
+    def __init__(self) -> None:
+        pids = filter(_computes, linux.descendants(os.getpid()))
+        self._fds = [fd for pid in pids if (fd := _opened(pid)) is not None]
+
+    @property
+    def num(self) -> int:
+        return len(self._fds)
+
+    @property
+    def are_alive(self) -> bool:
+        return not linux.is_any_readable(self._fds)
+
+    def kill(self) -> None:
+        for fd in self._fds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+
+class Statistics:
+    """The statistics that TensorRT-LLM keeps of its iterations, if it is asked to (`enable_iter_perf_stats`).
+
+    They come late, with parts that may be missing. An iteration shows that the engine goes on while no request gets a
+    token, as in a long prompt. The event loop writes it, and the executor's thread reads it.
+    """
+
+    def __init__(self) -> None:
+        self.kv_cache = KvCacheStats()
+        self._num_iterations = 0
+        self._num_seen = 0
+
+    def has_news(self) -> bool:
+        """Whether there were iterations since the last call."""
+        before, self._num_seen = self._num_seen, self._num_iterations
+        return self._num_seen > before
+
+    async def read(self, llm: LLM) -> None:
+        """Read statistics until the task is cancelled. An error ends only this."""
+        try:
+            while True:
+                async for one in llm.get_stats_async(timeout=STATISTICS_WAIT_S):
+                    self.take(one)
+                await asyncio.sleep(STATISTICS_WAIT_S)  # it returns at once before the first request
+        except Exception:
+            log.warning("TensorRT-LLM reports no statistics any more", exc_info=True)
+
+    def take(self, iteration: Mapping[str, object]) -> None:
+        self._num_iterations += 1
+        if isinstance(cache := iteration.get("kvCacheStats"), dict):
+            self.kv_cache = KvCacheStats(
+                max_num_blocks=_count(cache, "maxNumBlocks"),
+                free_num_blocks=_count(cache, "freeNumBlocks"),
+                used_num_blocks=_count(cache, "usedNumBlocks"),
+                tokens_per_block=_count(cache, "tokensPerBlock"),
+                alloc_total_blocks=_count(cache, "allocTotalBlocks"),
+                alloc_new_blocks=_count(cache, "allocNewBlocks"),
+                reused_blocks=_count(cache, "reusedBlocks"),
+                missed_blocks=_count(cache, "missedBlocks"),
+                cache_hit_rate=float(cache.get("cacheHitRate") or 0.0),
+            )
 
 
 class Engine:
@@ -70,7 +166,7 @@ class Engine:
         self._open.difference_update(names)
         self._loop.cancel(names)
 
-    def step(self) -> Sequence[SequenceOutput] | None:
+    def step(self) -> SequenceOf[SequenceOutput] | None:
         batch = self._loop.take(WAIT_S)
         if not self.is_alive:
             log.error("TensorRT-LLM cannot go on: %s", self._error or "one of its processes has ended")
@@ -186,3 +282,21 @@ def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
     except Exception as error:
         log.exception("an output of TensorRT-LLM cannot be read")
         raise OutputFault(f"the engine's output cannot be read: {error}") from error
+
+
+def _computes(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(word in line for word in STARTERS)
+    return False
+
+
+def _opened(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def _count(values: Mapping[str, object], name: str) -> int:
+    value = values.get(name)
+    return int(value) if isinstance(value, int | float) else 0

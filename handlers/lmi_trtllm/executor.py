@@ -20,15 +20,14 @@ from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.outputs import SequenceOutput
 from handlers.base.sequence import Sequence, new_sequences
 from handlers.base.stepped import Step
-from handlers.lmi_trtllm import adapters, beams, captured, guides, processors, profile, retention
+from handlers.lmi_trtllm import adapters, guides, processors, profile
 from handlers.lmi_trtllm.arguments import llm_arguments
 from handlers.lmi_trtllm.description import describe, sampler_of, vocab_size
-from handlers.lmi_trtllm.engine import Engine
+from handlers.lmi_trtllm.engine import Engine, Work
 from handlers.lmi_trtllm.guides import Guides
-from handlers.lmi_trtllm.outputs import Output
-from handlers.lmi_trtllm.sampling import refuse_rules, sampling_params
+from handlers.lmi_trtllm.outputs import Output, note_rows
+from handlers.lmi_trtllm.sampling import check_beams, check_rows, refuse_rules, retention, sampling_params
 from handlers.lmi_trtllm.start_errors import explained
-from handlers.lmi_trtllm.work import Work
 from lmi.errors import PromptTooLong
 from lmi.executor import (
     EngineInfo,
@@ -125,10 +124,10 @@ class TrtllmExecutor(DrivenExecutor[Work]):
 
     def _check(self, request: Request) -> None:
         super()._check(request)
-        beams.check(request, self.info.capabilities.max_beam_width)
+        check_beams(request, self.info.capabilities.max_beam_width)
         refuse_rules(request, self._sampler)
         guides.check(request)
-        captured.check(request)
+        check_rows(request)
         processors.check(request, sees_tokens=bool(self._trtllm.arguments.get("disable_overlap_scheduler")))
         most = self._trtllm.arguments.max_prompt_tokens
         if most is not None and len(request.input_token_ids) > most:
@@ -158,7 +157,7 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         if (adapter := self._adapters.used_by(sequence)) is not None:
             more["lora_request"] = adapters.lora_request(adapter)
         if request.kv_cache_retention_config is not None:
-            more["kv_cache_retention_config"] = retention.retention(request.kv_cache_retention_config)
+            more["kv_cache_retention_config"] = retention(request.kv_cache_retention_config)
         salt = secrets.token_hex(16) if sequence.lacks_prompt_rows else request.cache_salt
         if salt is not None:
             more["cache_salt"] = salt
@@ -170,7 +169,7 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         """Keep the rows of a step's tensors before its tokens are appended."""
         sequence = self._known.get(output.id)
         if sequence is not None and isinstance(output, Output) and output.rows is not None:
-            captured.note(sequence, output.rows, len(output.token_ids))
+            note_rows(sequence, output.rows, len(output.token_ids))
         super()._take(output, step)
 
     @property

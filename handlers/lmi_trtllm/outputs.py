@@ -1,23 +1,67 @@
 """Reads what is new in a RequestOutput, the object that TensorRT-LLM changes in place at each step of a request.
 
-A `Cursor` knows how much of it was read. Tokens wait until their log-probs are there, and those of the prompt.
+A `Cursor` knows how much of it was read. Tokens wait until their log-probs are there, and those of the prompt. It does
+not rely on how the engine reports: the token that ended a sequence may have been cut off, and is put back, and the
+reason of the end may be missing. Checked against the published sources of main of October 2025 and of August 2026.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from tensorrt_llm.llmapi import RequestOutput
+import torch
+from tensorrt_llm.executor.result import Logprob
+from tensorrt_llm.llmapi import CompletionOutput, RequestOutput
+from torch import Tensor
 
+from handlers.base.beams import Beam
+from handlers.base.captured import LOGITS, Block
 from handlers.base.outputs import LogProbs, SequenceOutput
 from handlers.base.sequence import Sequence
-from handlers.lmi_trtllm import beams, captured
-from handlers.lmi_trtllm.completions import Ends, OutputFault, cut_off, end_of, of_entries, of_logits
+from handlers.lmi_trtllm.sampling import end_token, stop_token_ids
+from lmi.executor import FinishReason
+
+MAX_ROWS = 128  # of logits in float32 at a time: each is as long as the vocabulary
+
+# One position: the chosen token and the best ones by their ids, or only the chosen token's log-prob.
+Entry: TypeAlias = Mapping[int, Logprob] | float
+
+
+class OutputFault(RuntimeError):
+    """TensorRT-LLM did not report what it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The tokens at which TensorRT-LLM ends a sequence. `end_id` is the one that it may cut off without a word."""
+
+    end_id: int | None
+    token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> Ends:
+        end_id = end_token(sequence)
+        return cls(end_id, frozenset(stop_token_ids(sequence)) | ({end_id} if end_id is not None else set()))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRows:
+    """The rows that one result of the engine has, by the name of their output; on any device, of any type.
+
+    Those of the prompt are (num_tokens, …), the last ones of it. Those of generated tokens are (num_tokens, …), from
+    the first token on or from the first new one.
+    """
+
+    context: dict[str, Tensor]
+    generation: dict[str, Tensor]
 
 
 @dataclass(slots=True)
 class Output(SequenceOutput):
-    rows: captured.Rows | None = None  # of the tensors that the request asked for, at this step
+    rows: TensorRows | None = None  # of the tensors that the request asked for, at this step
 
 
 class Cursor:
@@ -48,7 +92,7 @@ class Cursor:
         new.num_cached_tokens = int(output.cached_tokens or 0) if self._is_first else 0
         self._is_first = False
         if self._sequence.captured is not None:
-            new.rows = captured.rows_of(output)
+            new.rows = rows_of(output)
         return new
 
     def _tokens(self, output: RequestOutput) -> Output | None:
@@ -69,7 +113,7 @@ class Cursor:
         return Output(self._name, new, log_probs, end=end) if new or end is not None else None
 
     def _beams(self, output: RequestOutput) -> Output | None:
-        known = beams.of_output(output, self._sequence, self._ends)
+        known = _beams_of(output, self._sequence, self._ends)
         if known is None:
             return None
         end = known[0].finish_reason if output.finished else None
@@ -85,3 +129,143 @@ class Cursor:
         if logits is None or len(logits) < len(token_ids) - 1:
             return None
         return of_logits(token_ids, logits, num_top)
+
+
+def cut_off(completion: CompletionOutput, ends: Ends) -> list[int]:
+    """The token that ended a sequence if it is not among its tokens, else nothing."""
+    token_ids, cause = completion.token_ids or (), completion.stop_reason
+    if completion.finish_reason != "stop" or (token_ids and token_ids[-1] in ends.token_ids):
+        return []
+    token_id = cause if isinstance(cause, int) else ends.end_id
+    return [] if token_id is None else [token_id]
+
+
+def end_of(completion: CompletionOutput, sequence: Sequence) -> FinishReason | Exception:
+    """Why a sequence ended, for one that our own rules have not ended at the same token."""
+    reason = completion.finish_reason
+    if reason == "length":
+        return FinishReason.LENGTH
+    if reason not in ("stop", None):
+        return OutputFault(f"the engine ended it: {reason}")
+    if len(completion.token_ids or ()) < sequence.min_tokens:
+        return OutputFault(f"the engine ended it before min_tokens ({sequence.min_tokens})")
+    is_word = completion.stop_reason is not None and completion.stop_reason not in sequence.end_ids
+    return FinishReason.STOP_WORDS if is_word else FinishReason.END_ID
+
+
+def of_entries(token_ids: SequenceOf[int], entries: SequenceOf[Entry], num_top: int) -> LogProbs:
+    """The log-probs of tokens, and of the best at their positions. Raises OutputFault if one is missing."""
+    known = LogProbs([], [])
+    for token_id, entry in zip(token_ids, entries, strict=False):
+        if isinstance(entry, Mapping):
+            if token_id not in entry:
+                raise OutputFault(f"the engine reported no log-prob of token {token_id}")
+            best = sorted(entry.items(), key=lambda item: -item[1].logprob)
+            known.token_ids.append([token_id, *(one for one, _ in best)])
+            known.values.append([entry[token_id].logprob, *(value.logprob for _, value in best)])
+        else:
+            if num_top:
+                raise OutputFault("the engine reported log-probs of the chosen tokens only")
+            known.token_ids.append([token_id])
+            known.values.append([entry])
+    return known
+
+
+def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogProbs:
+    """The log-probs of a prompt from its second token on, from the logits (num_tokens, vocab) at its tokens."""
+    known, rest = LogProbs([], []), torch.tensor(token_ids[1:], dtype=torch.int64)
+    for chosen, rows in zip(rest.split(MAX_ROWS), logits[: len(rest)].split(MAX_ROWS), strict=True):
+        log_probs = torch.log_softmax(rows.float().cpu(), dim=-1)
+        best = log_probs.topk(num_top, dim=-1)
+        known.token_ids += torch.cat([chosen.unsqueeze(1), best.indices], dim=1).tolist()
+        known.values += torch.cat([log_probs.gather(1, chosen.unsqueeze(1)), best.values], dim=1).tolist()
+    return known
+
+
+def _beams_of(output: RequestOutput, sequence: Sequence, ends: Ends) -> list[Beam] | None:
+    """The beams at this step, the best first. Returns None while one of them waits for its log-probs.
+
+    Raises OutputFault if some are missing at the end.
+    """
+    beams = [_beam(one, sequence, ends, is_over=output.finished) for one in output.outputs]
+    if all(beam is not None for beam in beams):
+        return [beam for beam in beams if beam is not None]
+    if output.finished:
+        raise OutputFault("the engine reported fewer log-probs than tokens of a beam")
+    return None
+
+
+def _beam(completion: CompletionOutput, sequence: Sequence, ends: Ends, *, is_over: bool) -> Beam | None:
+    token_ids = list(completion.token_ids or ())
+    log_probs: list[float] = []
+    if sequence.request.output_config.return_log_probs:
+        known = of_entries(token_ids, completion.logprobs or (), 0)
+        if len(known.values) < len(token_ids):
+            return None
+        log_probs = [values[0] for values in known.values]
+    else:
+        token_ids += cut_off(completion, ends) if is_over else []
+    return Beam(
+        token_ids,
+        log_probs,
+        sum=completion.cumulative_logprob or 0.0,
+        finish_reason=_reason_of(completion, token_ids, sequence) if is_over else FinishReason.NOT_FINISHED,
+    )
+
+
+def _reason_of(completion: CompletionOutput, token_ids: list[int], sequence: Sequence) -> FinishReason:
+    if token_ids and (known := sequence.reason_after(token_ids, len(token_ids))) is not FinishReason.NOT_FINISHED:
+        return known
+    end = end_of(completion, sequence)
+    if isinstance(end, Exception):
+        raise end
+    return end
+
+
+def rows_of(result: RequestOutput) -> TensorRows:
+    """The rows of a result, which changes with the next step: call it before."""
+    output = result.outputs[0]
+    context, generation = dict(output.additional_context_outputs or {}), {}
+    if result.context_logits is not None:
+        context[LOGITS] = result.context_logits
+    if output.generation_logits is not None:
+        generation[LOGITS] = output.generation_logits
+    for name, rows in (output.additional_generation_outputs or {}).items():
+        generation[name] = rows.flatten(1)  # from (num_tokens, 1, size)
+    return TensorRows(context, generation)
+
+
+def note_rows(sequence: Sequence, rows: TensorRows, num_new: int) -> None:
+    """Keep the rows of a result that brings `num_new` tokens, before these are appended.
+
+    Fails the sequence if a token has no row.
+    """
+    captured = sequence.captured
+    if captured is None:
+        return
+    for name in captured.context:
+        if name in rows.context and not captured.context[name].end:
+            block = _block(rows.context[name])
+            captured.put_context(name, sequence.num_prompt_tokens - len(block.rows), block)
+    for name, kept in captured.generation.items() if num_new else ():
+        new = _new_rows(rows.generation.get(name), sequence.num_generated, num_new)
+        if new is None:
+            sequence.fail(f"the model gave no row of {name} for each token of a step")
+            return
+        kept.put(sequence.num_generated, _block(new))
+
+
+def _new_rows(rows: Tensor | None, num_before: int, num_new: int) -> Tensor | None:
+    """The rows of the new tokens, or None if there are not as many: an answer may repeat the rows of earlier tokens."""
+    if rows is None or len(rows) < num_new:
+        return None
+    if len(rows) >= num_before + num_new:
+        return rows[num_before : num_before + num_new]
+    return rows if len(rows) == num_new else None
+
+
+def _block(rows: Tensor) -> Block:
+    """From (num_tokens, …). Numbers with a fraction are float32."""
+    rows = rows.float() if rows.is_floating_point() else rows
+    array = rows.contiguous().cpu().numpy()
+    return Block(tuple(array.shape[1:]), array.dtype.name, [row.tobytes() for row in array])

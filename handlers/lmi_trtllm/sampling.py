@@ -1,31 +1,47 @@
 """Translates a Request to TensorRT-LLM's SamplingParams. Every value gets its exact type.
 
-`handlers/base/sequence.py` decides when a sequence ends. TensorRT-LLM gets the same rules as far as it has them
-(`ends.py`), so that it stops at the same token. Its own `ignore_eos` would drop the stop words too, so a sequence
-without an end gets an end token that no vocabulary has.
+`handlers/base/sequence.py` decides when a sequence ends. TensorRT-LLM gets the same rules as far as it has them, so
+that it stops at the same token. It knows one end token, and stop words of one token: further end tokens are stop words
+there. Its own `ignore_eos` would drop the stop words too, so a sequence without an end gets an end token that no
+vocabulary has. Its `min_tokens` holds back only the end token: where it is given, TensorRT-LLM gets no stop words.
 
 Checked against the published sources of main of October 2025 and of August 2026.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch
 from tensorrt_llm import SamplingParams
+from tensorrt_llm.llmapi import KvCacheRetentionConfig as TheirRetention
+from torch import Tensor
 
+from handlers.base.captured import LOGITS
 from handlers.base.sequence import Sequence
-from handlers.lmi_trtllm import beams, biases, captured, guides
-from handlers.lmi_trtllm.ends import end_token, stop_token_ids
+from handlers.lmi_trtllm import guides
 from handlers.lmi_trtllm.processors import BadWords, PostProcessor
 from handlers.lmi_trtllm.profile import CPP_SAMPLER, Profile
-from lmi.errors import Unsupported
-from lmi.executor import Request, SamplingConfig
+from lmi.errors import InvalidParameter, Unsupported
+from lmi.executor import (
+    KvCacheRetentionConfig,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+    TokenRangeRetentionConfig,
+)
 
 NO_END = -1  # the end token of a sequence that has none
 PAD = 0  # behind the end of a sequence in a tensor; never in an answer
 MAX_SIGNED = 2**63 - 1  # torch's seeds are signed: two seeds that differ by 2^63 become one
 MIN_TEMPERATURE = 1e-3  # nearly greedy, and logits stay far from the limit of float32
+ONE_WIDTH = "(option.max_beam_width): TensorRT-LLM runs all requests at one beam width"
+DEFAULT_LENGTH_PENALTY = 1.0  # the contract's; TensorRT-LLM's is 0
+DEFAULT_EARLY_STOPPING = 0  # the contract's; TensorRT-LLM's is 1
+NO_BEAMS = "TensorRT-LLM's rows of logits and outputs do not follow the beams"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +73,52 @@ def sampling_params(
         min_tokens=_min_tokens(sequence, end_id),
         stop_token_ids=stop_token_ids(sequence) or None,
         include_stop_str_in_output=True,  # else a stop word is cut off from the tokens too
-        embedding_bias=biases.embedding_bias(request, sampler.vocab_size),
+        embedding_bias=embedding_bias(request, sampler.vocab_size),
         logits_processor=functions,
         guided_decoding=guides.guided(request.guided_decoding_params),
         detokenize=False,
         add_special_tokens=False,
         **_choice(request.sampling_config, sequence.seed, sampler),
-        **(captured.ask(output) | _log_probs(sequence, sampler)),
+        **(wanted_rows(output) | _log_probs(sequence, sampler)),
     )
+
+
+def end_token(sequence: Sequence) -> int | None:
+    """The end token, or None if there is none or it is ignored."""
+    if sequence.request.ignore_eos or not sequence.end_ids:
+        return None
+    first = sequence.request.end_id
+    return int(min(sequence.end_ids) if first is None else first)
+
+
+def stop_token_ids(sequence: Sequence) -> list[int]:
+    """Every other single token that ends the sequence there."""
+    if sequence.min_tokens:
+        return []
+    ends = [] if sequence.request.ignore_eos else sorted(sequence.end_ids - {end_token(sequence)})
+    words = [word[0] for word in sequence.request.stop_words if len(word) == 1]
+    return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
 
 
 def _min_tokens(sequence: Sequence, end_id: int | None) -> int | None:
     """None too where no token ends the sequence: older versions would hold back the last token of the vocabulary."""
     return None if end_id is None else min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
+
+
+def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
+    """The bias of each token, float32 (vocab_size,) on the CPU, or None if the request changes no logit.
+
+    Biases of one token add up, as in the other engines. `vocab_size` is the width of the logits: the engine's whole
+    batch fails if it differs.
+    """
+    banned = [word[0] for word in request.bad_words if len(word) == 1]
+    if not request.embedding_bias and not banned:
+        return None
+    biases = torch.zeros(vocab_size, dtype=torch.float32)
+    for token_id, bias in request.embedding_bias:
+        biases[token_id] += bias
+    biases[banned] = -math.inf
+    return biases
 
 
 def refuse_rules(request: Request, sampler: Sampler) -> None:
@@ -87,18 +136,67 @@ def no_rule(sampler: Sampler) -> str:
     return f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it{instead}"
 
 
+def check_beams(request: Request, max_beam_width: int) -> None:
+    """Raise InvalidParameter for a width that the engine does not run, Unsupported for a rule that beams lack."""
+    if request.sampling_config.beam_width != max_beam_width:
+        raise InvalidParameter("beam_width", f"{max_beam_width} {ONE_WIDTH}", request.sampling_config.beam_width)
+    if max_beam_width == 1:
+        return
+    for name, reason, is_asked in _lacking(request):
+        if is_asked:
+            raise Unsupported(name, f"TensorRT-LLM {reason} in a beam search")
+
+
+def _lacking(request: Request) -> list[tuple[str, str, bool]]:
+    has_words = bool(request.stop_words) or len({*request.end_ids, request.end_id} - {None}) > 1
+    is_held_back = bool(request.sampling_config.min_tokens)
+    return [
+        (
+            "num_top_log_probs",
+            "has only the log-probs of the chosen tokens",
+            request.output_config.num_top_log_probs > 0,
+        ),
+        ("stop_words", "ends at stop words of one token only", any(len(word) > 1 for word in request.stop_words)),
+        ("min_tokens", "holds back one end token only", is_held_back and has_words),
+        ("bad_words", "bans single tokens only", any(len(word) > 1 for word in request.bad_words)),
+        ("logits_post_processor_name", "calls no function of ours", request.logits_post_processor_name is not None),
+    ]
+
+
+def check_rows(request: Request) -> None:
+    """Raise Unsupported for rows beside beams, except for the logits of the prompt."""
+    output = request.output_config
+    if request.sampling_config.beam_width > 1:
+        if output.return_generation_logits:
+            raise Unsupported("return_generation_logits", NO_BEAMS)
+        if output.additional_model_outputs:
+            raise Unsupported("additional_model_outputs", NO_BEAMS)
+
+
 def _choice(config: SamplingConfig, seed: int, sampler: Sampler) -> dict[str, Any]:
     """The parameters that choose a token.
 
     A sampling request always has a temperature: TensorRT-LLM is greedy where temperature, top_p and top_k are unset.
     """
     if config.beam_width > 1:
-        chosen = beams.choice(config)
+        chosen = beam_search(config)
     elif config.is_greedy:
         chosen = {"top_k": 1}  # greedy whatever else is given, and no sampler divides by a temperature of 0
     else:
         chosen = _sampled(config, sampler) | ({"seed": int(seed) & MAX_SIGNED} if sampler.has_rules else {})
     return chosen | _rules(config)
+
+
+def beam_search(config: SamplingConfig) -> dict[str, Any]:
+    """The keyword arguments of a search. Temperature and what else makes sampling random have no effect."""
+    length_penalty, early_stopping = config.length_penalty, config.early_stopping
+    return {
+        "use_beam_search": True,
+        "best_of": int(config.beam_width),
+        "n": int(config.num_return_sequences),
+        "length_penalty": DEFAULT_LENGTH_PENALTY if length_penalty is None else float(length_penalty),
+        "early_stopping": DEFAULT_EARLY_STOPPING if early_stopping is None else int(early_stopping),
+    }
 
 
 def _sampled(config: SamplingConfig, sampler: Sampler) -> dict[str, Any]:
@@ -130,3 +228,37 @@ def _log_probs(sequence: Sequence, sampler: Sampler) -> dict[str, Any]:
         else:
             wanted["return_context_logits"] = True  # from which `outputs` computes them
     return wanted
+
+
+def wanted_rows(output: OutputConfig) -> dict[str, Any]:
+    """The keyword arguments of SamplingParams for what a request wants. The contract's `logits` is two flags there."""
+    outputs = output.additional_model_outputs
+    logits = [one for one in outputs if one.name == LOGITS]
+    names = [one.name for one in outputs if one.name != LOGITS]
+    return {
+        "return_context_logits": output.return_context_logits or any(one.gather_context for one in logits),
+        "return_generation_logits": output.return_generation_logits or bool(logits),
+        "additional_model_outputs": names or None,
+    }
+
+
+def retention(config: KvCacheRetentionConfig) -> TheirRetention:
+    """TensorRT-LLM's form, where a duration is a timedelta. Ours has refused ranges that overlap and bad priorities."""
+    return TheirRetention(
+        token_range_retention_configs=[_range(one) for one in config.token_range_retention_configs],
+        decode_retention_priority=config.decode_retention_priority,
+        decode_duration_ms=_duration(config.decode_duration_ms),
+    )
+
+
+def _range(one: TokenRangeRetentionConfig) -> TheirRetention.TokenRangeRetentionConfig:
+    return TheirRetention.TokenRangeRetentionConfig(
+        token_start=one.token_start,
+        token_end=one.token_end,
+        priority=one.priority,
+        duration_ms=_duration(one.duration_ms),
+    )
+
+
+def _duration(duration_ms: int | None) -> timedelta | None:
+    return None if duration_ms is None else timedelta(milliseconds=duration_ms)

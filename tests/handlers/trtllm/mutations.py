@@ -74,12 +74,10 @@ MUTATIONS = [
         "a keyword that is given twice", "sampling", 'given["no_repeat_ngram_size"] =', 'given["detokenize"] =', STATIC
     ),
     Mutation("an attribute of another engine", "outputs", "output.cached_tokens", "output.num_cached_tokens", STATIC),
-    Mutation(
-        "a log-prob read by another name", "completions", "entry[token_id].logprob", "entry[token_id].value", STATIC
-    ),
+    Mutation("a log-prob read by another name", "outputs", "entry[token_id].logprob", "entry[token_id].value", STATIC),
     Mutation(
         "a name that its module does not export",
-        "beams",
+        "outputs",
         "from tensorrt_llm.llmapi import",
         "from tensorrt_llm import",
         STATIC,
@@ -124,7 +122,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the prompt's log-probs off by one",
-        "completions",
+        "outputs",
         "torch.tensor(token_ids[1:]",
         "torch.tensor(token_ids[:-1]",
         "prompt_log_probs",
@@ -170,14 +168,14 @@ MUTATIONS = [
     ),
     Mutation(
         "an end token that comes twice",
-        "completions",
+        "outputs",
         " or (token_ids and token_ids[-1] in ends.token_ids)",
         "",
         "beams",
     ),
     Mutation(
         "an end token that the engine dropped and nobody misses",
-        "completions",
+        "outputs",
         "return [] if token_id is None else [token_id]",
         "return []",
         "end_token",
@@ -186,19 +184,19 @@ MUTATIONS = [
     Mutation("a cursor that stays", "outputs", "self._num_read += len(new)", "self._num_read += 0", "tokens"),
     Mutation(
         "beams that are appended",
-        "beams",
-        "list(completion.token_ids or ())",
-        "list(completion.token_ids_diff)",
+        "outputs",
+        "list(completion.token_ids or ())\n    log_probs",
+        "list(completion.token_ids_diff)\n    log_probs",
         "beams",
     ),
     Mutation(
         "a bias that is lost",
         "sampling",
-        "biases.embedding_bias(request, sampler.vocab_size)",
+        "embedding_bias(request, sampler.vocab_size)",
         "None",
         "changed_logits",
     ),
     Mutation("a salt that is lost", "executor", "if salt is not None:", "if False:", "keywords"),
-    Mutation("a duration in another unit", "retention", "timedelta(milliseconds=", "timedelta(seconds=", "keywords"),
+    Mutation("a duration in another unit", "sampling", "timedelta(milliseconds=", "timedelta(seconds=", "keywords"),
     Mutation("an engine that outlives its executor", "engine", "self._llm.shutdown()", "pass", "shut_down"),
 ]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from handlers.lmi_trtllm.about import HANDLER
-from handlers.lmi_trtllm.base_packages import base_packages
+from handlers.lmi_trtllm.about import HANDLER, base_packages
 from lmi.settings.config import EngineConfig
 
 

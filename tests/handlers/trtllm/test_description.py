@@ -32,7 +32,7 @@ class Settled:
 
 
 def effective(**given: Any) -> Any:
-    return import_module("handlers.lmi_trtllm.effective").Effective(given, Loaded())
+    return import_module("handlers.lmi_trtllm.description").Effective(given, Loaded())
 
 
 def folder_with(folder: Path, **config: Any) -> str:

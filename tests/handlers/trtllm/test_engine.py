@@ -283,7 +283,7 @@ def test_statistics_of_the_cache_come_where_they_are_asked_for(executor_class: A
 
 
 def test_statistics_with_missing_parts_are_read_as_far_as_they_go(line: str) -> None:
-    statistics = import_module("handlers.lmi_trtllm.statistics").Statistics()
+    statistics = import_module("handlers.lmi_trtllm.engine").Statistics()
     assert not statistics.has_news()
     statistics.take({"iter": 1, "kvCacheStats": {"maxNumBlocks": 9, "usedNumBlocks": 2}})
     assert (statistics.kv_cache.max_num_blocks, statistics.kv_cache.used_num_blocks) == (9, 2)
@@ -300,7 +300,7 @@ def begun(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def test_the_end_of_a_process_that_computes_is_noticed_whatever_the_number_of_its_descriptor(line: str) -> None:
-    workers = import_module("handlers.lmi_trtllm.workers")
+    workers = import_module("handlers.lmi_trtllm.engine")
     code = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
     rank = [*code, "mpi4py.futures.server"]
     with many_descriptors(), begun(rank) as worker, begun(code) as other:

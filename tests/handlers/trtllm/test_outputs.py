@@ -214,7 +214,7 @@ def test_log_probs_of_the_prompt_are_computed_from_its_logits_where_there_are_on
 def test_a_long_prompt_has_the_log_probs_of_all_its_tokens(line: str) -> None:
     token_ids = [position % 7 for position in range(300)]
     logits = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
-    known = import_module("handlers.lmi_trtllm.completions").of_logits(token_ids, logits, 0)
+    known = import_module("handlers.lmi_trtllm.outputs").of_logits(token_ids, logits, 0)
     rows = logits[:-1].log_softmax(-1)
     expected = [float(row[token_id]) for row, token_id in zip(rows, token_ids[1:], strict=True)]
     assert [ids[0] for ids in known.token_ids] == token_ids[1:]

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import pickle
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
 
 from handlers.base.sequence import new_sequences
 from lmi.errors import Unsupported
-from lmi.executor import OutputConfig, Request, SamplingConfig
+from lmi.executor import (
+    AdditionalModelOutput,
+    KvCacheRetentionConfig,
+    OutputConfig,
+    Request,
+    SamplingConfig,
+    TokenRangeRetentionConfig,
+)
 
 VOCAB_SIZE = 320
+HIDDEN = AdditionalModelOutput("hidden", gather_context=True)
 SAMPLED = {"temperature": 1.0}  # of a request that samples: TensorRT-LLM is greedy without one
 
 
@@ -134,3 +146,62 @@ def test_no_two_sequences_share_their_parameters(sampling: Any, sampler: Any) ->
     [sequence] = new_sequences(1, Request(input_token_ids=(1, 2), max_tokens=8), 512)
     first, second = (sampling.sampling_params(sequence, sampler) for _ in range(2))
     assert first is not second, "a submit changes them"
+
+
+def test_biases_and_banned_tokens_become_one_tensor_as_wide_as_the_logits(sampling: Any) -> None:
+    request = Request((1,), 4, embedding_bias=((2, 1.5), (5, -3.0), (2, 1.0), (4, 9.0)), bad_words=((4,), (6, 7)))
+    biases = sampling.embedding_bias(request, 8)
+    assert biases is not None and biases.dtype == torch.float32 and biases.shape == (8,) and biases.is_cpu
+    assert biases.tolist() == [0, 0, 2.5, 0, -math.inf, -3, 0, 0]
+
+
+def test_a_request_that_changes_no_logit_has_no_bias(sampling: Any) -> None:
+    assert sampling.embedding_bias(Request((1,), 4, bad_words=((6, 7),)), 8) is None
+
+
+def test_a_bias_travels_to_another_process_as_it_is(sampling: Any) -> None:
+    biases = sampling.embedding_bias(Request((1,), 4, bad_words=((3,),)), 4)
+    assert biases is not None and torch.equal(pickle.loads(pickle.dumps(biases)), biases)
+
+
+def test_wanted_rows_become_flags_and_names(sampling: Any) -> None:
+    assert sampling.wanted_rows(OutputConfig()) == {
+        "return_context_logits": False,
+        "return_generation_logits": False,
+        "additional_model_outputs": None,
+    }
+    logits = AdditionalModelOutput("logits", gather_context=True)
+    assert sampling.wanted_rows(OutputConfig(additional_model_outputs=(logits, HIDDEN))) == {
+        "return_context_logits": True,
+        "return_generation_logits": True,
+        "additional_model_outputs": ["hidden"],
+    }
+
+
+@pytest.mark.parametrize("name", ["return_generation_logits", "additional_model_outputs"])
+def test_rows_do_not_follow_beams_so_they_are_refused_there(sampling: Any, name: str) -> None:
+    output = OutputConfig(**{name: True} if name.startswith("return") else {name: (HIDDEN,)})
+    sampling.check_rows(Request((1,), 3, output_config=output))
+    with pytest.raises(Unsupported, match=f"^{name} is not supported here"):
+        sampling.check_rows(Request((1,), 3, sampling_config=SamplingConfig(2), output_config=output))
+
+
+def test_ranges_keep_their_bounds_and_durations_become_timedeltas(sampling: Any) -> None:
+    ranges = (TokenRangeRetentionConfig(0, 8, 90, 1500), TokenRangeRetentionConfig(8, None, 10))
+    made = sampling.retention(KvCacheRetentionConfig(ranges, 70, 30_000))
+    seen = [
+        (one.token_start, one.token_end, one.priority, one.duration_ms) for one in made.token_range_retention_configs
+    ]
+    assert seen == [(0, 8, 90, timedelta(seconds=1.5)), (8, None, 10, None)]
+    assert (made.decode_retention_priority, made.decode_duration_ms) == (70, timedelta(seconds=30))
+
+
+def test_the_defaults_are_those_of_the_contract(sampling: Any) -> None:
+    made = sampling.retention(KvCacheRetentionConfig())
+    assert (made.decode_retention_priority, made.decode_duration_ms) == (35, None)
+    assert list(made.token_range_retention_configs) == []
+
+
+def test_overlapping_ranges_do_not_reach_the_engine() -> None:
+    with pytest.raises(ValueError, match="must not overlap"):
+        KvCacheRetentionConfig((TokenRangeRetentionConfig(0, 8), TokenRangeRetentionConfig(7, 9)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,8 @@ from torch import Tensor
 
 from handlers.base.outputs import SequenceOutput, feed
 from handlers.base.sequence import Sequence, new_sequences
-from lmi.errors import Unsupported
-from lmi.executor import AdditionalModelOutput, FinishReason, OutputConfig, Request, Result, SamplingConfig
+from lmi.executor import AdditionalModelOutput, FinishReason, OutputConfig, Request, Result
 from lmi.executor import Tensor as OurTensor
-from tests.handlers.trtllm.double import loaded
 
 PROMPT = (1, 2, 3)
 HIDDEN = AdditionalModelOutput("hidden", gather_context=True)
@@ -38,12 +36,9 @@ class Answer:
     outputs: list[Output] = field(default_factory=lambda: [Output()])
 
 
-@pytest.fixture(params=["main-2025-10", "main-2026-08"])
-def captured(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with loaded(request.param):
-        from handlers.lmi_trtllm import captured
-
-        yield captured
+@pytest.fixture
+def outputs(line: str) -> Any:
+    return import_module("handlers.lmi_trtllm.outputs")
 
 
 def sequence_of(output: OutputConfig, **fields: Any) -> Sequence:
@@ -61,9 +56,9 @@ def hidden(first: int, num: int) -> Tensor:
     return rows(first, num, 4)[:, None]  # (num_tokens, num_beams, size)
 
 
-def step(captured: Any, sequence: Sequence, answer: Answer, *token_ids: int) -> list[Result]:
+def step(outputs: Any, sequence: Sequence, answer: Answer, *token_ids: int) -> list[Result]:
     """What the executor does with one answer of the engine."""
-    captured.note(sequence, captured.rows_of(answer), len(token_ids))
+    outputs.note_rows(sequence, outputs.rows_of(answer), len(token_ids))
     feed(sequence, SequenceOutput("1.0", list(token_ids)))
     return [response.get_result() for response in sequence.take_responses()]
 
@@ -74,27 +69,13 @@ def numbers(tensor: OurTensor | None) -> list[Any]:
     return array
 
 
-def test_wanted_rows_become_flags_and_names(captured: Any) -> None:
-    assert captured.ask(OutputConfig()) == {
-        "return_context_logits": False,
-        "return_generation_logits": False,
-        "additional_model_outputs": None,
-    }
-    logits = AdditionalModelOutput("logits", gather_context=True)
-    assert captured.ask(OutputConfig(additional_model_outputs=(logits, HIDDEN))) == {
-        "return_context_logits": True,
-        "return_generation_logits": True,
-        "additional_model_outputs": ["hidden"],
-    }
-
-
-def test_streamed_answers_carry_the_rows_of_their_tokens_and_the_first_one_the_prompts(captured: Any) -> None:
+def test_streamed_answers_carry_the_rows_of_their_tokens_and_the_first_one_the_prompts(outputs: Any) -> None:
     """Logits come step by step there, further outputs all again with each step."""
     sequence = sequence_of(ALL)
     first = Answer(rows(0, 3), [Output(rows(10, 1), {"hidden": rows(20, 3, 4)}, {"hidden": hidden(30, 1)})])
     second = Answer(rows(0, 3), [Output(rows(11, 1), {"hidden": rows(20, 3, 4)}, {"hidden": hidden(30, 2)})])
-    [one] = step(captured, sequence, first, 5)
-    [two] = step(captured, sequence, second, 6)
+    [one] = step(outputs, sequence, first, 5)
+    [two] = step(outputs, sequence, second, 6)
     assert numbers(one.context_logits) == [[0, 0], [1, 1], [2, 2]] and two.context_logits is None
     assert numbers(one.generation_logits) == [[[10, 10]]] and numbers(two.generation_logits) == [[[11, 11]]]
     assert numbers(one.additional_outputs["context_hidden"])[2] == [22] * 4
@@ -102,57 +83,49 @@ def test_streamed_answers_carry_the_rows_of_their_tokens_and_the_first_one_the_p
     assert numbers(two.additional_outputs["generation_hidden"]) == [[[31] * 4]]
 
 
-def test_an_answer_with_several_tokens_carries_a_row_for_each(captured: Any) -> None:
+def test_an_answer_with_several_tokens_carries_a_row_for_each(outputs: Any) -> None:
     sequence = sequence_of(OutputConfig(return_generation_logits=True))
-    [one] = step(captured, sequence, Answer(outputs=[Output(rows(10, 2))]), 5, 6)
-    [two] = step(captured, sequence, Answer(outputs=[Output(rows(10, 4))]), 7)
+    [one] = step(outputs, sequence, Answer(outputs=[Output(rows(10, 2))]), 5, 6)
+    [two] = step(outputs, sequence, Answer(outputs=[Output(rows(10, 4))]), 7)
     assert numbers(one.generation_logits) == [[[10, 10], [11, 11]]]
     assert numbers(two.generation_logits) == [[[12, 12]]]  # rows behind the last token are nobody's
 
 
-def test_a_missing_row_ends_the_request_with_an_error(captured: Any) -> None:
+def test_a_missing_row_ends_the_request_with_an_error(outputs: Any) -> None:
     sequence = sequence_of(OutputConfig(return_generation_logits=True))
-    captured.note(sequence, captured.rows_of(Answer(outputs=[Output(rows(10, 1))])), 2)
+    outputs.note_rows(sequence, outputs.rows_of(Answer(outputs=[Output(rows(10, 1))])), 2)
     assert (
         sequence.error is not None
         and sequence.error.message == "the model gave no row of logits for each token of a step"
     )
 
 
-def test_rows_of_which_nobody_knows_the_tokens_end_the_request_too(captured: Any) -> None:
+def test_rows_of_which_nobody_knows_the_tokens_end_the_request_too(outputs: Any) -> None:
     """Two rows behind three tokens are neither those of all four tokens nor that of the new one."""
     sequence = sequence_of(OutputConfig(return_generation_logits=True), max_tokens=8)
-    step(captured, sequence, Answer(outputs=[Output(rows(10, 3))]), 5, 6, 7)
-    captured.note(sequence, captured.rows_of(Answer(outputs=[Output(rows(12, 2))])), 1)
+    step(outputs, sequence, Answer(outputs=[Output(rows(10, 3))]), 5, 6, 7)
+    outputs.note_rows(sequence, outputs.rows_of(Answer(outputs=[Output(rows(12, 2))])), 1)
     assert sequence.error is not None
 
 
-def test_of_a_reused_prompt_the_last_rows_come(captured: Any) -> None:
+def test_of_a_reused_prompt_the_last_rows_come(outputs: Any) -> None:
     sequence = sequence_of(OutputConfig(return_context_logits=True))
-    [one] = step(captured, sequence, Answer(rows(1, 2)), 5)
+    [one] = step(outputs, sequence, Answer(rows(1, 2)), 5)
     assert numbers(one.context_logits) == [[1, 1], [2, 2]]
 
 
-def test_half_precision_becomes_float32_and_whole_numbers_stay(captured: Any) -> None:
+def test_half_precision_becomes_float32_and_whole_numbers_stay(outputs: Any) -> None:
     sequence = sequence_of(OutputConfig(additional_model_outputs=(AdditionalModelOutput("experts"), HIDDEN)))
-    outputs = {"hidden": hidden(3, 1).bfloat16(), "experts": torch.tensor([[[4, 5]]])}
-    [one] = step(captured, sequence, Answer(outputs=[Output(additional_generation_outputs=outputs)]), 5)
+    made = {"hidden": hidden(3, 1).bfloat16(), "experts": torch.tensor([[[4, 5]]])}
+    [one] = step(outputs, sequence, Answer(outputs=[Output(additional_generation_outputs=made)]), 5)
     assert one.additional_outputs["generation_hidden"].dtype == "float32"
     assert one.additional_outputs["generation_experts"].dtype == "int64"
     assert numbers(one.additional_outputs["generation_experts"]) == [[[4, 5]]]
 
 
-def test_an_end_without_a_token_needs_no_row(captured: Any) -> None:
+def test_an_end_without_a_token_needs_no_row(outputs: Any) -> None:
     sequence = sequence_of(OutputConfig(return_generation_logits=True))
-    step(captured, sequence, Answer(outputs=[Output(rows(10, 1))]), 5)
-    captured.note(sequence, captured.rows_of(Answer()), 0)
+    step(outputs, sequence, Answer(outputs=[Output(rows(10, 1))]), 5)
+    outputs.note_rows(sequence, outputs.rows_of(Answer()), 0)
     feed(sequence, SequenceOutput("1.0", [], end=FinishReason.END_ID))
     assert sequence.error is None
-
-
-@pytest.mark.parametrize("name", ["return_generation_logits", "additional_model_outputs"])
-def test_rows_do_not_follow_beams_so_they_are_refused_there(captured: Any, name: str) -> None:
-    output = OutputConfig(**{name: True} if name.startswith("return") else {name: (HIDDEN,)})
-    captured.check(Request(PROMPT, 3, output_config=output))
-    with pytest.raises(Unsupported, match=f"^{name} is not supported here"):
-        captured.check(Request(PROMPT, 3, sampling_config=SamplingConfig(2), output_config=output))
