@@ -136,9 +136,9 @@ class PostProcessor:
             changed: object = batch[0]
         else:
             changed = config.processor_map[self.function](self.request_id, rows, token_ids, stream, self.client_id)
-        changed = _rows(changed, rows)
-        if changed is not rows or rows.dtype is not logits.dtype:
-            logits.copy_(changed.transpose(0, 1))
+        new = _rows(changed, rows)
+        if new is not rows or rows.dtype is not logits.dtype:
+            logits.copy_(new.transpose(0, 1))
 
     @property
     def _title(self) -> str:

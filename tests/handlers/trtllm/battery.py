@@ -170,10 +170,12 @@ def many(profile: str) -> Any:
 
 
 def changed_logits(profile: str) -> Any:
-    """A bias and a banned token change the answer."""
+    """A bias, a banned token and a rule change the answer."""
     with stage(profile) as on:
         [[ids, _, _]] = on.answer()
-        return on.answer(embedding_bias=((77, 1000.0),)), on.answer(bad_words=((ids[0],),))
+        rule = SamplingConfig(temperature=0, no_repeat_ngram_size=2) if profile == "main-2026-08" else GREEDY
+        changes = ({"embedding_bias": ((77, 1000.0),)}, {"bad_words": ((ids[0],),)}, {"sampling_config": rule})
+        return [on.answer(**change) for change in changes]
 
 
 def keywords(profile: str) -> Any:

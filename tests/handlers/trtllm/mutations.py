@@ -1,4 +1,4 @@
-"""Deliberate mistakes in the adapter, and what must find each: the static check, or a scene of the battery.
+"""Deliberate mistakes in the adapter, and what must find each: mypy over the stubs, or a scene of the battery.
 
 A mistake replaces a piece of the source text, which must be there exactly once: where the adapter has changed, the
 mistake has to be written anew, and its test says so by its name.
@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tests.handlers.trtllm.adapter_source import FOLDER
+from tests.handlers.trtllm.stubs import FOLDER
 
-STATIC = "the static check"
+STATIC = "mypy"
 
 
 class Gone(AssertionError):
@@ -71,7 +71,11 @@ MUTATIONS = [
         STATIC,
     ),
     Mutation(
-        "a keyword that is given twice", "sampling", 'given["no_repeat_ngram_size"] =', 'given["detokenize"] =', STATIC
+        "a keyword that is given twice",
+        "sampling",
+        'given["no_repeat_ngram_size"] =',
+        'given["detokenize"] =',
+        "changed_logits",
     ),
     Mutation("an attribute of another engine", "outputs", "output.cached_tokens", "output.num_cached_tokens", STATIC),
     Mutation("a log-prob read by another name", "outputs", "entry[token_id].logprob", "entry[token_id].value", STATIC),
@@ -84,12 +88,16 @@ MUTATIONS = [
     ),
     Mutation("an adapter's path by another name", "adapters", "lora_path=adapter.path", "path=adapter.path", STATIC),
     Mutation(
-        "an argument of the LLM that is none", "arguments", '{"guided_decoding_backend"', '{"guided_backend"', STATIC
+        "an argument of the LLM that is none", "arguments", '{"guided_decoding_backend"', '{"guided_backend"', "tokens"
     ),
     Mutation(
-        "a field of a nested argument that is none", "options", '"moe_config.backend"', '"moe_config.kind"', STATIC
+        "a priority on main of October 2025",
+        "executor",
+        "if self._profile.takes_priority:",
+        "if True:",
+        "keywords",
+        "main-2025-10",
     ),
-    Mutation("a priority on main of October 2025", "executor", "if self._profile.takes_priority:", "if True:", STATIC),
     Mutation("a private name", "engine", "if not output.finished:", "if not output._done:", STATIC),
     Mutation("a lost await", "guides", "await asyncio.shield(", "asyncio.shield(", "wrong_structure"),
     Mutation(

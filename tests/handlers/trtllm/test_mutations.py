@@ -6,24 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.handlers.trtllm.adapter_source import FOLDER, Source
 from tests.handlers.trtllm.mutations import MUTATIONS, STATIC, Gone, Mutation, Outcome, Run
-from tests.handlers.trtllm.static_check import check
+from tests.handlers.trtllm.stubs import FOLDER
 
 ROOT = Path(__file__).parents[3]
 BY_SCENE = [mutation for mutation in MUTATIONS if mutation.found_by != STATIC]
-BY_CHECK = [mutation for mutation in MUTATIONS if mutation.found_by == STATIC]
-
-
-def named(mutations: Iterable[Mutation]) -> Any:
-    return pytest.mark.parametrize("mutation", mutations, ids=lambda mutation: mutation.name)
 
 
 def answers(runs: list[Run]) -> dict[str, Any]:
@@ -52,13 +45,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return answers(sorted(runs, key=lambda run: run.name))
 
 
-@named(BY_CHECK)
-def test_the_static_check_finds(mutation: Mutation) -> None:
-    texts = {file.stem: file.read_text() for file in FOLDER.glob("*.py")}
-    assert check(Source.of(texts | {mutation.module: mutation.text()}))
-
-
-@named(BY_SCENE)
+@pytest.mark.parametrize("mutation", BY_SCENE, ids=lambda mutation: mutation.name)
 def test_a_scene_finds(mutation: Mutation, known: dict[str, Any]) -> None:
     mutation.text()
     sound = known[f"{mutation.found_by} on {mutation.profile}"]
