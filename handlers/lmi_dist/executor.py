@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence as SequenceOf
+from contextlib import nullcontext
 from functools import partial
 from typing import cast
 
@@ -118,7 +119,8 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         try:
             for fork in batch.forks:
                 self._runner.copy(fork.from_slot, [fork.to_slot], fork.num_tokens)
-            logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
+            with nullcontext() if self._guides is None else self._guides.following(batch.sequences):
+                logits = self._runner.forward(batch.plan)  # (num_logits, vocab)
             self._copy_prompts(batch)
             touched = self._advance(batch, logits)
             self._scheduler.commit(batch)

@@ -7,8 +7,9 @@ error. Only the loop's thread uses a `Guides`, except where a method says otherw
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from threading import Event
 from handlers.base.guide_compiler import FIELD, Compiled, GuideCompiler, Wait, may_change
 from handlers.base.guide_protocol import MAX_COMPILATIONS
 from handlers.base.guide_vocabulary import read_config, why_no_guides
-from handlers.lmi_dist.guide import Guide
+from handlers.lmi_dist.guide import Guide, follow
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from lmi.errors import BadConfiguration, InvalidRequest, LmiError, cause_line
 from lmi.executor import ErrorKind, GuidedDecodingConfig, GuidedDecodingParams
@@ -54,6 +55,7 @@ class Guides:
         self.is_waiting = False  # nothing else is to do
         self._compiler = GuideCompiler(read_config, vocab_size, max_compile_s, is_compact=is_compact)
         self._pool = ThreadPoolExecutor(MAX_COMPILATIONS, thread_name_prefix="guides")
+        self._follower = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._kept = Kept()
         self._awaited: dict[GuidedDecodingParams, Awaited] = {}
         self._done: SimpleQueue[GuidedDecodingParams] = SimpleQueue()
@@ -70,6 +72,17 @@ class Guides:
             return False
         equip(sequence, outcome)
         return sequence.error is None
+
+    @contextmanager
+    def following(self, sequences: list[EmbeddedSequence]) -> Iterator[None]:
+        """The guides of these sequences catch up on another thread meanwhile: the block must leave sequences alone."""
+        guided = [sequence for sequence in sequences if sequence.guide is not None]
+        followed = self._follower.submit(follow, guided) if guided else None
+        try:
+            yield
+        finally:
+            if followed is not None and not followed.cancel():  # without a core for the thread, the caller does it
+                followed.result()
 
     def take_ready(self) -> list[EmbeddedSequence]:
         """The sequences whose wait is over. Each has its guide or an error."""
@@ -110,6 +123,7 @@ class Guides:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._follower.shutdown()
         self._compiler.close()
 
     def _await(self, params: GuidedDecodingParams, sequence: EmbeddedSequence) -> None:

@@ -22,7 +22,7 @@ import tokenizers
 import transformers
 
 from handlers.base.guide_compiler import Compiled
-from handlers.base.guide_vocabulary import Mask, Vocabulary, read_config
+from handlers.base.guide_vocabulary import Vocabulary, read_config
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.guide import Guide, fill_masks
 from handlers.lmi_dist.guides import Kept, are_compact, equip
@@ -317,7 +317,12 @@ def test_a_guide_of_which_a_copy_has_failed_is_compiled_again(executor: Executor
 class BrokenGuide:
     """One of which nobody has thought."""
 
-    def fill(self, sequence: EmbeddedSequence, masks: Mask, row: int) -> None:
+    mask = None
+
+    def is_behind(self, sequence: EmbeddedSequence) -> bool:
+        return True
+
+    def follow(self, sequence: EmbeddedSequence) -> None:
         raise RuntimeError("Check failed: (state) is false")
 
     def note(self, sequence: EmbeddedSequence, spent_s: float) -> None:
