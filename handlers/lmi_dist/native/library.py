@@ -259,12 +259,15 @@ class NativeModel:
         wanted: list[int] = []
         for chunk in chunks:
             ids += chunk.token_ids
-            blocks += chunk.table[: (chunk.end + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
-            wanted += range(len(ids) - chunk.num_logits, len(ids))
+            blocks += chunk.table[: (chunk.start + len(chunk.token_ids) + TOKENS_PER_BLOCK - 1) // TOKENS_PER_BLOCK]
+            if chunk.num_logits == 1:  # as of every decode
+                wanted.append(len(ids) - 1)
+            else:
+                wanted += range(len(ids) - chunk.num_logits, len(ids))
         starts = [chunk.start for chunk in chunks]
         lengths = [len(chunk.token_ids) for chunk in chunks]
         self._reserve(len(ids), len(wanted))
-        numbers = sorted({chunk.adapter for chunk in chunks if chunk.adapter}) if self._program.num_sites else []
+        numbers = sorted({chunk.adapter for chunk in chunks} - {0}) if self._program.num_sites else []
         users = [numbers.index(chunk.adapter) if chunk.adapter else -1 for chunk in chunks] if numbers else []
         self._step(ids, starts, lengths, blocks, wanted, users, adapters=[self._adapters[one] for one in numbers])
         return self.buffer(-1)[: len(wanted)]
