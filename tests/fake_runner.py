@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Chunk, Plan
 
 _FACTOR = 0x9E3779B97F4A7C15
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from handlers.lmi_dist.kv_slots import KvSlots, Span
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Chunk, Plan
 
 # The cost of one more call, as the bytes of keys and values read in that time. A group is split where that saves more.
 _SPLIT_BYTES = 400_000

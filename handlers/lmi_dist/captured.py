@@ -1,18 +1,54 @@
-"""Takes rows of logits and of declared outputs from a step, for the sequences that asked for them.
+"""The additional outputs that a configuration declares, and the rows of these and of the logits that requests want.
 
-Rows are taken before the sampler and its rules change the logits. The bytes of a row depend on nothing but its
-sequence, where the runner is batch-invariant.
+Rows are taken from a step before the sampler and its rules change the logits. The bytes of a row depend on nothing but
+its sequence, where the runner is batch-invariant.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 import numpy as np
 
 from handlers.base.captured import LOGITS, Block
-from handlers.lmi_dist.arrays import Array
-from handlers.lmi_dist.plan import Chunk
-from handlers.lmi_dist.runner import Runner
+from handlers.base.configuration import CONTEXT
+from handlers.lmi_dist.runner import Chunk, Runner
+from handlers.lmi_dist.safetensors import Array
 from handlers.lmi_dist.sequence import EmbeddedSequence
+from lmi.errors import BadConfiguration, shorten
+from lmi.settings.config import EngineConfig
+
+HIDDEN_STATES = "hidden_states"  # after the last norm
+
+
+def layer_name(layer: int) -> str:
+    """The name of what a layer gives to the next one."""
+    return f"{HIDDEN_STATES}.{layer}"
+
+
+def hidden_names(num_layers: int) -> tuple[str, ...]:
+    """The outputs that every model has beside the logits."""
+    return (HIDDEN_STATES, *map(layer_name, range(num_layers)))
+
+
+def declared_names(config: EngineConfig, known: Iterable[str]) -> list[str]:
+    """The declared outputs that a runner keeps, which are all but the logits.
+
+    Raises BadConfiguration with one line for each that is not `known`, which names the nearest one.
+    """
+    texts = (text.removesuffix(CONTEXT) for text in config.additional_outputs)
+    names = [name for name in texts if name != LOGITS]
+    known = [LOGITS, *known]
+    faults = [
+        f"additional_outputs: the model has no output {shorten(name)}; the nearest is "
+        + difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        for name in names
+        if name not in known
+    ]
+    if faults:
+        raise BadConfiguration("\n".join(faults))
+    return names
 
 
 class Capture:

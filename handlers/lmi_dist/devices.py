@@ -1,4 +1,7 @@
-"""The device of a model: a GPU where torch sees one, else the CPU. torch is imported only where there may be a GPU."""
+"""The device of a model: a GPU where torch sees one, else the CPU; and how its errors of exhausted memory are known.
+
+torch is imported only where there may be a GPU.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +39,10 @@ def _has_cuda(config: EngineConfig) -> bool:
     if not torch.cuda.is_available() and is_wanted:
         raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
     return torch.cuda.is_available()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the host or the device ran out of memory. torch's own errors are known by their names and texts."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TypeAlias, cast
 
 import msgspec
 
@@ -20,31 +22,27 @@ from handlers.base.configuration import AnyConfig, both
 from handlers.base.guide_compiler import compile_limit_s
 from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
-from handlers.lmi_dist.beam_sampler import BeamSampler, Outlook, advance_beams
-from handlers.lmi_dist.buffers import Buffers
+from handlers.lmi_dist.beam_sampler import BeamSampler, advance_beams
 from handlers.lmi_dist.captured import Capture
-from handlers.lmi_dist.drafts import Drafts
+from handlers.lmi_dist.devices import is_out_of_memory
 from handlers.lmi_dist.guides import Guides, are_compact, open_guides
 from handlers.lmi_dist.kv_cache import KvCache
-from handlers.lmi_dist.loading import Limits, describe, load
-from handlers.lmi_dist.log_probs import note_prompt
-from handlers.lmi_dist.lora_adapters import LoraAdapters, Prepared
+from handlers.lmi_dist.loading import Buffers, Limits, describe, load
+from handlers.lmi_dist.lora_adapters import LoraAdapters
 from handlers.lmi_dist.native.library import num_threads
-from handlers.lmi_dist.out_of_memory import is_out_of_memory
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.plan import num_tokens_of
 from handlers.lmi_dist.post_processors import new_post_processors
-from handlers.lmi_dist.runner import Runner
-from handlers.lmi_dist.sampler import Draw, Sampler, append_draws
-from handlers.lmi_dist.scheduler import Batch, Scheduler
+from handlers.lmi_dist.runner import Runner, num_tokens_of
+from handlers.lmi_dist.sampler import Draw, Sampler, append_draws, note_prompt
+from handlers.lmi_dist.scheduler import Batch, Scheduler, drafter_of
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.stats import kv_cache_stats, step_of
 from handlers.lmi_dist.wishes import Floats
 from lmi.errors import cause_line
 from lmi.executor import (
     EngineInfo,
     ErrorKind,
     ExecutorConfig,
+    InflightBatchingStats,
     KvCacheStats,
     Progress,
 )
@@ -79,11 +77,14 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             max_request_stats=settings.request_stats_max_iterations,
         )
         processors = new_post_processors(settings, options, model)
-        self._runner, limits = load(_source(model, json_config_str), options, progress)
+        source = Buffers(model, json_config_str) if isinstance(model, bytes) else model
+        self._runner, limits = load(source, options, progress)
         self._lora = None if self._runner.adapters is None else LoraAdapters(self._runner.adapters)
         self._cache = _new_cache(self._runner, limits, settings)
-        self._pace = _new_pace(options)
-        self._scheduler = _new_scheduler(self._cache, self._pace, self._lora, drafts=_can_draft(self._runner, options))
+        max_step_s = None if options.max_step_ms is None else options.max_step_ms / 1000
+        self._pace = Pace(options.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
+        may_run = None if self._lora is None else self._lora.may_run
+        self._scheduler = Scheduler(self._cache, self._pace, drafts=_can_draft(self._runner, options), may_run=may_run)
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         self._beam_sampler = BeamSampler(self._sampler)
         self._capture = Capture(self._runner)
@@ -129,7 +130,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             if not is_out_of_memory(error):
                 raise
             touched = [_fail_largest(batch, error)]
-        return step_of(batch, refused + touched)
+        return _step_of(batch, refused + touched)
 
     def _copy_prompts(self, batch: Batch) -> None:
         if not batch.followers or self._runner.shares_blocks:
@@ -148,8 +149,11 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         failed = self._note_prompts(batch, logits)
         sequences, rows = _drawing(batch, failed)
         has_beams = bool(sequences) and sequences[0].rows is not None
-        outlooks = self._look_ahead(logits, rows, sequences) if has_beams else {}
-        draws = [] if has_beams else self._sample(logits, rows, sequences)
+        if has_beams:
+            self._capture.take_draws(logits, rows, sequences)
+            outlooks = self._beam_sampler.sample(logits, rows, sequences)
+        else:
+            draws = self._sample(logits, rows, sequences)
         _note_computed(batch)
         for sequence in failed:
             sequence.fail("the model's logits for the prompt are not numbers")
@@ -171,13 +175,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
                 if not note_prompt(self._sampler.choose, sequence, chunk, logits[own]):
                     failed.append(sequence)
         return failed
-
-    def _look_ahead(
-        self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]
-    ) -> dict[EmbeddedSequence, list[Outlook]]:
-        """What each search can continue with, from the rows of its beams in `logits` (num_logits, vocab)."""
-        self._capture.take_draws(logits, rows, sequences)
-        return self._beam_sampler.sample(logits, rows, sequences)
 
     def _sample(self, logits: Floats, rows: list[int], sequences: list[EmbeddedSequence]) -> list[Draw | None]:
         """Draw one token for each sequence from its row of `logits` (num_logits, vocab)."""
@@ -233,21 +230,16 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if (lora := self._lora) is None:
             return super().load_adapter(name, path, pinned=pinned, preload=preload)
         prepared = lora.prepare(path, with_weights=preload or pinned)
-        self._at_boundary(partial(self._load_adapter, lora, name, path, prepared, pinned, preload))
+        change = partial(lora.load, name, path, prepared, pinned=pinned, preload=preload)
+        self._at_boundary(partial(self._change_adapters, lora, change))
 
     def unload_adapter(self, name: str) -> None:
         if (lora := self._lora) is None:
             return super().unload_adapter(name)
-        self._at_boundary(partial(self._unload_adapter, lora, name))
+        self._at_boundary(partial(self._change_adapters, lora, partial(lora.unload, name)))
 
-    def _load_adapter(
-        self, lora: LoraAdapters, name: str, path: str, prepared: Prepared, pinned: bool, preload: bool
-    ) -> None:
-        lora.load(name, path, prepared, pinned=pinned, preload=preload)
-        self._info = msgspec.structs.replace(self._info, adapters=lora.names)
-
-    def _unload_adapter(self, lora: LoraAdapters, name: str) -> None:
-        lora.unload(name)
+    def _change_adapters(self, lora: LoraAdapters, change: Callable[[], None]) -> None:
+        change()
         self._info = msgspec.structs.replace(self._info, adapters=lora.names)
 
     # What it reports, and its end.
@@ -257,19 +249,24 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         return self._info
 
     def _kv_cache_stats(self) -> KvCacheStats:
-        return kv_cache_stats(self._cache)
+        cache = self._cache
+        return KvCacheStats(
+            max_num_blocks=cache.num_blocks,
+            free_num_blocks=cache.num_free_blocks,
+            used_num_blocks=cache.num_used_blocks,
+            tokens_per_block=cache.tokens_per_block,
+            alloc_total_blocks=cache.num_new_blocks + cache.num_reused_blocks,
+            alloc_new_blocks=cache.num_new_blocks,
+            reused_blocks=cache.num_reused_blocks,
+            missed_blocks=cache.num_missed_blocks,
+            cache_hit_rate=cache.hit_rate,
+        )
 
     def _close(self) -> None:
         if self._guides is not None:
             self._guides.close()
         del self._runner, self._sampler, self._scheduler, self._cache, self._capture
         self._lora = None  # other threads may still ask for it
-
-
-def _source(
-    model: str | os.PathLike[str] | Runner | bytes, text: str | None
-) -> str | os.PathLike[str] | Buffers | Runner:
-    return Buffers(model, text) if isinstance(model, bytes) else model
 
 
 def _server_folder(model: object, config: AnyConfig | None) -> str | None:
@@ -287,15 +284,6 @@ def _new_cache(runner: Runner, limits: Limits, settings: ExecutorConfig) -> KvCa
         reuses_prefixes=runner.shares_blocks and settings.kv_cache_config.enable_block_reuse,
         on_free=runner.release,
     )
-
-
-def _new_scheduler(cache: KvCache, pace: Pace, lora: LoraAdapters | None, *, drafts: bool) -> Scheduler:
-    return Scheduler(cache, pace, drafts=drafts, may_run=None if lora is None else lora.may_run)
-
-
-def _new_pace(config: EngineConfig) -> Pace:
-    max_step_s = None if config.max_step_ms is None else config.max_step_ms / 1000
-    return Pace(config.max_prefill_tokens or MAX_PREFILL_TOKENS, max_step_s)
 
 
 def _can_draft(runner: Runner, config: EngineConfig) -> bool:
@@ -335,3 +323,81 @@ def _fail_largest(batch: Batch, error: Exception) -> EmbeddedSequence:
     sequence = sequence.owner
     sequence.fail(f"out of memory: {cause_line(error)}", ErrorKind.OUT_OF_MEMORY)
     return sequence
+
+
+Sample: TypeAlias = Callable[[Floats, list[int], list[EmbeddedSequence]], list[Draw | None]]
+
+
+@dataclass(slots=True)
+class Draft:
+    """The draft in the chunk of a sequence. Row `row` of the logits is that of the token before the draft."""
+
+    sequence: EmbeddedSequence
+    token_ids: list[int]
+    row: int
+    num_right: int = 0
+
+    def is_right(self) -> bool:
+        """Whether the token drawn last is the next one of the draft."""
+        is_over = self.sequence.is_finished or self.num_right == len(self.token_ids)
+        return not is_over and self.sequence.token_ids[-1] == self.token_ids[self.num_right]
+
+
+class Drafts:
+    """The drafts in the decodes of a batch. `sample` draws a token for each sequence from its row of the logits."""
+
+    def __init__(self, batch: Batch, sample: Sample) -> None:
+        self._sample = sample
+        self._drafts = [
+            Draft(sequence, chunk.token_ids[1:], row)
+            for chunk, sequence, row in zip(batch.plan.decodes, batch.decoding, batch.rows, strict=False)
+            if len(chunk.token_ids) > 1
+        ]
+
+    def check(self, logits: Floats) -> None:
+        """Keep what is right of each draft, by `logits` (num_logits, vocab).
+
+        If memory runs out, the rest is dropped: the step must not be repeated.
+        """
+        try:
+            self._accept(logits)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        for draft in self._drafts:
+            drafter_of(draft.sequence).note(draft.num_right, len(draft.token_ids))
+
+    def _accept(self, logits: Floats) -> None:
+        """Draw the next token of each sequence whose draft has been right so far, until none is.
+
+        Every token is drawn with the sampler's state that it has without a draft, so it is the same one.
+        """
+        place = 0
+        while right := [draft for draft in self._drafts if draft.num_right == place and draft.is_right()]:
+            place += 1
+            sequences = [draft.sequence for draft in right]
+            draws = self._sample(logits, [draft.row + place for draft in right], sequences)
+            for draft in right:
+                draft.num_right = place
+                draft.sequence.num_computed += 1
+            append_draws(sequences, draws)
+
+
+def _step_of(batch: Batch, touched: list[EmbeddedSequence]) -> Step[EmbeddedSequence]:
+    """The step that has computed a batch, and given these sequences a token or an error."""
+    generating = {sequence.id for sequence in batch.decoding}
+    prefilling = {sequence.id for _, sequence, _ in batch.prefilling()}
+    num_context_tokens = num_tokens_of(batch.plan.prefills)
+    return Step(
+        touched,
+        batching=InflightBatchingStats(
+            num_scheduled_requests=len(generating | prefilling),
+            num_context_requests=len(prefilling),
+            num_gen_requests=len(generating),
+            num_ctx_tokens=num_context_tokens,
+        ),
+        num_context_tokens=num_context_tokens,
+        num_generation_tokens=len(batch.plan.decodes),
+        num_reused_tokens=batch.num_reused_tokens,
+        num_preemptions=batch.num_preemptions,
+    )

@@ -4,29 +4,34 @@ transformers lets a model call an attention function by name. `_attend` writes t
 so the modules see one long ragged "sequence" and keep no cache. The weights of linears are packed. A model is refused
 at load if it keeps its past elsewhere, or if its attention needs more than this function knows: a few tokens, step by
 step, must give the logits of the untouched model.
+
+Adapters and additional outputs hang on the modules by their paths. `hidden_states` and `hidden_states.N` are other
+names of the base model and of its layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from handlers.lmi_dist.captured import HIDDEN_STATES, declared_names, layer_name
 from handlers.lmi_dist.facts import ModelFacts
-from handlers.lmi_dist.linear import Weight
-from handlers.lmi_dist.model import Step
+from handlers.lmi_dist.linear import PackedLinear, Weight, pack_linears
+from handlers.lmi_dist.lora_sites import Module, Piece, Site
 from handlers.lmi_dist.model_types import KEEPS_ITS_OWN, unsupported
-from handlers.lmi_dist.module_adapters import ModuleAdapters
-from handlers.lmi_dist.module_outputs import ModuleOutputs
-from handlers.lmi_dist.packed_linear import PackedLinear, pack_linears
+from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.placement import Placement
-from handlers.lmi_dist.plan import Chunk, Plan
-from lmi.errors import ModelUnusable, cause_line
+from handlers.lmi_dist.runner import Chunk, Plan
+from handlers.lmi_dist.torch_model import Step
+from lmi.errors import BadConfiguration, ModelUnusable, cause_line
 from lmi.executor import Progress
 from lmi.settings.config import EngineConfig
 
@@ -180,3 +185,88 @@ def _attend(
         window=site.model.window(layer, sliding_window),
     )
     return answer.view(1, len(answer), -1, query.shape[-1]), None
+
+
+class ModuleAdapters:
+    def __init__(self, linears: Mapping[str, PackedLinear], step: Callable[[], Step]) -> None:
+        """`linears` are modules by their paths; `step` gives the current step."""
+        self._linears, self._step = list(linears.items()), step
+        self._adapters: dict[int, Adapter[Tensor]] = {}
+        self._is_regular: dict[int, bool] = {}  # by site: whether it saw the rows of a step whenever it was called
+        for site, module in enumerate(linears.values()):
+            module.register_forward_hook(partial(self._add, site))
+
+    def put_adapter(self, number: int, adapter: Adapter[Tensor]) -> None:
+        self._adapters[number] = adapter
+
+    def drop_adapter(self, number: int) -> None:
+        self._adapters.pop(number, None)
+
+    def sites(self) -> tuple[Site, ...]:
+        """A site for each linear; adapters can change those that have been called and are regular."""
+        return tuple(self._site(*linear, site) for site, linear in enumerate(self._linears))
+
+    def _site(self, path: str, linear: PackedLinear, site: int) -> Site:
+        num_in, num_out = linear.in_features, linear.out_features
+        module = Module(path, num_in, num_out, (Piece(0, num_out, 0),))
+        return Site(num_in, num_out, (module,) if self._is_regular.get(site, False) else ())
+
+    def _add(self, site: int, linear: PackedLinear, arguments: tuple[Tensor, ...], y: Tensor) -> None:
+        """Add to the output (1, rows, out_features) of a linear, which was just called with (1, rows, in_features)."""
+        if not arguments:
+            return  # it was called by keyword, and is not known to be regular
+        x, step = arguments[0], self._step()
+        num_rows = x.shape[1] if x.dim() == 3 and len(x) == 1 else -1
+        is_regular = num_rows in (len(step.token_ids), len(step.wanted))
+        self._is_regular[site] = is_regular and self._is_regular.get(site, True)
+        for one in step.adapted if is_regular else ():
+            weights = self._adapters[one.adapter][site]
+            rows = one.rows if num_rows == len(step.token_ids) else one.wanted
+            if weights is not None and weights.up is not None:
+                low = functional.linear(x[0].index_select(0, rows), weights.down)
+                y[0].index_add_(0, rows, functional.linear(low, weights.up))
+
+
+class ModuleOutputs:
+    """What each declared module gave when it was called last."""
+
+    def __init__(self, model: PreTrainedModel, num_layers: int, config: EngineConfig) -> None:
+        """Raises BadConfiguration if the model has no module of a declared name."""
+        modules = {path: module for path, module in model.named_modules() if path} | _hidden(model, num_layers)
+        self.names = declared_names(config, modules)
+        self._given: dict[str, object] = {}
+        for name in self.names:
+            modules[name].register_forward_hook(partial(self._note, name))
+
+    def clear(self) -> None:
+        """Forget the last step."""
+        self._given.clear()
+
+    def rows(self, name: str, step: Step) -> Tensor | None:
+        """The wanted rows, (num_wanted, …), or None if the module did not give one for each token of the step."""
+        given = self._given.get(name)
+        if not isinstance(given, Tensor) or given.dim() < 2:
+            return None
+        if given.dim() > 2 and len(given) == 1:
+            given = given[0]  # the only sequence of the step
+        if len(given) == len(step.token_ids):
+            return given.index_select(0, step.wanted)
+        return given if len(given) == len(step.wanted) else None  # of the head, which is given only wanted rows
+
+    def check(self, step: Step) -> None:
+        """Raise BadConfiguration if a declared output had no rows in this step."""
+        for name in self.names:
+            if self.rows(name, step) is None:
+                raise BadConfiguration(f"additional_outputs: {name} does not give a tensor with a row for each token")
+
+    def _note(self, name: str, module: nn.Module, arguments: object, given: object) -> None:
+        """Keep a module's output: a tensor, or the first of several."""
+        first = given[0] if isinstance(given, tuple | list) and given else given
+        self._given[name] = getattr(first, "last_hidden_state", first)
+
+
+def _hidden(model: PreTrainedModel, num_layers: int) -> dict[str, nn.Module]:
+    """The modules that give the hidden states: the base model, and the layers of its first list that has them all."""
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_layers]
+    layers = {layer_name(layer): module for layer, module in enumerate(lists[0])} if lists else {}
+    return {HIDDEN_STATES: model.base_model, **layers}

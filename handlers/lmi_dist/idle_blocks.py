@@ -1,6 +1,7 @@
 """The idle blocks and the order of their eviction: the lowest priority first, then the block that was idle longest.
 
-A block can be evicted only when the tree has nothing below it, so a block is kept as long as any of those below it.
+A block can be evicted only when the tree has nothing below it, so a block is kept as long as any of those below it. How
+long a request wants its blocks to be kept, it says block by block. Plain Python.
 """
 
 from __future__ import annotations
@@ -10,9 +11,38 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
-from handlers.lmi_dist.retention import Retention
-from lmi.executor import DEFAULT_RETENTION_PRIORITY
+from lmi.executor import DEFAULT_RETENTION_PRIORITY, KvCacheRetentionConfig
+
+
+class Retention(NamedTuple):
+    """The priority of an idle block, until it was idle for `duration_s`. Then it is the default again."""
+
+    priority: int
+    duration_s: float | None = None
+
+
+def retentions(
+    config: KvCacheRetentionConfig, num_prompt_tokens: int, num_tokens: int, tokens_per_block: int
+) -> list[Retention | None]:
+    """What a request says of each of its blocks: what it says of the block's first token. None: nothing."""
+    return [_of_token(config, token, num_prompt_tokens) for token in range(0, num_tokens, tokens_per_block)]
+
+
+def _of_token(config: KvCacheRetentionConfig, token: int, num_prompt_tokens: int) -> Retention | None:
+    if token >= num_prompt_tokens:
+        return _retention(config.decode_retention_priority, config.decode_duration_ms)
+    for one in config.token_range_retention_configs:
+        if one.token_start <= token and (one.token_end is None or token < one.token_end):
+            return _retention(one.priority, one.duration_ms)
+    return None
+
+
+def _retention(priority: int, duration_ms: int | None) -> Retention:
+    is_bounded = duration_ms is not None and priority != DEFAULT_RETENTION_PRIORITY
+    return Retention(priority, duration_ms / 1000 if is_bounded and duration_ms is not None else None)
+
 
 DEFAULT = Retention(DEFAULT_RETENTION_PRIORITY)
 MAX_STALE = 64  # entries of a heap beside one for each idle block, before it is built anew

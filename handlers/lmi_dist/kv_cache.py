@@ -18,9 +18,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from handlers.lmi_dist.idle_blocks import IdleBlocks
+from handlers.lmi_dist.idle_blocks import IdleBlocks, Retention
 from handlers.lmi_dist.prefix_tree import Match, PrefixTree, Root
-from handlers.lmi_dist.retention import Retention
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from handlers.lmi_dist.placement import Placement
@@ -76,3 +76,25 @@ def _can_pack(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+class PackedLinear(nn.Module):
+    """A linear with a packed weight, as the module that transformers expects."""
+
+    def __init__(self, linear: nn.Linear, pack: Callable[[Tensor], Weight]) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._weight, self._bias = pack(linear.weight.detach()), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in_features) to (…, out_features)."""
+        return self._weight(x.reshape(-1, self.in_features), self._bias).view(*x.shape[:-1], self.out_features)
+
+
+def pack_linears(model: nn.Module, pack: Callable[[Tensor], Weight]) -> None:
+    """Put a PackedLinear in the place of each linear."""
+    for name, child in model.named_children():
+        if type(child) is nn.Linear:
+            setattr(model, name, PackedLinear(child, pack))
+        else:
+            pack_linears(child, pack)

@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from handlers.base.cache_budget import default_budget
 from handlers.lmi_dist.about import MAX_NUM_SEQUENCES
-from handlers.lmi_dist.buffers import Buffers
 from handlers.lmi_dist.devices import choose_device
 from handlers.lmi_dist.facts import ModelFacts, read_facts
-from handlers.lmi_dist.log_probs import MAX_TOP_LOG_PROBS
 from handlers.lmi_dist.native.library import Library
 from handlers.lmi_dist.native_runner import NativeRunner, choose_library
 from handlers.lmi_dist.post_processors import ARRAYS, PostProcessors
 from handlers.lmi_dist.runner import Runner
+from handlers.lmi_dist.sampler import MAX_TOP_LOG_PROBS
+from lmi.errors import ModelUnusable
 from lmi.executor import Capabilities, EngineInfo, ExecutorConfig, GuideType, Progress
+from lmi.executor.checks import broken
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The bytes of one safetensors file, and the text of config.json."""
+
+    engine_buffer: bytes
+    json_config_str: str | None
+
+    @contextmanager
+    def as_folder(self) -> Iterator[str]:
+        """A folder with both as files, for as long as the load lasts. Its errors name the arguments."""
+        if self.json_config_str is None:
+            raise broken("json_config_str", "the text of config.json", None)
+        with TemporaryDirectory(prefix="lmi-model-") as folder:
+            weights, config = Path(folder, "model.safetensors"), Path(folder, "config.json")
+            weights.write_bytes(self.engine_buffer)
+            config.write_text(self.json_config_str, encoding="utf-8")
+            try:
+                yield folder
+            except ModelUnusable as error:
+                said = str(error).replace(str(weights), "engine_buffer").replace(str(config), "json_config_str")
+                raise ModelUnusable(said.replace(folder, "engine_buffer")) from error
+
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,86 @@ A wish carries what stays the same; lists that all wishes of a step share have t
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from handlers.lmi_dist.repeats import Repeats
+from handlers.base.sequence import Sequence
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from handlers.lmi_dist.token_history import TokenHistory
 from handlers.lmi_dist.wishes import Floats, Ints, Sampling
+
+
+class TokenHistory:
+    """Arrays that grow with their sequence; only the first `size` entries count."""
+
+    def __init__(self, sequence: Sequence, *, counts_prompt: bool) -> None:
+        self.size = 0
+        self.token_ids = np.empty(64, np.int32)
+        self.counts = np.zeros(64, np.float32)  # in the output: 0 for a token that is only in the prompt
+        self._indices: dict[int, int] = {}  # token id -> its index in the arrays
+        self._num_seen = sequence.num_prompt_tokens
+        if counts_prompt:
+            for token_id in sequence.token_ids[: self._num_seen]:
+                self._index(token_id)
+
+    def fork(self) -> TokenHistory:
+        """The same history for another sequence with the same tokens."""
+        forked = copy(self)
+        forked.token_ids, forked.counts = self.token_ids.copy(), self.counts.copy()
+        forked._indices = self._indices.copy()
+        return forked
+
+    def catch_up(self, sequence: Sequence) -> None:
+        """Count the tokens that were generated since the last call."""
+        for token_id in sequence.token_ids[self._num_seen :]:
+            index = self._index(token_id)  # first: it may replace the arrays
+            self.counts[index] += 1
+        self._num_seen = sequence.num_tokens
+
+    def _index(self, token_id: int) -> int:
+        index = self._indices.get(token_id)
+        if index is None:
+            index = self._indices[token_id] = self.size
+            if index == len(self.token_ids):
+                self.token_ids = np.concatenate([self.token_ids, np.empty_like(self.token_ids)])
+                self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
+            self.token_ids[index] = token_id
+            self.size += 1
+        return index
+
+
+class Repeats:
+    """Knows what came after each run of `size - 1` tokens. It grows with its sequence."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._num_seen = 0
+        self._next: dict[tuple[int, ...], set[int]] = {}
+        self._own: set[tuple[int, ...]] = set()  # the runs whose sets no fork shares
+
+    def fork(self) -> Repeats:
+        """The same for another sequence with the same tokens. Sets are copied when one of the two changes them."""
+        forked = copy(self)
+        forked._next = self._next.copy()
+        self._own, forked._own = set(), set()
+        return forked
+
+    def next_banned_ids(self, sequence: Sequence) -> Collection[int]:
+        """The tokens that would end an n-gram that the sequence has already."""
+        token_ids, num_before = sequence.token_ids, self._size - 1
+        for end in range(max(self._num_seen, num_before), len(token_ids)):
+            self._note(tuple(token_ids[end - num_before : end]), token_ids[end])
+        self._num_seen = len(token_ids)
+        return self._next.get(tuple(token_ids[len(token_ids) - num_before :]), ())
+
+    def _note(self, run: tuple[int, ...], token_id: int) -> None:
+        if run not in self._own:
+            self._own.add(run)
+            self._next[run] = self._next.get(run, set()).copy()
+        self._next[run].add(token_id)
 
 
 class Bias(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,11 +22,11 @@ from msgspec import Meta
 from handlers.base import name_patterns
 from handlers.base.name_patterns import PatternRefused, is_plain
 from handlers.base.pickled import refusal
-from handlers.lmi_dist.arrays import BFLOAT16, Array, as_float32, dtype_name, is_float
+from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import Module, Site
 from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.operations import Adapter, LowRank, Pack, Packed
-from handlers.lmi_dist.safetensors import SafetensorsFile
+from handlers.lmi_dist.safetensors import BFLOAT16, Array, SafetensorsFile, as_float32, dtype_name, is_float
 from lmi.settings.adapters import CONFIG, PICKLED, WEIGHTS
 
 Number = TypeVar("Number", int, float)
@@ -168,7 +168,7 @@ def _open(folder: Path, allow_pickle: bool) -> Mapping[str, Array]:
     if not allow_pickle:
         raise refusal(folder / PICKLED)
     check_extra(folder / PICKLED, "torch reads pickled weights")
-    from handlers.lmi_dist.torch_arrays import load_pickled
+    from handlers.lmi_dist.placement import load_pickled
 
     return load_pickled(folder / PICKLED)
 
@@ -273,3 +273,49 @@ def _is_among(names: list[str] | str, path: str) -> bool:
 def _pattern_value(patterns: Mapping[str, Number], path: str, otherwise: Number) -> Number:
     """The value of the first pattern that is the path or its end."""
     return next((value for key, value in patterns.items() if name_patterns.is_end(key, path)), otherwise)
+
+
+class Adaptable(Protocol[Packed]):
+    """A model whose chunks may name adapters by their numbers."""
+
+    def put_adapter(self, number: int, adapter: Adapter[Packed]) -> None: ...
+
+    def drop_adapter(self, number: int) -> None: ...
+
+
+class LoraLoader(Generic[Packed]):
+    """Any thread may check and read; `put` and `drop` belong to the thread that makes steps."""
+
+    def __init__(
+        self,
+        sites: tuple[Site, ...],
+        model: Adaptable[Packed],
+        new_pack: Callable[[], Pack[Packed]],
+        own: Own,
+        limits: LoraLimits,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        """`new_pack` gives what packs the weights of one adapter; `own` the model's weights, as its files have them."""
+        self.limits, self._own = limits, own
+        self._sites, self._model, self._new_pack, self._allow_pickle = sites, model, new_pack, allow_pickle
+
+    def check(self, path: str) -> None:
+        """Read the configuration of the adapter in folder `path`. Raises what `lora.read_config` raises."""
+        read_config(Path(path), self._sites, self.limits.max_rank)
+
+    def read(self, path: str) -> Adapter[Packed]:
+        """Read the weights of the adapter in folder `path`. Raises what `lora.read_adapter` raises."""
+        pack, max_rank = self._new_pack(), self.limits.max_rank
+        return read_adapter(
+            Path(path), self._sites, pack, self._own, max_rank=max_rank, allow_pickle=self._allow_pickle
+        )
+
+    def put(self, number: int, adapter: Adapter[Packed]) -> None:
+        self._model.put_adapter(number, adapter)
+
+    def drop(self, number: int) -> None:
+        self._model.drop_adapter(number)
+
+
+AnyLoader: TypeAlias = LoraLoader[Any]

@@ -14,22 +14,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from handlers.lmi_dist.arrays import BFLOAT16, Array
 from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.declared import declared_names, hidden_names
+from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
 from handlers.lmi_dist.hf_fallback import HuggingFaceModel
 from handlers.lmi_dist.kv_slots import KvSlots
 from handlers.lmi_dist.linear import packer
+from handlers.lmi_dist.lora import Adaptable, AnyLoader, LoraLoader
 from handlers.lmi_dist.lora_limits import LoraLimits
-from handlers.lmi_dist.lora_loader import Adaptable, AnyLoader, LoraLoader
 from handlers.lmi_dist.lora_sites import Site, adapted, sites_of
-from handlers.lmi_dist.model import AdaptedRows, Model, Step
-from handlers.lmi_dist.placement import Placement
-from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.placement import Placement, to_array, to_tensor
 from handlers.lmi_dist.program import Place, build
-from handlers.lmi_dist.torch_arrays import to_array, to_tensor
-from handlers.lmi_dist.torch_model import TorchModel
+from handlers.lmi_dist.runner import Plan
+from handlers.lmi_dist.safetensors import BFLOAT16, Array
+from handlers.lmi_dist.torch_model import AdaptedRows, Model, Step, TorchModel
 from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress

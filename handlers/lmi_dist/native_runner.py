@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from handlers.lmi_dist.arrays import BFLOAT16, Array
-from handlers.lmi_dist.declared import declared_names, hidden_names
+from handlers.lmi_dist.captured import declared_names, hidden_names
 from handlers.lmi_dist.facts import ModelFacts
+from handlers.lmi_dist.lora import LoraLoader
 from handlers.lmi_dist.lora_limits import LoraLimits
-from handlers.lmi_dist.lora_loader import LoraLoader
 from handlers.lmi_dist.lora_sites import adapted, sites_of
 from handlers.lmi_dist.model_types import check_extra
 from handlers.lmi_dist.native.library import (
@@ -29,8 +28,9 @@ from handlers.lmi_dist.native.library import (
     num_threads,
 )
 from handlers.lmi_dist.operations import Pack
-from handlers.lmi_dist.plan import Plan
 from handlers.lmi_dist.program import build
+from handlers.lmi_dist.runner import Plan
+from handlers.lmi_dist.safetensors import BFLOAT16, Array
 from handlers.lmi_dist.weights import Checkpoint, own_tensors
 from lmi.errors import BadConfiguration
 from lmi.executor import Progress

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from handlers.lmi_dist.arrays import Array
+from handlers.lmi_dist.safetensors import Array
 
 Table: TypeAlias = Any  # what `place` gave
 Packed = TypeVar("Packed")

@@ -14,8 +14,7 @@ from typing import Generic, Protocol
 
 import numpy as np
 
-from handlers.lmi_dist.arrays import BFLOAT16, Array, as_float32
-from handlers.lmi_dist.declared import HIDDEN_STATES, hidden_names, layer_name
+from handlers.lmi_dist.captured import HIDDEN_STATES, hidden_names, layer_name
 from handlers.lmi_dist.families import Architecture
 from handlers.lmi_dist.operations import (
     Attend,
@@ -30,6 +29,7 @@ from handlers.lmi_dist.operations import (
     Program,
     Table,
 )
+from handlers.lmi_dist.safetensors import BFLOAT16, Array, as_float32
 from handlers.lmi_dist.weights import Checkpoint
 
 

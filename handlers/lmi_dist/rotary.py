@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from handlers.lmi_dist.arrays import Array
+from handlers.lmi_dist.safetensors import Array
 
 log = logging.getLogger(__name__)
 

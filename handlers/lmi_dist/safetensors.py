@@ -1,7 +1,10 @@
-"""Reads a file of the format safetensors: 8 bytes with the size of a header, the header, then the tensors' bytes.
+"""Tensors of checkpoints as numpy arrays, and the reader of the format safetensors.
 
-The header is JSON: for each tensor its dtype, shape, and where its bytes begin and end. The file is mapped, so what is
-not read costs no memory. Source: the format's description in Hugging Face's safetensors.
+numpy has no bfloat16: an array of uint16 is the bits of such numbers.
+
+A file of safetensors is 8 bytes with the size of a header, the header, then the tensors' bytes. The header is JSON: for
+each tensor its dtype, shape, and where its bytes begin and end. The file is mapped, so what is not read costs no
+memory. Source: the format's description in Hugging Face's safetensors.
 """
 
 from __future__ import annotations
@@ -10,12 +13,33 @@ import math
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from handlers.lmi_dist.arrays import BFLOAT16, Array
+Array: TypeAlias = npt.NDArray[Any]
+
+BFLOAT16 = np.dtype(np.uint16)
+NAMES = {np.dtype(np.float32): "float32", BFLOAT16: "bfloat16", np.dtype(np.float16): "float16"}
+
+
+def is_float(array: Array) -> bool:
+    """Whether it is one of the floats that weights have here."""
+    return array.dtype in NAMES
+
+
+def as_float32(array: Array) -> Array:
+    """The same numbers in float32. Every float of 16 bits is one exactly."""
+    if array.dtype == BFLOAT16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def dtype_name(array: Array) -> str:
+    return NAMES.get(array.dtype, array.dtype.name)
+
 
 MAX_HEADER_BYTES = 100_000_000
 DTYPES: dict[str, np.dtype[Any]] = {

@@ -6,7 +6,8 @@ temperature, top_k, top_p, min_p and typical_p apply, each to the result of the 
 one uniform number per (seed, position) picks the token by inverse CDF.
 
 What is wanted of each row is a record of `wishes`, and one call fulfils those of a step: natively, or by
-`plain_sampling`, which has the rules in short. The bits of a row's result depend only on that row.
+`plain_sampling`, which has the rules in short. The bits of a row's result depend only on that row. The log-probs of a
+prompt are the model's too, before any rule changes them, as vLLM's are by default.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from typing import TypeAlias
 
 import numpy as np
 
+from handlers.base.sequence import Sequence
 from handlers.lmi_dist import plain_sampling
-from handlers.lmi_dist.guide import fill_masks
+from handlers.lmi_dist.guides import fill_masks
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
 from handlers.lmi_dist.native.library import NotAvailable, load
 from handlers.lmi_dist.native.sampling import NativeSampler
 from handlers.lmi_dist.post_processors import PostProcessors
+from handlers.lmi_dist.runner import Chunk
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import ALL_BANNED, CHOSEN, WISH, Answers, Choose, Floats, Records, Sampling, new_wishes
-from lmi.executor import SamplingConfig, TokenLogProb
+from lmi.executor import PromptLogProb, SamplingConfig, TokenLogProb
 
 MIN_TEMPERATURE = 1e-5
+MAX_TOP_LOG_PROBS = 20
 
 
 # A token, its log-prob if the request wants any, and the alternatives if it wants them: what `Sequence.append` takes.
@@ -165,3 +169,37 @@ def _tops(states: list[SamplerState], best: Records) -> list[list[TokenLogProb] 
         [TokenLogProb(one, value) for one, value, _ in islice(left, state.num_top)] if state.num_top else None
         for state in states
     ]
+
+
+def prompt_log_probs(choose: Choose, logits: Floats, token_ids: list[int], num_top: int) -> list[PromptLogProb] | None:
+    """Log-probs of prompt tokens, each from the row of `logits` (num_tokens, vocab) of the position before it.
+
+    Returns None if one of them is not a number.
+    """
+    if not token_ids:
+        return []
+    num_top = min(num_top, logits.shape[1])
+    columns = {"row": np.arange(len(token_ids)), "token_id": token_ids, "num_top": num_top, "wants_log_prob": 1}
+    choices, best = choose(Sampling(logits, new_wishes(len(token_ids), **columns)))
+    if (choices["status"] != CHOSEN).any():
+        return None
+    tops = iter(best.tolist())
+    return [
+        PromptLogProb(log_prob, [TokenLogProb(one, value) for one, value, _ in islice(tops, num_top)])
+        for log_prob in choices["log_prob"].tolist()
+    ]
+
+
+def note_prompt(choose: Choose, sequence: Sequence, chunk: Chunk, logits: Floats) -> bool:
+    """Keep the log-probs of the prompt tokens that follow each position of the chunk.
+
+    `logits` is (chunk length, vocab). Returns False if they are not numbers.
+    """
+    next_ids = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt_tokens)]
+    num_top = sequence.request.output_config.num_prompt_log_probs or 0
+    log_probs = prompt_log_probs(choose, logits, next_ids, num_top)
+    if log_probs is None:
+        return False
+    known = sequence.prompt_log_probs or [PromptLogProb(None)]  # nothing comes before the first token
+    sequence.prompt_log_probs = known[: chunk.start + 1] + log_probs
+    return True

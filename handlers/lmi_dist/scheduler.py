@@ -26,12 +26,12 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TypeAlias
 
+from handlers.lmi_dist.idle_blocks import retentions
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.ngram import Drafter, num_worth
 from handlers.lmi_dist.pace import Pace
-from handlers.lmi_dist.plan import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.prefix_tree import Match, Root
-from handlers.lmi_dist.retention import retentions
+from handlers.lmi_dist.runner import Chunk, Plan, num_tokens_of
 from handlers.lmi_dist.sequence import BeamRows, EmbeddedSequence, Fork
 
 MayRun: TypeAlias = Callable[[EmbeddedSequence, SequenceOf[EmbeddedSequence]], bool]

@@ -20,7 +20,7 @@ from handlers.lmi_dist.kv_cache import KvCache
 from lmi.executor import ErrorKind
 
 if TYPE_CHECKING:
-    from handlers.lmi_dist.guide import Guide
+    from handlers.lmi_dist.guides import Guide
     from handlers.lmi_dist.ngram import Drafter
     from handlers.lmi_dist.sampler import SamplerState
 

@@ -7,14 +7,45 @@ much of a step between the calls of torch, so norms and rotations take few of th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.linear import ACTIVATIONS, Weight
-from handlers.lmi_dist.model import Step
 from handlers.lmi_dist.operations import Adapter, Attend, Cap, Embed, Gather, Linear, LowRank, Norm, Program, Shrink
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """The rows of one adapter."""
+
+    adapter: int
+    rows: Tensor  # (num_rows,)
+    wanted: Tensor  # (num_wanted,): places among the wanted rows
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rows of one step are the tokens of all its chunks."""
+
+    token_ids: Tensor  # (rows,)
+    positions: Tensor  # (rows,)
+    wanted: Tensor  # (num_wanted,): rows whose logits are asked for
+    attention: Attention
+    adapted: tuple[AdaptedRows, ...] = ()
+
+
+class Model(Protocol):
+    """A decoder on its device, with its weights."""
+
+    def __call__(self, step: Step) -> Tensor:
+        """Logits of the wanted rows, float32 (num_wanted, vocab_size)."""
+
+    def output(self, name: str) -> Tensor | None:
+        """The wanted rows of a declared output in the last step, (num_wanted, …); None if there are no such rows."""
 
 
 class TorchModel:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from handlers.base.pickled import pickled_files, refusal
-from handlers.lmi_dist.arrays import Array
 from handlers.lmi_dist.facts import ModelFacts, existing_file, read_json
 from handlers.lmi_dist.model_types import check_extra
-from handlers.lmi_dist.safetensors import SafetensorsFile
+from handlers.lmi_dist.safetensors import Array, SafetensorsFile
 from lmi.errors import ModelUnusable, cause_line
 from lmi.executor import Progress
 
@@ -101,7 +100,7 @@ def _pickled(folder: Path, allow_pickle: bool) -> dict[Path, Mapping[str, Array]
     if not allow_pickle:
         raise refusal(files[0])
     check_extra(files[0], "torch reads pickled weights")
-    from handlers.lmi_dist.torch_arrays import load_pickled
+    from handlers.lmi_dist.placement import load_pickled
 
     tables: dict[Path, Mapping[str, Array]] = {}
     for file in files:

@@ -28,8 +28,11 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaF
 from transformers.utils import logging as transformers_logging  # noqa: E402
 
 from handlers.lmi_dist.loading import load_runner  # noqa: E402
-from handlers.lmi_dist.plan import Chunk, Plan  # noqa: E402
-from handlers.lmi_dist.runner import Runner  # noqa: E402
+from handlers.lmi_dist.runner import (  # noqa: E402
+    Chunk,
+    Plan,
+    Runner,  # noqa: E402
+)
 from lmi.settings.config import EngineConfig  # noqa: E402
 
 CONTEXT, MAX_LENGTH, VOCABULARY = 128, 1024, 1000

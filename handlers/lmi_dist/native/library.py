@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from handlers.lmi_dist.arrays import BFLOAT16, Array, dtype_name, is_float
 from handlers.lmi_dist.native import variants
 from handlers.lmi_dist.operations import (
     Adapter,
@@ -34,7 +33,8 @@ from handlers.lmi_dist.operations import (
     Program,
     Shrink,
 )
-from handlers.lmi_dist.plan import Chunk
+from handlers.lmi_dist.runner import Chunk
+from handlers.lmi_dist.safetensors import BFLOAT16, Array, dtype_name, is_float
 from lmi.shared import linux
 
 TOKENS_PER_BLOCK = 64

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from handlers.base.beams import Candidate
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.sampler import best_choose
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from handlers.lmi_dist.wishes import Sampling, new_wishes

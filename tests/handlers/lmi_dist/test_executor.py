@@ -19,7 +19,7 @@ from torch import Tensor
 
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.loading import Limits, choose_limits
-from handlers.lmi_dist.plan import Plan
+from handlers.lmi_dist.runner import Plan
 from lmi.errors import InvalidParameter, Overloaded
 from lmi.executor import (
     ErrorKind,

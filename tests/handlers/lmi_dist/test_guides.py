@@ -24,8 +24,7 @@ import transformers
 from handlers.base.guide_compiler import Compiled
 from handlers.base.guide_vocabulary import Vocabulary, read_config
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.guide import Guide, fill_masks
-from handlers.lmi_dist.guides import Kept, are_compact, equip
+from handlers.lmi_dist.guides import Guide, Kept, are_compact, equip, fill_masks
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from lmi.errors import BadConfiguration, InvalidRequest, Unsupported
 from lmi.executor import (

@@ -16,7 +16,7 @@ from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.lora import NotUsable, PeftConfig, read_adapter, read_config
 from handlers.lmi_dist.lora_limits import LoraLimits
 from handlers.lmi_dist.lora_sites import sites_of
-from handlers.lmi_dist.torch_arrays import to_tensor
+from handlers.lmi_dist.placement import to_tensor
 from handlers.lmi_dist.weights import own_tensors
 from lmi.errors import BadConfiguration, SecurityRefused
 from tests.handlers.lmi_dist import peft_adapters

@@ -11,7 +11,7 @@ from handlers.lmi_dist.attention import Attention
 from handlers.lmi_dist.facts import read_facts
 from handlers.lmi_dist.model_runner import ModelRunner
 from handlers.lmi_dist.placement import choose_dtype
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Chunk, Plan
 from lmi.errors import BadConfiguration
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import Player, forward, load_runner, play_alone, play_together, random_players

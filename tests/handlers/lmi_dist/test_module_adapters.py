@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from handlers.lmi_dist.attention import Attention
-from handlers.lmi_dist.linear import DenseWeight
-from handlers.lmi_dist.model import AdaptedRows, Step
-from handlers.lmi_dist.module_adapters import ModuleAdapters
+from handlers.lmi_dist.hf_fallback import ModuleAdapters
+from handlers.lmi_dist.linear import DenseWeight, PackedLinear
 from handlers.lmi_dist.operations import LowRank
-from handlers.lmi_dist.packed_linear import PackedLinear
+from handlers.lmi_dist.torch_model import AdaptedRows, Step
 
 
 def new_linear() -> PackedLinear:

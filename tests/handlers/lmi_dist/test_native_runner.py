@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from handlers.lmi_dist.native_runner import NativeRunner
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Chunk, Plan
 from lmi.errors import SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_native, table_of
@@ -171,7 +171,7 @@ def test_a_step_for_which_memory_runs_out_fails_and_the_next_one_runs() -> None:
     """In a process of its own, whose memory is limited after its first step."""
     code = (
         "import resource, sys\n"
-        "from handlers.lmi_dist.plan import Chunk, Plan\n"
+        "from handlers.lmi_dist.runner import Chunk, Plan\n"
         "from tests.handlers.lmi_dist.play import forward, load_native, table_of\n"
         "runner, ids, table = load_native(sys.argv[1], max_length=1000), list(range(3, 303)) * 3, table_of(0, 1000)\n"
         "small, large = (Plan([], [Chunk(0, 0, ids[:size], size, table)]) for size in (20, 900))\n"

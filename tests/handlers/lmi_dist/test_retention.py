@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from handlers.lmi_dist import Executor
-from handlers.lmi_dist.idle_blocks import MAX_STALE, IdleBlocks
+from handlers.lmi_dist.idle_blocks import MAX_STALE, IdleBlocks, Retention, retentions
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.prefix_tree import Root
-from handlers.lmi_dist.retention import Retention, retentions
 from lmi.errors import Unsupported
 from lmi.executor import (
     DEFAULT_RETENTION_PRIORITY,

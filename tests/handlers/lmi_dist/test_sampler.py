@@ -22,9 +22,8 @@ from transformers import (
 
 from handlers.base.randomness import uniform
 from handlers.lmi_dist import plain_sampling
-from handlers.lmi_dist.log_probs import prompt_log_probs
 from handlers.lmi_dist.logits_rules import LogitsRules, RuledRow, add_rules, new_rules
-from handlers.lmi_dist.sampler import Sampler, filters_of
+from handlers.lmi_dist.sampler import Sampler, filters_of, prompt_log_probs
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from handlers.lmi_dist.wishes import Answers, Floats, Sampling, new_wishes
 from lmi.executor import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from handlers.lmi_dist.plan import Chunk, Plan
+from handlers.lmi_dist.runner import Chunk, Plan
 from lmi.errors import ModelUnusable, SecurityRefused
 from lmi.settings.config import EngineConfig
 from tests.handlers.lmi_dist.play import forward, load_runner
