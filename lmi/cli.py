@@ -24,7 +24,8 @@ from lmi import __version__
 from lmi.errors import StartError
 from lmi.settings.handler import announced
 from lmi.settings.kinds import BOOLEAN, MODELS
-from lmi.settings.options import OPTIONS, Option, known_keys
+from lmi.settings.option import Option
+from lmi.settings.options import OPTIONS, known_keys
 from lmi.settings.reference import elsewhere
 from lmi.settings.report import Resolved, Setting
 from lmi.settings.resolve import resolve_folder

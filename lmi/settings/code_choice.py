@@ -7,7 +7,7 @@ from pathlib import Path
 from lmi.errors import ModelUnusable
 from lmi.settings import user_code
 from lmi.settings.config import UserCodeConfig
-from lmi.settings.kinds import ENTRY_POINT, FORMATTER_WORDS
+from lmi.settings.kinds import BUILT_IN, ENTRY_POINT, FORMATTER_WORDS, is_built_in
 from lmi.settings.model_folder import user_code_folders
 from lmi.settings.reference import NEURON
 from lmi.settings.sources import Problems
@@ -47,9 +47,9 @@ def choose_code(values: Values, folder: Path | None, cwd: Path, problems: Proble
 def _find_file(values: Values, folder: Path | None, cwd: Path, problems: Problems) -> Path | None:
     """Return the file that the entry point names, or a model.py; None if neither exists."""
     entry: str = values.given(ENTRY_KEY, "model.py")
-    name = "model.py" if _is_built_in(entry) else entry
-    if _is_built_in(entry):
-        _check_built_in(values, entry.removeprefix(user_code.BUILT_IN), problems)
+    name = "model.py" if is_built_in(entry) else entry
+    if is_built_in(entry):
+        _check_built_in(values, entry.removeprefix(BUILT_IN), problems)
     places = user_code_folders(values.given("option.model_id"), folder, cwd)
     path = next((place / name for place in places if (place / name).is_file()), None)
     if path is None and _is_own_file(values):
@@ -57,13 +57,9 @@ def _find_file(values: Values, folder: Path | None, cwd: Path, problems: Problem
     return path
 
 
-def _is_built_in(entry: str) -> bool:
-    return entry.startswith(user_code.BUILT_IN)
-
-
 def _is_own_file(values: Values) -> bool:
     """Return whether the entry point names a file, which then must exist and hold something to run."""
-    return ENTRY_KEY in values and not _is_built_in(values.given(ENTRY_KEY))
+    return ENTRY_KEY in values and not is_built_in(values.given(ENTRY_KEY))
 
 
 def _check_built_in(values: Values, name: str, problems: Problems) -> None:
@@ -81,11 +77,11 @@ def _choose_handler(values: Values, path: Path, names: frozenset[str], problems:
     Returns None if the file does not have it, or if an entry point of the reference answers in its place.
     """
     entry: str = values.given(ENTRY_KEY, "")
-    is_hidden = _is_built_in(entry) and not user_code.TRIES_HANDLER.fullmatch(entry)
+    is_hidden = is_built_in(entry) and not user_code.TRIES_HANDLER.fullmatch(entry)
     handler: str = values.given(HANDLER_KEY, user_code.HANDLER)
     if handler in names and not is_hidden:
         return handler
-    if HANDLER_KEY in values and not _is_built_in(entry):
+    if HANDLER_KEY in values and not is_built_in(entry):
         values.refuse(HANDLER_KEY, f"a function of {path}", problems)
     return None
 

@@ -8,52 +8,42 @@ default of its field, unless the engine's `Handler` has a different one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 
+from lmi.settings.engine_config import EngineConfig
+from lmi.settings.kinds import (
+    BOOLEAN,
+    FORMATTER,
+    FORMATTER_WORDS,
+    FUNCTION,
+    MODELS,
+    NAME,
+    NAMES,
+    REASONING_FORM,
+    SERVED_NAMES,
+    STREAMING,
+    TEXT,
+    TOOL_CALL_FORM,
+    choice,
+    integer,
+)
+from lmi.settings.option import ROW, SCRIPTS, TEMPLATES, Option, option
+from lmi.settings.server_config import ServerConfig
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Settings of the front ends and the supervisor."""
-
-    host: str = "0.0.0.0"
-    port: int = 8080
-    frontend_workers: int = 1
-    job_queue_size: int = 1000  # waiting sequences
-    max_request_sequences: int = 512  # prompts times n or best_of
-    max_request_size: int = 64 << 20  # bytes of a body
-    max_body_memory: int = 256 << 20  # bytes of all bodies in a front end
-    predict_timeout_s: float | None = None  # a whole request
-    drain_timeout_s: float = 25.0
-    stall_timeout_s: float = 30.0  # a client that does not read
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    allow_multi_status: bool = False
-    ascii_streams: bool = False  # records of a stream have only ASCII
-    buffer_streams: bool = False  # a stream is sent whole, with its length
-    max_payload_mb: int = 6  # of a batch transform's requests, 0 without a limit
-    max_concurrent_transforms: int | None = None  # None: as many as the engines run
-    batch_strategy: str = "SINGLE_RECORD"
-    enable_sessions: bool = True
-    sessions_expiration_s: float = 1200.0  # after a session was opened
-    sessions_path: str | None = None  # None: in the runtime folder
-    max_sessions: int = 20_000  # open at once
-    management: bool = True  # the routes that change models and adapters
-    max_adapters: int = 128  # registered ones of a model
-    adapter_roots: tuple[str, ...] = ()  # folders below which registered adapters may lie
-    model_flags: dict[str, str] = field(default_factory=dict)  # of the command line, by key, for each of several models
-    log_level: str = "INFO"
-    log_format: str = "auto"  # auto (text on a terminal, else json), text, json
-    gateway_port: int | None = None  # AWS's SageMaker API on loopback; None: no gateway
-    safe_port_range: tuple[int, int] | None = None  # first and last port for every listener but the server's own
-    multi_model: bool = False
-    max_models: int = 64
-    model_store: str = "/opt/ml/models"
-    reserved_memory_mb: int = 500
-    secure_mode: bool = False
-    security_controls: tuple[str, ...] = ()
-    untrusted_channels: tuple[str, ...] = ()
-    download_dir: str = ""  # an absolute path, once it is resolved
+__all__ = (
+    "Config",
+    "EngineConfig",
+    "ModelConfig",
+    "RequirementsConfig",
+    "SamplingDefaults",
+    "SamplingValues",
+    "ServerConfig",
+    "UserCodeConfig",
+    "dump",
+    "load",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,66 +72,98 @@ class ModelConfig:
     """The model as clients see it. `path` is a local folder."""
 
     path: str
-    name: str
-    revision: str | None = None  # of a model from a hub
-    aliases: tuple[str, ...] = ()  # further names that requests may use
     adapters: dict[str, str] = field(default_factory=dict)  # the folders of the LoRA adapters beside it, by name
     version: str = "1"
-    output_formatter: str | None = None  # json, jsonlines, sse; None: by the request
-    tgi_compat: bool = False
     dynamic_batch: bool = False  # option.rolling_batch=disable
-    enable_streaming: bool = False  # of the dynamic-batch schema
     sampling_defaults: SamplingDefaults | None = None  # the engine's; None: greedy unless do_sample, without limits
-    chat_template: str | None = None
-    prefix_cache_scope: str = "server"  # or request: no two requests share cached keys and values
-    tool_call_parser: str | None = None  # hermes, json; text: calls stay text; None: a chat with free calls is refused
-    reasoning_parser: str | None = None  # think
+
+    required_memory_mb: int | None = option(
+        "required_memory_mb",
+        None,
+        integer(0),
+        "MB of memory that one of several models needs; nothing: estimated from its files",
+    )
+    model_id: ClassVar = Option(
+        "option.model_id",
+        None,
+        TEXT,
+        "folder of the model, or demo; nothing: the folder of serving.properties itself",
+        aliases=("option.model",),
+        env=("HF_MODEL_ID",),
+        is_path=True,
+    )
+    revision: str | None = option(
+        "option.revision",
+        None,
+        TEXT,
+        "branch, tag or commit of a model from a hub; nothing: main",
+        env=("HF_REVISION",),
+        is_for_engine=True,
+    )
+    name: str = field(
+        metadata={ROW: Option("option.model_name", "", NAME, "name in URLs and answers; nothing: the folder's name")}
+    )
+    aliases: tuple[str, ...] = option("option.model_alias", (), NAMES, "further names of the model in URLs")
+    served_model_name: ClassVar = Option(
+        "option.served_model_name",
+        None,
+        SERVED_NAMES,
+        "the model's name, then further ones; nothing: option.model_name",
+    )
+    load_models: ClassVar = Option(
+        "load_models",
+        None,
+        MODELS,
+        "the folder to serve and the model's name, as NAME=PATH",
+        more_flags=("-m", "--models"),
+    )
+    output_formatter: str | None = option(
+        "option.output_formatter",
+        None,
+        FORMATTER,
+        "form of answers, or a function for it",
+        refused_by=SCRIPTS,
+        harmless=FORMATTER_WORDS.__contains__,
+    )
+    input_formatter: ClassVar = Option(
+        "option.input_formatter",
+        None,
+        FUNCTION,
+        "function of model.py that reads requests",
+        refused_by=SCRIPTS,
+    )
+    tgi_compat: bool = option("option.tgi_compat", False, BOOLEAN, "answers in the shape of TGI")
+    enable_streaming: bool = option(
+        "option.enable_streaming",
+        False,
+        STREAMING,
+        "answers of option.rolling_batch=disable as they come, as jsonlines",
+    )
+    chat_template: str | None = option(
+        "option.chat_template",
+        None,
+        TEXT,
+        "chat template: a file, or the text itself",
+        is_path=True,
+        refused_by=TEMPLATES,
+    )
+    tool_call_parser: str | None = option(
+        "option.tool_call_parser", None, TOOL_CALL_FORM, "form of a model's tool calls: hermes, json"
+    )
+    reasoning_parser: str | None = option(
+        "option.reasoning_parser", None, REASONING_FORM, "marks around a model's thoughts: think"
+    )
+    prefix_cache_scope: str = option(
+        "option.prefix_cache_scope",
+        "server",
+        choice("server", "request"),
+        "whose prompts share cached keys and values: all of the server, or only those of one request",
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that a request may have for this model. `model` is always one of them."""
         return tuple(dict.fromkeys((self.name, "model", *self.aliases)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Settings of the engine replicas. None means that the engine chooses."""
-
-    handler: str = "auto"  # the name of a Handler, once it is resolved
-    num_engines: int = 1
-    ports: tuple[int, ...] = ()  # TCP ports of all replicas in turn, by Handler.port_variables; (): any free ones
-    device_ids: tuple[str, ...] = ()  # GPUs of all replicas in turn, as CUDA_VISIBLE_DEVICES names them; () on a CPU
-    dtype: str = "auto"  # auto, fp32, bf16, fp16
-    quantize: str | None = None  # a method, such as int8
-    device: str = "auto"  # auto, cpu, cuda
-    max_num_sequences: int | None = None  # option.max_rolling_batch_size
-    max_prefill_tokens: int | None = None  # option.max_rolling_batch_prefill_tokens, prompt tokens a step
-    max_kv_cache_tokens: int | None = None
-    max_sequence_length: int | None = None  # option.max_model_len
-    max_queue_size: int | None = None  # requests an Executor holds before Overloaded; None: the front end bounds it
-    enable_prefix_caching: bool | None = None
-    max_beam_width: int = 8
-    request_stats_max_iterations: int = 0
-    additional_outputs: tuple[str, ...] = ()  # NAME or NAME:context
-    logits_post_processors: str | None = None  # a Python file in the model's folder
-    max_step_ms: float | None = None  # with decodes in it, a step takes prompt tokens only up to about this time
-    speculative: str | None = None  # ngram
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    tensor_parallel_degree: int = 1
-    pipeline_parallel_degree: int = 1
-    num_threads: int | None = None
-    bind_cores: bool = True
-    step_timeout_s: float = 60.0
-    first_step_timeout_s: float = 300.0
-    model_loading_timeout_s: float = 1200.0
-    retry_threshold: int = 3
-    retry_window_s: float = 600.0
-    required_memory_mb: int | None = None  # of all replicas together; None: an estimate from the model's files
-    strict: bool = False  # an unknown option stops the start
-    environ: dict[str, str] = field(default_factory=dict)  # option.env, of engines and of the model's own code
-    options: dict[str, str] = field(default_factory=dict)  # every other option.*, for engines that know more
-    option_sources: dict[str, str] = field(default_factory=dict, compare=False)  # where each option.* was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ class Handler:
     is_one_device: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)  # option -> value
     sampling_defaults: SamplingDefaults | None = None  # that the LMI APIs document for it
-    uses: frozenset[str] = frozenset()  # those of reference.OF_SOME_ENGINES that have an effect on it
+    uses: frozenset[str] = frozenset()  # those with `otherwise` in their Option that have an effect on it
     unused: Mapping[str, str] = field(default_factory=dict)  # option of other engines -> what to do instead, or nothing
     means: Mapping[str, str] = field(default_factory=dict)
     """Options that set something of another name: an option of the table, or one of the engine's own arguments."""

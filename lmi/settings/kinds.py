@@ -33,6 +33,7 @@ class Kind:
 
     allowed: str
     parse: Callable[[str], Any]
+    unset: str = ""  # the text that means None
 
 
 def integer(low: int, high: int = LARGEST) -> Kind:
@@ -213,14 +214,14 @@ GATEWAY = Kind(f"a port 1..65535, true (port {GATEWAY_PORT}) or false", _gateway
 BOOLEAN = Kind("true or false", _boolean)
 SECONDS = Kind("seconds, more than 0", _seconds)
 MILLISECONDS = Kind("milliseconds, more than 0", _seconds)
-SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none)
+SECONDS_OR_NONE = Kind("seconds, more than 0, or none", _seconds_or_none, unset="none")
 SIZE = Kind("bytes, more than 0, as in 67108864, 64k, 64m or 1g", _size)
 MEGABYTES = Kind("a whole number of megabytes; 0: 1 GiB", _megabytes)
 TEXTS = Kind("texts with , between", _texts)
 LENGTH = Kind("a whole number of at least 1, as in 4096, 32k (32000) or 32K (32768), or auto", _length)
 DEGREE = Kind("a whole number 1..1024, or max", _degree)
 PORT_RANGE = Kind("FIRST-LAST, two ports", _port_range)
-DEVICES = Kind("* or GPU numbers with ; between", _devices)
+DEVICES = Kind("* or GPU numbers with ; between", _devices, unset="*")
 ABSOLUTE_PATH = matching("an absolute path", r"/[^\0]*")
 STREAMING = Kind("true, false", _streaming)
 ADDRESS = Kind("http://HOST:PORT", _address)
@@ -238,12 +239,28 @@ SERVED_NAMES = Kind(f"names with , or blanks between, each {SERVED_NAME.allowed}
 VARIABLES = Kind("NAME=VALUE, several with , between", _variables)
 MODELS = Kind("NAME=PATH, NAME:VERSION:ENGINE:DEVICE=PATH, a path, ALL or NONE", _models)
 FUNCTION = matching("the name of a function in the model's own model.py", r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+BUILT_IN = "djl_python."  # the prefix of the reference's entry points
 ENTRY_POINT = matching(
     "a Python file in the model's folder, or djl_python.…", r"djl_python\.[A-Za-z0-9_.-]+|[^\0]+\.py"
 )
+
+
+def is_built_in(entry: str) -> bool:
+    """Return whether an entry point is one of the reference's own."""
+    return entry.startswith(BUILT_IN)
+
+
 ENGINE = Kind(
     "Python or MPI; what runs the model is option.rolling_batch (auto, vllm, trtllm, lmi-dist)",
     choice("Python", "MPI", python="Python", mpi="MPI").parse,
+)
+BATCH_STRATEGY = choice(
+    "SINGLE_RECORD",
+    "MULTI_RECORD",
+    single_record="SINGLE_RECORD",
+    singlerecord="SINGLE_RECORD",
+    multi_record="MULTI_RECORD",
+    multirecord="MULTI_RECORD",
 )
 LOG_LEVEL = choice(
     "DEBUG",

@@ -27,9 +27,9 @@ def need_bytes(config: Config) -> int:
     It is `required_memory_mb`, or else an estimate. Where the weights and the cache lie on GPUs, only the processes
     count.
     """
+    if config.model.required_memory_mb is not None:
+        return config.model.required_memory_mb * MB
     engine = config.engine
-    if engine.required_memory_mb is not None:
-        return engine.required_memory_mb * MB
     if engine.device_ids:
         return engine.num_engines * PROCESS_BYTES
     facts = _facts(Path(config.model.path))

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from lmi.settings.engine_choice import ChosenEngine
 from lmi.settings.handler import USER_CODE, Handler
 from lmi.settings.kinds import LENGTH
-from lmi.settings.options import find
-from lmi.settings.reference import ENGINE_KEYS, INSTEAD, OF_SOME_ENGINES, REASONS, USUAL, WITHOUT_EFFECT, elsewhere
+from lmi.settings.options import OPTIONS, find
+from lmi.settings.reference import ENGINE_KEYS, INSTEAD, REASONS, USUAL, WITHOUT_EFFECT, elsewhere
 from lmi.settings.sources import Given, Problems, closest
-from lmi.settings.values import Values, default
+from lmi.settings.values import Values
 
 
 def other_options(values: Values, engine: ChosenEngine, problems: Problems) -> dict[str, str]:
@@ -31,11 +31,12 @@ def warn_of_some_engines(
     values: Values, engine: ChosenEngine, handlers: Mapping[str, Handler], problems: Problems
 ) -> None:
     """Warn of each option of the table that has no effect on this engine."""
-    for key, instead in OF_SOME_ENGINES.items():
-        if values.given(key, default(key)) == default(key) or key in engine.handler.uses:
-            continue
-        users = " or ".join(name for name, handler in handlers.items() if key in handler.uses)
-        problems.warnings.append(f"{values.how_given(key).place}: has an effect on {users} alone, {instead}")
+    for option in OPTIONS:
+        key, is_given = option.key, values.given(option.key, option.default) != option.default
+        if option.otherwise and is_given and key not in engine.handler.uses:
+            users = " or ".join(name for name, handler in handlers.items() if key in handler.uses)
+            said = f"has an effect on {users} alone, {option.otherwise}"
+            problems.warnings.append(f"{values.how_given(key).place}: {said}")
 
 
 def _rows_for_engine(values: Values, known: frozenset[str]) -> dict[str, str]:

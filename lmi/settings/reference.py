@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lmi.settings.kinds import MEGABYTES, WORDS, Kind, integer
+from lmi.settings.kinds import WORDS
 
 # The key of each option without a row, by its environment name. TRANSLATED converts values of another form.
 OTHER_ENV = {
@@ -22,11 +22,6 @@ OTHER_ENV = {
 }
 TRANSLATED: dict[str, Callable[[str], str]] = {
     "ENABLE_CUDA_GRAPHS": lambda text: str(not WORDS.get(text.lower(), True)).lower(),
-}
-# The kind of a variable's value where it differs from that of the option which it sets.
-OWN_KINDS: dict[tuple[str, str], Kind] = {
-    ("SAGEMAKER_BIND_TO_PORT", "port"): integer(1, 65535),
-    ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "max_request_size"): MEGABYTES,
 }
 
 # Keys of the reference that have no effect here, because processes, memory and batches are arranged differently.
@@ -67,13 +62,6 @@ ELSEWHERE = {
 }
 USUAL = frozenset({("option.adapters", "adapters")})  # keys and values that say what is so without them
 GENERATION_TASKS = ("auto", "text-generation", "text2text-generation", "conversational", "generate")
-
-# Options of the table that only some engines use, and what happens on the others.
-OF_SOME_ENGINES = {
-    "option.trust_remote_code": "code that comes with a model is never run",
-    "option.max_step_ms": "option.max_rolling_batch_prefill_tokens bounds a step",
-    "option.speculative": "nothing is guessed ahead",
-}
 
 # What to write in place of options that an engine does not use.
 INSTEAD = {

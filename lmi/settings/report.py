@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmi.settings.config import Config
-from lmi.settings.options import OPTIONS
+from lmi.settings.options import OPTIONS, find
 from lmi.settings.values import Values
 from lmi.sources.request import FetchRequest
-
-# The text of an unset option for which a Config has no value.
-UNSET = {
-    "load_on_devices": "*",
-    "predict_timeout": "none",
-    "option.install_requirements": "true",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ def shadows(rows: tuple[Setting, ...]) -> list[str]:
 
 
 def setting(values: Values, key: str) -> Setting:
-    value = _text(values.final(key)) or UNSET.get(key, "")
+    value = written(key, values.final(key))
     picked, (_, reason) = values.picked.get(key), values.chosen.get(key, (None, ""))
     if picked is None:
         return Setting(key, value, reason or "default")
@@ -65,9 +58,11 @@ def setting(values: Values, key: str) -> Setting:
     return Setting(key, "***" if is_secret else value, source, shadowed)
 
 
-def _text(value: Any) -> str:
-    """Return a value in the form that serving.properties has."""
-    if value is None or value in ("", {}):
+def written(key: str, value: Any) -> str:
+    """Return an option's value in the form that serving.properties has."""
+    if value is None:
+        return option.kind.unset if (option := find(key)) else ""
+    if value == {}:
         return ""
     if isinstance(value, bool):
         return str(value).lower()

@@ -29,7 +29,7 @@ def choose_requirements(
     file = next((folder / NAME for folder in (*beside, *folders) if (folder / NAME).is_file()), None)
     if file is None:
         return None
-    if not values.given(SWITCH, True):
+    if not values.final(SWITCH):
         problems.notes.append(f"{file}: not installed, by {values.how_given(SWITCH).said}")
         return None
     if code is None and not values.final(TRUST):

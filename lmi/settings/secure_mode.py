@@ -10,34 +10,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lmi.errors import SecurityRefused
 from lmi.settings.config import ServerConfig
-from lmi.settings.kinds import FORMATTER_WORDS
 from lmi.settings.model_urls import local_path
-from lmi.settings.options import find
+from lmi.settings.option import PICKLES, REMOTE_CODE, SCRIPTS, TEMPLATES
+from lmi.settings.options import OPTIONS, find
 from lmi.settings.requirements import NAME as REQUIREMENTS
 from lmi.settings.sources import FILE
-from lmi.settings.user_code import BUILT_IN
 from lmi.settings.values import Values
 
 SWITCH, CONTROLS_KEY, CHANNELS = "secure_mode", "security_controls", "untrusted_channels"
 PLATFORM_FOLDER = Path("/opt/ml")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# A serving.properties may come with the model, so it cannot choose what is refused or which paths are safe.
-OPERATOR_KEYS = (SWITCH, CONTROLS_KEY, CHANNELS, "download_dir", "model_store", "adapter_roots")
-PATH_OPTIONS = (
-    "option.model_id",
-    "option.speculative_draft_model",
-    "option.chat_template",
-    "option.entryPoint",
-    "option.sessions_path",
-)
-# Options without a row in the table that are safe. Every row is, but option.env: PYTHONPATH and LD_PRELOAD run code.
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+DRAFT_MODEL = "option.speculative_draft_model"  # a path too
+# Options that no field is and that are safe.
 SAFE_OPTIONS = frozenset(
     "option.gpu_memory_utilization option.enforce_eager option.enable_lora option.max_loras option.max_lora_rank "
     "option.max_cpu_loras option.lora_extra_vocab_size option.kv_cache_dtype "
@@ -49,15 +40,10 @@ SAFE_OPTIONS = frozenset(
     "option.free_gpu_memory_fraction option.host_cache_size option.use_cuda_graph".split()
 )
 LOAD_FORMAT, SAFE_LOAD_FORMATS = "option.load_format", ("auto", "safetensors")
-UNSAFE_ROW = "option.env"
-
-
-def _always(value: Any) -> bool:
-    return True
 
 
 def _is_pickle(file: Path) -> bool:
-    return file.suffix.lower() in PICKLES
+    return file.suffix.lower() in PICKLE_SUFFIXES
 
 
 def _has_template(file: Path) -> bool:
@@ -72,28 +58,18 @@ def _has_template(file: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What one control refuses."""
+    """The files that one control refuses. The options are those whose `refused_by` names it."""
 
     beside: frozenset[str] = frozenset()  # names of files in the model's folder itself
     within: Callable[[Path], bool] | None = None  # files at any depth of a folder that is not trusted
-    options: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # option -> whether its value is refused
 
 
 CONTROLS: dict[str, Control] = {
     "DISALLOW_REQUIREMENTS_TXT": Control(beside=frozenset({REQUIREMENTS})),
-    "DISALLOW_CUSTOM_INFERENCE_SCRIPTS": Control(
-        beside=frozenset({"model.py"}),
-        options={
-            "option.entryPoint": lambda text: not text.startswith(BUILT_IN),
-            "option.handler": _always,
-            "option.input_formatter": _always,
-            "option.logits_post_processors": _always,
-            "option.output_formatter": lambda word: word not in FORMATTER_WORDS,
-        },
-    ),
-    "DISALLOW_PICKLE_FILES": Control(within=_is_pickle, options={"option.allow_pickle": bool}),
-    "DISALLOW_TRUST_REMOTE_CODE": Control(options={"option.trust_remote_code": bool}),
-    "DISALLOW_CHAT_TEMPLATE": Control(within=_has_template, options={"option.chat_template": _always}),
+    SCRIPTS: Control(beside=frozenset({"model.py"})),
+    PICKLES: Control(within=_is_pickle),
+    REMOTE_CODE: Control(),
+    TEMPLATES: Control(within=_has_template),
 }
 
 
@@ -174,8 +150,8 @@ def _channels(values: Values) -> list[Path]:
 
 
 def _refused_sources(values: Values) -> Iterator[str]:
-    for key in OPERATOR_KEYS:
-        if key in values and (given := values.how_given(key)).rank[0] == FILE:
+    for key in [option.key for option in OPTIONS if option.is_for_operator and option.key in values]:
+        if (given := values.how_given(key)).rank[0] == FILE:
             yield f"{given.place}: in secure mode only the environment or the command line may give it"
 
 
@@ -184,9 +160,10 @@ def _refused_options(values: Values, names: Collection[str]) -> Iterator[str]:
         if not _is_safe(key, picked.value):
             yield f"{picked.given.place}: secure mode does not allow this option"
     for name in names:
-        for key, is_refused in CONTROLS[name].options.items():
-            if key in values and is_refused(values.given(key)):
-                yield f"{values.how_given(key).said}: refused by {name}"
+        for option in sorted(OPTIONS, key=lambda option: option.key):
+            value = values.given(option.key, option.default)
+            if option.refused_by == name and value != option.default and not option.harmless(value):
+                yield f"{values.how_given(option.key).said}: refused by {name}"
 
 
 def _is_safe(key: str, value: Any) -> bool:
@@ -194,11 +171,11 @@ def _is_safe(key: str, value: Any) -> bool:
         return True
     if key == LOAD_FORMAT:
         return value in SAFE_LOAD_FORMATS
-    return find(key) is not None and key != UNSAFE_ROW
+    return (option := find(key)) is not None and option.is_safe
 
 
 def _refused_paths(values: Values, bases: list[Path], roots: list[Path]) -> Iterator[str]:
-    for key in PATH_OPTIONS:
+    for key in (*[option.key for option in OPTIONS if option.is_path], DRAFT_MODEL):
         if key in values:
             outside = [path for path in _paths(str(values.given(key)), bases) if not _is_below(path, roots)]
             yield from (_leaves(path, values.how_given(key).place) for path in outside[:1])

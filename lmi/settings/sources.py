@@ -18,7 +18,7 @@ from lmi.settings.kinds import TEXT, TooLarge
 from lmi.settings.options import OPTIONS, find, key_of_env, known_keys
 from lmi.settings.other_images import is_of_other_image
 from lmi.settings.properties import Properties
-from lmi.settings.reference import OTHER_ENV, OWN_KINDS, TRANSLATED
+from lmi.settings.reference import OTHER_ENV, TRANSLATED
 
 NEARLY_SAME = (
     0.86  # a ratio of difflib: rolling_back is a slip for rolling_batch, max_new_tokens is not one for max_num_tokens
@@ -164,7 +164,7 @@ def _translated(name: str, environ: Mapping[str, str]) -> str:
 def _parse(given: Given, problems: Problems) -> tuple[Any] | None:
     """Return the value in a tuple, because None is a value too. Returns None for a fault."""
     option = find(given.key)
-    kind = OWN_KINDS.get((given.source, given.key)) or (option.kind if option else TEXT)
+    kind = option.own_kinds.get(given.source, option.kind) if option else TEXT
     try:
         (given.key + given.text).encode()  # raises for a lone surrogate, which also stands for a byte that is not UTF-8
         return (kind.parse(given.text),)

@@ -13,7 +13,6 @@ from pathlib import Path
 from lmi.errors import ModelUnusable
 
 HANDLER = "handle"
-BUILT_IN = "djl_python."  # the prefix of the reference's entry points
 TRIES_HANDLER = re.compile(
     r"djl_python\.lmi_.*|.*async_service"
 )  # entry points that call the handler of a model.py first

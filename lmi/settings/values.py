@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi.settings.config import EngineConfig, ModelConfig, ServerConfig
-from lmi.settings.options import OPTIONS, find
+from lmi.settings.options import OPTIONS, default, find
 from lmi.settings.sources import Given, Picked, Problems, fault, pick
-
-DEFAULTS = {"server": ServerConfig(), "model": ModelConfig(path="", name=""), "engine": EngineConfig()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +71,3 @@ class Values:
 
     def _with(self, key: str, value: Any, reason: str) -> Values:
         return replace(self, chosen={**self.chosen, key: (value, reason)})
-
-
-def default(key: str) -> Any:
-    option = find(key)
-    if option is None or not option.field:
-        return None
-    part, _, name = option.field.partition(".")
-    return getattr(DEFAULTS[part], name)

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lmi.settings.config import UserCodeConfig
-from lmi.settings.user_code import BUILT_IN
+from lmi.settings.kinds import is_built_in
 from lmi.user_code.answer import Attributes, UserAnswers, format_response, takes_responses
 from lmi.user_code.messages import Open
 from lmi.user_code.response import ResponseHead, check_output, read_head, read_pieces, read_results
@@ -70,7 +70,7 @@ class UserCode:
             for _ in read_results(call(self._handle, Input(self._properties))):
                 pass
         except Exception as error:
-            if not self._properties.get("entryPoint", "").startswith(BUILT_IN):
+            if not is_built_in(self._properties.get("entryPoint", "")):
                 raise
             log.error("the first call of %s, without content, failed", self._handler_name, exc_info=error)
 

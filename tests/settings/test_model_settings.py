@@ -58,9 +58,10 @@ def test_the_model_has_the_name_that_it_was_loaded_under_and_the_server_its_own_
 
 def test_its_file_counts_and_the_environment_and_the_command_line_too(store: Path) -> None:
     environ = {"OPTION_MAX_MODEL_LEN": "512", "OPTION_DTYPE": "bf16", "RETRY_WINDOW": "1"}
-    engine = settle(store, "option.dtype=fp32\nrequired_memory_mb=77", environ, {"retry_threshold": "5"}).config.engine
+    config = settle(store, "option.dtype=fp32\nrequired_memory_mb=77", environ, {"retry_threshold": "5"}).config
+    engine = config.engine
     assert (engine.dtype, engine.max_sequence_length, engine.retry_threshold) == ("fp32", 512, 5)
-    assert engine.required_memory_mb == 77
+    assert config.model.required_memory_mb == 77
 
 
 @pytest.mark.parametrize("name", ["HF_MODEL_ID", "OPTION_MODEL_ID", "SERVING_LOAD_MODELS", "OPTION_SERVED_MODEL_NAME"])
