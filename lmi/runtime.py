@@ -32,12 +32,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
 from lmi.errors import StartError
 from lmi.settings.adapters import FOLDER
-from lmi.settings.config import Config, ServerConfig, dump, load
+from lmi.settings.config import Config, ServerConfig
 from lmi.shared.desired_models import ModelFolder
 from lmi.shared.desired_state import Adapter, Folder, Model, State, key
 from lmi.shared.sessions import Sessions
@@ -46,40 +47,68 @@ from lmi.shared.state import Block, EngineRecord
 ENVIRONMENT_NAME = "LMI_RUNTIME_DIR"
 
 
+C = TypeVar("C", Config, ServerConfig)
+
+
 @dataclass(frozen=True, slots=True)
-class ServerRuntime:
-    """The folder of a server."""
+class RuntimeFolder(Generic[C]):
+    """A folder with settings, and with a block of the records of the processes that have these settings."""
 
     path: Path
-    config: ServerConfig
+    config: C
+    kind: ClassVar[type[Any]]
+    settings: ClassVar[str]  # the name of their file
 
     @classmethod
-    def create(cls, config: ServerConfig, path: Path | None = None) -> ServerRuntime:
+    def create(cls, config: C, path: Path | None = None) -> Self:
         """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a full disk."""
         runtime = cls(path or _new_folder(), config)
         try:
-            (runtime.path / "server.json").write_bytes(msgspec.json.encode(config))
-            Block.create(runtime.path / "state", 0, runtime.num_front_end_slots)
+            runtime._fill()
+            Block.create(runtime.path / "state", *runtime.num_records)
         except OSError as error:
             runtime.remove()
             raise _cannot_write(runtime.path, error) from error
         return runtime
 
     @classmethod
-    def from_environ(cls) -> ServerRuntime:
+    def from_environ(cls) -> Self:
         return cls.at(Path(os.environ[ENVIRONMENT_NAME]))
 
     @classmethod
-    def at(cls, path: Path) -> ServerRuntime:
-        return cls(path, msgspec.json.decode((path / "server.json").read_bytes(), type=ServerConfig))
+    def at(cls, path: Path) -> Self:
+        return cls(path, msgspec.json.decode((path / cls.settings).read_bytes(), type=cls.kind))
 
     def attach(self) -> Block:
         """Map the shared block into this process. Raises StartError."""
-        return _attach(self.path / "state", 0, self.num_front_end_slots)
+        state = self.path / "state"
+        try:
+            return Block.attach(state, *self.num_records)
+        except OSError as error:
+            raise StartError(f"{state} cannot be mapped into memory: {error.strerror}") from error
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
 
     @property
-    def num_front_end_slots(self) -> int:
-        return _num_front_end_slots(self.config)
+    def num_records(self) -> tuple[int, int, int]:
+        """The records of engines, front ends and formatters."""
+        raise NotImplementedError
+
+    def _fill(self) -> None:
+        (self.path / self.settings).write_bytes(msgspec.json.encode(self.config))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRuntime(RuntimeFolder[ServerConfig]):
+    """The folder of a server."""
+
+    kind = ServerConfig
+    settings = "server.json"
+
+    @property
+    def num_records(self) -> tuple[int, int, int]:
+        return 0, _num_front_end_slots(self.config), 0
 
     def front_end_failure(self) -> Path:
         return self.path / "front-end-failure"
@@ -126,45 +155,17 @@ class ServerRuntime:
     def has_folder(self, entry: Model) -> bool:
         return (self.path / entry.folder).is_dir()
 
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
 
 @dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(RuntimeFolder[Config]):
     """The folder of one model's processes."""
 
-    path: Path
-    config: Config
+    kind = Config
+    settings = "config.json"
 
-    @classmethod
-    def create(cls, config: Config, path: Path | None = None) -> Runtime:
-        """Fill an empty folder, or a new one. Raises StartError if it cannot be written, as on a full disk."""
-        runtime = cls(path or _new_folder(), config)
-        try:
-            (runtime.path / "config.json").write_bytes(dump(_without_environ(config)))
-            Block.create(runtime.path / "state", *runtime._num_records())
-            runtime._register_adapters()
-        except OSError as error:
-            runtime.remove()
-            raise _cannot_write(runtime.path, error) from error
-        return runtime
-
-    @classmethod
-    def from_environ(cls) -> Runtime:
-        return cls.at(Path(os.environ[ENVIRONMENT_NAME]))
-
-    @classmethod
-    def at(cls, path: Path) -> Runtime:
-        return cls(path, load((path / "config.json").read_bytes()))
-
-    def attach(self) -> Block:
-        """Map the shared block into this process. Raises StartError."""
-        return _attach(self.path / "state", *self._num_records())
-
-    def _num_records(self) -> tuple[int, int, int]:
-        num_front_ends = _num_front_end_slots(self.config.server)
-        return self.config.engine.num_engines, num_front_ends, self.config.num_formatters
+    @property
+    def num_records(self) -> tuple[int, int, int]:
+        return self.config.engine.num_engines, _num_front_end_slots(self.config.server), self.config.num_formatters
 
     def keep_environ(self) -> None:
         """Write option.env for the supervisor, if it is not this process that reads it from the settings."""
@@ -203,26 +204,21 @@ class Runtime:
     def sessions_path(self) -> Path:
         return Path(self.config.server.sessions_path or self.path / "sessions")
 
-    def _register_adapters(self) -> None:
-        """Register the adapters beside the model, which every engine loads before it is ready."""
+    def _fill(self) -> None:
+        """Write the settings without option.env, which only the model's processes need, in their environment.
+
+        The adapters beside the model are registered, so every engine loads them before it is ready.
+        """
+        bare = replace(self.config, engine=replace(self.config.engine, environ={}))
+        (self.path / self.settings).write_bytes(msgspec.json.encode(bare))
         folder = self.adapters()
         for name, path in self.config.model.adapters.items():
             folder.add(Adapter(name=name, path=path, src=f"{FOLDER}/{name}", is_static=True, state=State.READY))
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _num_front_end_slots(config: ServerConfig) -> int:
     """Twice the workers, because those of a master that died finish their streams while the next ones start."""
     return 2 * config.frontend_workers
-
-
-def _attach(state: Path, *num_records: int) -> Block:
-    try:
-        return Block.attach(state, *num_records)
-    except OSError as error:
-        raise StartError(f"{state} cannot be mapped into memory: {error.strerror}") from error
 
 
 def _new_folder() -> Path:
@@ -234,8 +230,3 @@ def _new_folder() -> Path:
 
 def _cannot_write(path: Path, error: OSError) -> StartError:
     return StartError(f"{path} (TMPDIR chooses another place): {error.strerror}")
-
-
-def _without_environ(config: Config) -> Config:
-    """Remove option.env. Its processes have it in their environment, and a front end that reads the file needs none."""
-    return replace(config, engine=replace(config.engine, environ={}))

@@ -399,7 +399,7 @@ async def _serve(
     models = Models(FrontEnd(ServerRuntime(folder, config.server), block, block.frontends[0]))
     registry = AdapterRegistry(engines, Folder(folder / "adapters", Adapter), config.server.max_adapters)
     models.add(Service(config, block, models.front_end, engines, pipeline, user_code, sessions, registry))
-    app = build_app(models, models.running())
+    app = build_app(models)
     server = uvicorn.Server(
         uvicorn.Config(
             app, port=0, lifespan="on", log_config=None, http=GuardedProtocol, ws="none", timeout_graceful_shutdown=1

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
@@ -22,11 +22,10 @@ from lmi.errors import ClientGone, LmiError, Overloaded, Unavailable, UnknownMod
 from lmi.http.exchange import BufferedExchange, Exchange
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
-from lmi.server.models import ModelLoader, Models
+from lmi.server.models import Models
 from lmi.server.routes import adapters, batch, docs, health, invocations, kserve, openai, tgi, user_code
 from lmi.server.routes import models as model_routes
 from lmi.server.service import Service
-from lmi.server.several import SeveralLoader, SeveralModels
 
 Handler = Callable[[Exchange, Service], Awaitable[None]]
 ServerHandler = Callable[[Exchange, Models], Awaitable[None]]
@@ -60,19 +59,17 @@ def create_app() -> ASGIApp:
     """Make the application of this front end. Its slot and settings come from the environment."""
     runtime = ServerRuntime.from_environ()
     block = runtime.attach()
-    front_end = FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])])
-    models = SeveralModels(front_end, runtime) if runtime.config.multi_model else Models(front_end)
-    loader = SeveralLoader(runtime, models) if isinstance(models, SeveralModels) else ModelLoader(runtime, models)
-    loader.load()
-    return build_app(models, loader.running())
+    models = Models(FrontEnd(runtime, block, block.frontends[int(os.environ["LMI_SLOT"])]))
+    models.load()
+    return build_app(models)
 
 
-def build_app(models: Models, running: AbstractAsyncContextManager[None]) -> ASGIApp:
-    """Make the application of these models. `running` is entered when the server starts, and left when it ends."""
+def build_app(models: Models) -> ASGIApp:
+    """Make the application of these models, which run while the server runs."""
 
     @asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
-        async with running:
+        async with models.running():
             yield
 
     by_code = {path: handler for path, _, handler in USER_CODE_ROUTES}

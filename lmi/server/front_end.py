@@ -21,7 +21,7 @@ class FrontEnd:
     """One front end. It has no model until one is added to `models`."""
 
     def __init__(self, runtime: ServerRuntime, block: Block, record: FrontEndRecord) -> None:
-        self.config = runtime.config
+        self.runtime, self.config = runtime, runtime.config
         self.block = block  # with the records of supervisor and front ends
         self.record = record  # of this front end
         self.slot = block.frontends.index(record)

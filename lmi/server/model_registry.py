@@ -27,7 +27,7 @@ from lmi.errors import (
     from_info,
     shorten,
 )
-from lmi.server.several import LOOK_S, SeveralModels, said_of, until
+from lmi.server.models import LOOK_S, Models, said_of, until
 from lmi.settings.config import Config
 from lmi.settings.memory_need import MB, need_bytes
 from lmi.settings.model_settings import resolve_model
@@ -59,7 +59,7 @@ class AlreadyLoading(Exception):
 class ModelRegistry:
     """The models of the server, as one front end changes them. The front ends agree through the folder."""
 
-    def __init__(self, models: SeveralModels) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
         self._runtime, self._folder = models.runtime, models.folder
 

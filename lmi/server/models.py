@@ -1,7 +1,8 @@
 """The models of one front end: which there are, which one a request is for, and their loading.
 
 The folder of desired state says which models there should be. A front end loads those that are there when it starts
-before it takes a connection, and then every model that comes. `several.py` has what is different with several models.
+before it takes a connection, and follows every change. Where clients load models, it reads a model's entry at each
+request for it, so all front ends agree at once on which there are; `model_registry.py` writes those entries.
 """
 
 from __future__ import annotations
@@ -10,47 +11,47 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from lmi.errors import Unavailable
+from lmi.errors import Overloaded, StartError, Unavailable, UnknownModel, shorten, without_paths
 from lmi.http.exchange import Exchange
-from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
+from lmi.server.model_choice import must_name, name_in_body, name_outside_of_body, with_adapter
 from lmi.server.service import Service
 from lmi.server.sessions import kept_clean
 from lmi.server.start_failure import describe, explain
-from lmi.settings.config import Config, ModelConfig
-from lmi.shared.desired_state import Model
-from lmi.shared.state import Phase
+from lmi.settings.config import Config, EngineConfig, ModelConfig
+from lmi.settings.model_urls import local_path
+from lmi.shared.desired_state import Model, State, is_abandoned
+from lmi.shared.state import Block, Phase
 from lmi.supervisor.restarts import LONGEST_DELAY_S
 
 WATCH_S = 0.1
+LOOK_S = 0.02  # between two looks at a model that loads or ends
+CLOSE_S = 40.0  # for requests of a model that is unloaded; the supervisor ends those that are left after 30 s
 UNKNOWN = ModelConfig(path="", name="model")
 
 log = logging.getLogger(__name__)
 
 
 class Models:
-    """The one model of a server, once it is here."""
-
-    is_several = False  # whether models come and go
+    """The models of this front end. One that the server was started for stays, others come and go."""
 
     def __init__(self, front_end: FrontEnd) -> None:
         self.front_end = front_end
+        self.runtime = front_end.runtime
+        self.folder = self.runtime.models()
+        self.keeps_one = not front_end.config.multi_model  # one model, whose failure ends the server
         self.services: dict[str, Service] = {}  # by the model's name
+        self._loads: dict[str, asyncio.Task[Service]] = {}  # that run in this front end, by the model's folder
+        self._closings: set[asyncio.Task[None]] = set()
 
-    def add(self, service: Service) -> None:
-        """Serve a model. Its record of this front end says so to the supervisor."""
-        service.record.claim()
-        self.services[service.config.model.name] = service
-        self.front_end.model_blocks[service.config.model.name] = service.block
-
-    def remove(self, name: str) -> Service:
-        del self.front_end.model_blocks[name]
-        return self.services.pop(name)
+    # Which a request is for.
 
     @property
     def only(self) -> Service | None:
@@ -64,100 +65,261 @@ class Models:
 
     @property
     def config(self) -> Config:
-        """The settings of the model. Raises Unavailable while it is not here."""
-        return self.the_only().config
-
-    async def pick(self, exchange: Exchange) -> Service:
-        """Return the model that a request is for. Raises Unavailable while it is not here."""
-        return self.the_only()
+        """The settings that any model here may have. Raises Unavailable while the one of this server is not here."""
+        if self.keeps_one:
+            return self.the_only().config
+        return Config(server=self.front_end.config, model=UNKNOWN, engine=EngineConfig())
 
     def the_only(self) -> Service:
+        """Return the model of a server that keeps one. Raises Unavailable while it is not here."""
         if self.only is None:
             raise Unavailable(f"the model is loading: {self.front_end.block.supervisor.stage or 'start'}")
         return self.only
 
-    def using(self, service: Service) -> AbstractContextManager[None]:
-        """Count a request for a model while it runs, where models can be unloaded."""
-        return nullcontext()
+    async def pick(self, exchange: Exchange) -> Service:
+        """Return the model that a request is for.
 
-    async def refresh(self) -> None:
-        """Load the models that can be used and are not here yet."""
+        Raises UnknownModel, InvalidRequest if it names none, Unavailable, or Overloaded if the model's queue is full.
+        """
+        if self.keeps_one:
+            return self.the_only()
+        service = await self._usable(await self._name(exchange))
+        if exchange.method == "POST":
+            self._check_room(service)
+        return service
+
+    async def _name(self, exchange: Exchange) -> str:
+        name = name_outside_of_body(exchange)
+        if name is not None:
+            return name
+        entries = self.folder.entries()
+        if len(entries) == 1:
+            return entries[0].name  # its schema knows the names that a body may have for it
+        name = await self._name_inside(exchange)
+        if name is not None:
+            return name
+        loaded = [entry.name for entry in entries if self.status(entry)[0] is State.READY]
+        if len(loaded) != 1:
+            raise must_name(loaded)
+        return loaded[0]
+
+    async def _name_inside(self, exchange: Exchange) -> str | None:
+        """Return the model that a body names, by its own name or that of an adapter."""
+        name = await name_in_body(exchange, self.front_end)
+        if name is None or self.folder.read(name) is not None:
+            return name
+        service = with_adapter(await self.listed(), name)
+        return name if service is None else service.config.model.name
+
+    async def _usable(self, name: str) -> Service:
+        """Return a model that can be used. Its entry is read once more just before the request counts."""
+        entry = self._entry(name)
+        try:
+            service = await self.here(entry) if entry.state is State.READY else None
+        except StartError as error:
+            raise Unavailable(f"the model {name!r} cannot be used: {error}") from None
+        entry = self._entry(name)
+        state, reason = self.status(entry)
+        if service is None or service.folder != entry.folder or state is not State.READY:
+            raise Unavailable(f"the model {name!r} is {state.upper()}{f': {reason}' if reason else ''}")
+        return service
+
+    def _entry(self, name: str) -> Model:
+        entry = self.folder.read(name)
+        if entry is None or is_abandoned(entry):
+            loaded = ", ".join(repr(entry.name) for entry in self.folder.entries()) or "none"
+            raise UnknownModel(f"no model {shorten(name)} is served here, loaded: {loaded}")
+        return entry
+
+    def _check_room(self, service: Service) -> None:
+        """Raise Overloaded if a model has all the requests that it may have, so that no model fills another's queue."""
+        limit = self.front_end.config.job_queue_size + sum(e.max_num_sequences for e in service.block.engines)
+        records = zip(service.block.frontends, self.front_end.block.frontends, strict=True)
+        num_taken = sum(record.num_in_flight for record, front_end in records if record.pid == front_end.pid)
+        if num_taken >= limit:
+            what = f"{num_taken} of {limit} requests for the model {service.config.model.name!r} are in flight already"
+            raise Overloaded(f"{what} (job_queue_size and the running batch)")
+
+    @contextmanager
+    def using(self, service: Service) -> Iterator[None]:
+        """Count a request, for which the supervisor waits when its model is unloaded."""
+        amount = 0 if self.keeps_one else 1
+        service.record.num_in_flight += amount
+        try:
+            yield
+        finally:
+            service.record.num_in_flight -= amount
+
+    def status(self, entry: Model) -> tuple[State, str]:
+        """Return the state that a model is in, and the reason. Its processes may have failed since it was READY."""
+        with suppress(OSError, StartError):
+            record = self.block(entry).supervisor
+            if record.phase == Phase.FAILED:
+                return State.FAILED, said_of(record.reason, entry.url)
+        return entry.state, entry.reason
+
+    def block(self, entry: Model) -> Block:
+        """Return the shared block of a model. Raises OSError or StartError if it is gone."""
+        service = self.services.get(entry.name)
+        if service is not None and service.folder == entry.folder:
+            return service.block
+        return self.runtime.model(entry).attach()
 
     async def listed(self) -> list[Service]:
-        """Return every model, by name. Raises Unavailable while the only one is not here."""
-        return [self.the_only()]
+        """Return every model, by name. Raises Unavailable while the one of a server that keeps one is not here."""
+        if self.keeps_one:
+            return [self.the_only()]
+        await self.refresh()
+        ready = [entry.name for entry in self.folder.entries() if entry.state is State.READY]
+        return [self.services[name] for name in ready if name in self.services]
 
     async def listed_for_engines(self) -> list[Service]:
-        """Return every model for a route that a model of user code does not have. Raises HTTPException for that one."""
-        if (service := self.the_only()).config.is_user_code:
+        """Return every model for a route that the one model does not have if it is user code: HTTPException then."""
+        services = await self.listed()
+        if self.keeps_one and services[0].config.is_user_code:
             raise HTTPException(404)
-        return [service]
+        return services
+
+    # What is here.
+
+    def add(self, service: Service) -> None:
+        """Serve a model. Its record of this front end says so to the supervisor."""
+        service.record.claim()
+        self.services[service.config.model.name] = service
+        self.front_end.model_blocks[service.config.model.name] = service.block
+
+    def load(self) -> None:
+        """Load the models that are ready. Only one that the server was started for keeps a front end from its start.
+
+        Raises what keeps this front end from using that one.
+        """
+        for entry in self.folder.entries():
+            if entry.state is State.READY:
+                try:
+                    self.add(self._read(entry))
+                except (StartError, OSError) as error:
+                    if self.keeps_one:
+                        raise
+                    log.error("model %s cannot be used here: %s", entry.name, error)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the models connected with their processes."""
+        """Keep the models connected with their processes, and follow those that come and go."""
         for service in self.services.values():
             await service.start()
         gc.freeze()  # loaded objects stay; without this each full collection would walk through them
+        watch = asyncio.create_task(self._watch())
         async with kept_clean(self.services):
-            yield
-        for service in list(self.services.values()):
-            await service.close()
-
-
-class ModelLoader:
-    """Brings the models of one front end in line with the folder of desired state."""
-
-    def __init__(self, runtime: ServerRuntime, models: Models) -> None:
-        self._runtime, self._models = runtime, models
-        self._folder = runtime.models()
-
-    def load(self) -> None:
-        """Load every model that is there. Raises StartError for one that a front end cannot use."""
-        for entry in self._missing():
-            self._models.add(load_service(self._runtime, entry, self._models.front_end))
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Keep the models connected, and load those that come."""
-        async with self._models.running():
-            task = asyncio.create_task(self._watch())
             try:
                 yield
             finally:
-                task.cancel()
+                watch.cancel()
+        for service in list(self.services.values()):
+            await service.close()
 
     async def _watch(self) -> None:
         """Follow every change of the folder, also one since `load`. What fails is tried again, each time later."""
         seen, delay_s = None, WATCH_S
         while True:
-            if (version := self._folder.version()) != seen:
-                try:
-                    await self._follow()
+            try:
+                if (version := self.folder.version()) != seen:
+                    if failures := await self.refresh():
+                        raise failures[0]
                     seen, delay_s = version, WATCH_S
-                except Exception as error:
-                    delay_s = min(2 * delay_s, LONGEST_DELAY_S)
-                    self._give_up(error, delay_s)
+            except Exception as error:
+                delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+                self._give_up(error, delay_s)
             await asyncio.sleep(delay_s)
 
     def _give_up(self, error: Exception, delay_s: float) -> None:
         """Log why a model cannot be used here. A server that starts with this model ends, as it does after `load`."""
-        supervisor = self._models.front_end.block.supervisor
-        if supervisor.phase == Phase.LOADING and not self._models.is_several:
-            os._exit(explain(self._runtime, error))
+        if self.keeps_one and self.front_end.block.supervisor.phase == Phase.LOADING:
+            os._exit(explain(self.runtime, error))
         log.error("a model cannot be used here: %s; next try in %g s", describe(error), delay_s)
 
-    async def _follow(self) -> None:
-        for entry in self._missing():
-            service = await asyncio.to_thread(load_service, self._runtime, entry, self._models.front_end)
-            await service.start()
-            self._models.add(service)
+    async def refresh(self) -> list[Exception]:
+        """Load the models that are ready, and let go of those that are gone. Returns why others cannot be used here."""
+        for service in list(self.services.values()):
+            if not self._is_wanted(service):
+                self._let_go(service)
+        failures: list[Exception] = []
+        for entry in self.folder.entries():
+            if entry.state is State.READY:
+                try:
+                    await self.here(entry)
+                except UnknownModel:  # it was unloaded a moment ago
+                    pass
+                except Exception as error:  # `pick` reports it to those who ask for the model
+                    failures.append(error)
+        return failures
+
+    async def here(self, entry: Model) -> Service:
+        """Return a model as this front end serves it, which loads it if it is missing.
+
+        Raises StartError, or UnknownModel if it was unloaded a moment ago.
+        """
+        service = self.services.get(entry.name)
+        if service is not None and service.folder == entry.folder:
+            return service
+        task = self._loads.get(entry.folder)
+        if task is None:
+            task = self._loads[entry.folder] = asyncio.create_task(self._load(entry))
+            task.add_done_callback(lambda task: self._loads.pop(entry.folder, None))
+        return await asyncio.shield(task)
+
+    async def _load(self, entry: Model) -> Service:
+        try:
+            service = await asyncio.to_thread(self._read, entry)
+        except OSError:
+            if self.keeps_one:
+                raise
+            raise UnknownModel(f"the model {entry.name!r} has just been unloaded") from None
+        await service.start()
+        if (older := self.services.get(entry.name)) is not None:
+            self._let_go(older)
+        self.add(service)
         gc.freeze()
+        if not self._is_wanted(service):
+            self._let_go(service)
+        return service
 
-    def _missing(self) -> list[Model]:
-        return [entry for entry in self._folder.entries() if entry.name not in self._models.services]
+    def _read(self, entry: Model) -> Service:
+        """Load a model's tokenizer. Raises StartError, or OSError if the model has just been removed."""
+        return Service.load(self.runtime.model(entry), self.front_end)
+
+    def _is_wanted(self, service: Service) -> bool:
+        entry = self.folder.read(service.config.model.name)
+        is_there = entry is not None and entry.folder == service.folder and entry.state is not State.FAILED
+        return is_there or self.keeps_one
+
+    def _let_go(self, service: Service) -> None:
+        """Take no more requests for a model, and close its connections when the last request has ended."""
+        name = service.config.model.name
+        if self.services.get(name) is service:
+            del self.services[name], self.front_end.model_blocks[name]
+        task = asyncio.create_task(self._close_when_idle(service))
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+    async def _close_when_idle(self, service: Service) -> None:
+        await until(lambda: not service.record.num_in_flight, CLOSE_S)
+        await service.close()
 
 
-def load_service(runtime: ServerRuntime, entry: Model, front_end: FrontEnd) -> Service:
-    """Load a model into this front end. Raises StartError, or OSError if it has just been removed."""
-    return Service.load(runtime.model(entry), front_end)
+async def until(is_so: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until something is so. Returns whether it is."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return True
+
+
+def said_of(reason: str, url: str) -> str:
+    """Return a reason for a client, which knows the model's folder by its url."""
+    try:
+        folder = str(Path(local_path(url)).resolve())
+    except (OSError, ValueError):  # it is no path
+        return reason
+    return without_paths(reason, {folder: url})

@@ -29,6 +29,11 @@ class ModelProcesses:
             self.children.insert(0, stage.child)
 
     @property
+    def ends_server(self) -> bool:
+        """Whether the server was started for this model: it stays, and its failure ends the server."""
+        return not self.config.server.multi_model
+
+    @property
     def is_ready(self) -> bool:
         """Whether the model can give its first answer."""
         formatters = all(record.phase == Phase.READY for record in self.block.formatters)
@@ -44,7 +49,7 @@ class ModelProcesses:
         return any(child.record is not None and child.record.phase == Phase.READY for child in self.children)
 
     def num_requests(self) -> int:
-        """Return how many requests of living front ends use this model, where several are served."""
+        """Return how many requests of living front ends use this model."""
         records = [record for record in self.block.frontends if record.pid and linux.is_alive(record.pid)]
         return sum(record.num_in_flight for record in records)
 

@@ -1,9 +1,10 @@
-"""The models of a server that serves several, from their load to their end.
+"""The models of a server, from their load to their end.
 
 The folder of desired state says which models there should be. At each turn of the supervisor's loop `RunningModels`
 compares it with the models that run, starts the missing ones and ends those that should be gone. It only reads the
 folder, so it waits for nobody. What becomes of a model stands in the record of the model's own block, where front ends
-read it. When the processes of a model have ended, its folder is removed, which shows front ends that it is gone.
+read it. When the processes of a model have ended, its folder is removed, which shows front ends that it is gone. The
+model that a server is started for is one of them, which the supervisor itself adds and which stays.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 
 from lmi.runtime import ENVIRONMENT_NAME, ServerRuntime
@@ -41,14 +43,22 @@ class RunningModels:
     def __iter__(self) -> Iterator[ModelProcesses]:
         return iter([life.processes for life in self._lives.values()])
 
+    def add(self, model: ModelProcesses) -> None:
+        """Run the model that the server was started for, and tell the front ends that it is here."""
+        self._lives[model.runtime.path.name] = ModelLife(model)
+        self._folder.add(model.entry())
+
     def look(self, now: float) -> None:
         """Start the models that should be there, end those that should not, and note which are ready."""
-        entries = self._folder.entries()
+        with suppress(OSError):  # a folder that cannot be read now, as without a descriptor for it, changes nothing
+            self._follow(self._folder.entries(), now)
+
+    def _follow(self, entries: list[Model], now: float) -> None:
         wanted = {entry.folder: entry for entry in entries if entry.state is not State.FAILED}
         for folder in wanted.keys() - self._lives.keys():
             self._start(wanted[folder])
         for folder, life in list(self._lives.items()):
-            life.look(now, is_wanted=folder in wanted)
+            life.look(now, is_wanted=folder in wanted or life.processes.ends_server)
             if life.is_over:
                 life.close()
                 del self._lives[folder]
@@ -92,8 +102,9 @@ class ModelLife:
         self._ended_s: float | None = None  # when its processes were told to end
         self.groups: set[int] = set()  # of those processes
         self._strays: set[int] = set()  # that those processes started, also in sessions of their own
-        model.install_first(requirements(model.config, model.runtime))
-        model.name_children()
+        if not model.ends_server:  # its requirements were a stage of the start
+            model.install_first(requirements(model.config, model.runtime))
+            model.name_children()
         self._enter(Phase.LOADING)
 
     def look(self, now: float, *, is_wanted: bool) -> None:
@@ -105,7 +116,8 @@ class ModelLife:
         elif self._unwanted_s is not None:
             self._end_when_idle(self._unwanted_s, now)
         elif self._phase == Phase.LOADING and self.processes.is_ready:
-            log.info("model %s is ready after %.1f s", self._name, now - self._started_s)
+            if not self.processes.ends_server:
+                log.info("model %s is ready after %.1f s", self._name, now - self._started_s)
             self._enter(Phase.READY)
 
     def fail(self, reason: str, now: float) -> None:

@@ -51,10 +51,12 @@ class Stage:
 
 
 def stages(resolved: Resolved, settle: Settle, runtime: ServerRuntime) -> Iterator[Stage | Config]:
-    """Yield each stage of a start that is needed, then the settings of the model.
+    """Yield each stage of a start that is needed, then the settings of the model, unless clients name the models.
 
     Raises StartError for settings that the fetched files make impossible.
     """
+    if runtime.config.multi_model:
+        return
     if resolved.request is not None:
         yield (fetch := download(resolved.request, resolved.config, runtime))
         resolved = settle(_fetched(fetch))

@@ -73,8 +73,7 @@ class Supervisor:
         self._signals = signals
         self._steps = steps
         self._stage: Stage | None = None
-        self._several = RunningModels(runtime) if runtime.config.multi_model else None
-        self._single: list[ModelProcesses] = []  # the model, once its settings are known, unless there are several
+        self._models = RunningModels(runtime)
         self._claims = ExitStack()
         self._cores: Sequence[int] = ()  # of the front ends; none: all
         self._front_end = Child(kinds.front_end(runtime, block, listener, app, lambda: self._cores))
@@ -93,8 +92,7 @@ class Supervisor:
         count_dropped_in(self._block.supervisor)
         self._enter(Phase.LOADING)
         try:
-            if self._several is None:
-                self._advance()
+            self._advance()
             self._tick(0.0)  # the first children start at once
             while self._exit_code is None:
                 self._tick(LOADING_TICK_S if self._phase == Phase.LOADING else TICK_S)
@@ -105,10 +103,6 @@ class Supervisor:
         if self._failure is not None:
             say_failed(self._failure, self._config.log_format)
         return self._exit_code
-
-    @property
-    def _models(self) -> Iterable[ModelProcesses]:
-        return self._single if self._several is None else self._several
 
     @property
     def _children(self) -> list[Child]:
@@ -128,7 +122,7 @@ class Supervisor:
     def _advance(self) -> None:
         """Begin the next stage of the start. After the last one the model's processes start."""
         try:
-            step = next(self._steps)
+            step = next(self._steps, None)
             self._stage = step if isinstance(step, Stage) else None
             if isinstance(step, Config):
                 self._add_model(step)
@@ -141,9 +135,7 @@ class Supervisor:
         self._cores = cores.others if cores else ()
         for pid in self._front_end_pids() if cores else ():
             linux.bind_threads(self._cores, pid)
-        model = ModelProcesses(self._runtime.add_model(config), cores)
-        self._single.append(model)
-        self._runtime.models().add(model.entry())
+        self._models.add(ModelProcesses(self._runtime.add_model(config), cores))
 
     def _enter(self, phase: Phase, reason: str = "") -> None:
         self._phase, self._phase_s = phase, time.monotonic()
@@ -167,8 +159,7 @@ class Supervisor:
         elif self._phase == Phase.DRAINING:
             self._drain(now)
         else:
-            if self._several is not None:
-                self._several.look(now)
+            self._models.look(now)
             self._fetches.look()
             self._look_at_stage()
             for child in self._children:
@@ -216,9 +207,9 @@ class Supervisor:
             model.block.supervisor.num_engine_restarts += 1
 
     def _fail(self, failure: Failure, model: ModelProcesses | None = None) -> None:
-        """End the server, or only the model if it is one of several."""
-        if self._several is not None and model is not None:
-            self._several.fail(model, failure.message)
+        """End the server, or only the model if others may be served."""
+        if model is not None and not model.ends_server:
+            self._models.fail(model, failure.message)
             return
         self._failure = failure
         self._enter(Phase.FAILED, failure.message)
@@ -233,7 +224,7 @@ class Supervisor:
         """Print the banner once, when the server can give its first answer."""
         if self._phase == Phase.READY or not any(record.beat_s for record in self._block.frontends):
             return
-        if self._several is not None:
+        if self._config.multi_model:
             self._enter(Phase.READY)
             say_ready_for_models(self._config, self._listener.getsockname()[1], time.monotonic() - self._started_s)
             return
@@ -247,7 +238,7 @@ class Supervisor:
         """Warn once on SageMaker if the server takes so long to be ready that the platform may give up."""
         if self._phase == Phase.LOADING and self._pauses.ran_s(self._started_s, now) >= self._warn_after_s:
             self._warn_after_s = math.inf
-            folder = self._single[0].config.model.path if self._single else ""
+            folder = next((model.config.model.path for model in self._models), "")
             if start_budget.is_on_sagemaker(os.environ, folder):
                 log.warning("%s", start_budget.slow_start(now - self._started_s, *self._progress()))
 
@@ -266,7 +257,7 @@ class Supervisor:
     def _drain(self, now: float) -> None:
         """Take the next step of a drain: stop the front ends first, and the engines when no front end needs them."""
         timeout_s, since_s = self._config.drain_timeout_s, self._pauses.ran_s(self._phase_s, now)
-        is_serving = self._several is not None or any(model.has_ready_process for model in self._models)
+        is_serving = self._config.multi_model or any(model.has_ready_process for model in self._models)
         if self._is_listening and (since_s >= drain_notice_s(timeout_s) or not is_serving):
             self._listener.close()
             self._front_end.send(signal.SIGTERM)

@@ -14,8 +14,7 @@ from lmi.errors import InvalidParameter, Unavailable
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
 from lmi.server.model_registry import NO_MEMORY, ModelRegistry
-from lmi.server.models import WATCH_S, ModelLoader, Models
-from lmi.server.several import SeveralModels
+from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Phase
 from lmi.supervisor.model import ModelProcesses
@@ -70,13 +69,12 @@ async def follow_a_model(runtime: ServerRuntime, folder: Path) -> None:
     block = runtime.attach()
     block.supervisor.phase = Phase.READY
     models = Models(FrontEnd(runtime, block, block.frontends[0]))
-    loader = ModelLoader(runtime, models)
-    loader.load()
+    models.load()
     late = ModelConfig(path=str(folder), name="late")
     config = Config(server=runtime.config, model=late, engine=EngineConfig())
     model = ModelProcesses(runtime.add_model(config))
     runtime.models().add(model.entry())
-    async with loader.running():
+    async with models.running():
         await asyncio.sleep(3 * WATCH_S)
         assert models.only is None and not model.has_front_end  # its folder has no tokenizer
         write_byte_tokenizer(folder)
@@ -97,7 +95,7 @@ def test_a_load_whose_processes_cannot_start_is_refused_and_leaves_its_name_free
 
 async def load_what_cannot_start(runtime: ServerRuntime, url: str) -> None:
     block = runtime.attach()
-    models = SeveralModels(FrontEnd(runtime, block, block.frontends[0]), runtime)
+    models = Models(FrontEnd(runtime, block, block.frontends[0]))
     supervisor = asyncio.create_task(discard_every_model(runtime))
     for _ in range(2):
         with pytest.raises(Unavailable, match="cannot be started, see the log"):

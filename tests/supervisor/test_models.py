@@ -22,7 +22,8 @@ START_S = 1000.0
 @pytest.fixture
 def life(tmp_path: Path) -> Iterator[ModelLife]:
     """A model that is loaded. It has no processes, so nothing but its requests keeps it."""
-    config = Config(server=ServerConfig(), model=ModelConfig(path=str(tmp_path), name="m"), engine=EngineConfig())
+    server, model = ServerConfig(multi_model=True), ModelConfig(path=str(tmp_path), name="m")
+    config = Config(server=server, model=model, engine=EngineConfig())
     folder = tmp_path / "runtime"
     folder.mkdir()
     life = ModelLife(ModelProcesses(Runtime.create(config, folder)))

@@ -19,18 +19,19 @@ async def ping(exchange: Exchange, models: Models) -> None:
 async def scrape(exchange: Exchange, models: Models) -> None:
     from lmi.server import metrics
 
-    await models.refresh()
+    if not models.keeps_one:
+        await models.refresh()
     await exchange.send_whole(200, metrics.MEDIA_TYPE, metrics.render(models))
 
 
 def health(models: Models) -> tuple[int, dict[str, object]]:
     """Return the status of `/ping` and its body."""
     supervisor = models.front_end.block.supervisor
-    if models.only is not None and not models.is_several:
+    if models.only is not None and models.keeps_one:
         return service_health(models.only)
     if (ending := end_of(supervisor)) is not None:
         return ending
-    if models.is_several:  # a model that fails is no fault of the server
+    if not models.keeps_one:  # a model that fails is no fault of the server
         return 200, {"status": "Healthy"}
     return 503, {"status": "Loading", "stage": supervisor.stage or "start", "progress": round(supervisor.progress, 3)}
 

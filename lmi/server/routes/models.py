@@ -19,7 +19,6 @@ from lmi.http.exchange import Exchange
 from lmi.server.models import Models
 from lmi.server.routes.health import service_health
 from lmi.server.service import Service
-from lmi.server.several import SeveralModels
 from lmi.shared.desired_state import Model, State
 from lmi.shared.state import EngineRecord, Phase
 
@@ -34,7 +33,7 @@ LISTED = ("modelName", "modelUrl", "status")
 async def collection(exchange: Exchange, models: Models) -> None:
     """Answer `/models`: GET lists the models, POST loads one."""
     if exchange.method != "POST":
-        shown, more = page(await _described(models), exchange.query)
+        shown, more = page(_described(models), exchange.query)
         rows = [{key: row[key] for key in LISTED} for row in shown]
         await exchange.send_json({"models": rows, **more})
         return
@@ -50,31 +49,31 @@ async def member(exchange: Exchange, models: Models) -> None:
     if exchange.method == "DELETE":
         await _registry(models).unregister(name)
         await exchange.send_json({"status": f'Model "{name}" unregistered'})
-    elif isinstance(models, SeveralModels):
-        await exchange.send_json(await _describe_one(models, name))
-    else:
+    elif models.keeps_one:
         service = models.the_only()
         service.check_model(name)
         await exchange.send_json([as_in_reference(service)])
+    else:
+        await exchange.send_json(_describe_one(models, name))
 
 
-async def _described(models: Models) -> list[dict[str, str]]:
+def _described(models: Models) -> list[dict[str, str]]:
     """Describe every model, by name."""
-    if isinstance(models, SeveralModels):
+    if not models.keeps_one:
         return [_describe(models, entry) for entry in models.folder.entries()]
     service = models.the_only()
     model = service.config.model
     return [{"modelName": model.name, "modelUrl": model.name, "status": state_of(service).upper()}]
 
 
-async def _describe_one(models: SeveralModels, name: str) -> dict[str, str]:
+def _describe_one(models: Models, name: str) -> dict[str, str]:
     entry = next((entry for entry in models.folder.entries() if entry.name == name), None)
     if entry is None:
         raise UnknownModel(f"no model {shorten(name)} is loaded here")
     return _describe(models, entry)
 
 
-def _describe(models: SeveralModels, entry: Model) -> dict[str, str]:
+def _describe(models: Models, entry: Model) -> dict[str, str]:
     state, reason = models.status(entry)
     described = {"modelName": entry.name, "modelUrl": entry.url, "status": state.upper()}
     return described | ({"reason": reason} if reason else {})
@@ -118,7 +117,7 @@ def _started(pid: int) -> str | None:
 
 
 def _registry(models: Models) -> ModelRegistry:
-    if not isinstance(models, SeveralModels):
+    if models.keeps_one:
         raise HTTPException(404, HOW)
     if not models.front_end.config.management:
         raise HTTPException(404, "models cannot be changed here (management=false)")
