@@ -21,6 +21,7 @@
          ├─ BadConfiguration      2
          ├─ PortUnavailable       3
          ├─ ModelUnusable         4
+         │   └─ NoMemory          4  the model needs more memory than there is
          ├─ SecurityRefused       5
          └─ SourceUnreachable     6
 
@@ -32,6 +33,7 @@ makes an error of the same class.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -219,6 +221,12 @@ class ModelUnusable(StartError):
     label = "model_unusable"
 
 
+class NoMemory(ModelUnusable):
+    """The machine or the accelerator has too little memory for the model."""
+
+    label = "no_memory"
+
+
 class SecurityRefused(StartError):
     """The model asks for something that is switched off for safety (pickled weights, remote code)."""
 
@@ -250,6 +258,19 @@ def from_info(info: ErrorInfo) -> LmiError:
     error = kind.__new__(kind)
     LmiError.__init__(error, info.message, info.field)
     return error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error, or what it was raised from, says that the machine or a device ran out of memory."""
+    return any(map(_lacks_memory, (error, error.__cause__)))
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Libraries name their class OutOfMemoryError. torch says it of the machine's memory in a text."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    of_torch = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return of_torch or isinstance(error, MemoryError | NoMemory) or type(error).__name__ == "OutOfMemoryError"
 
 
 def cause_line(error: BaseException, max_chars: int = 300) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
 import pytest
 
@@ -11,11 +13,14 @@ from lmi.errors import (
     GenerationFailed,
     InvalidParameter,
     LmiError,
+    ModelUnusable,
+    NoMemory,
     Overloaded,
     PromptTooLong,
     Unsupported,
     cause_line,
     from_info,
+    is_out_of_memory,
 )
 
 
@@ -94,3 +99,32 @@ def test_an_error_can_be_sent_whatever_bytes_a_file_name_has() -> None:
 )
 def test_the_cause_is_one_line_that_is_never_long(error: Exception, line: str) -> None:
     assert cause_line(error) == line
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names it."""
+
+
+def caused(error: Exception) -> Exception:
+    outer = ModelUnusable("the model cannot be loaded")
+    outer.__cause__ = error
+    return outer
+
+
+LACK_OF_MEMORY = [
+    MemoryError("no room"),
+    NoMemory("vLLM cannot start"),
+    OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+]
+
+
+@pytest.mark.parametrize("error", [*LACK_OF_MEMORY, *map(caused, LACK_OF_MEMORY)], ids=repr)
+def test_a_lack_of_memory_is_known_by_its_error_and_by_what_caused_it(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("out of range"), ModelUnusable("torn")])
+def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
+    assert not is_out_of_memory(error) and not is_out_of_memory(caused(error))

@@ -39,10 +39,3 @@ def _has_cuda(config: EngineConfig) -> bool:
     if not torch.cuda.is_available() and is_wanted:
         raise BadConfiguration("option.device=cuda, but torch sees no CUDA device here; use cpu or auto")
     return torch.cuda.is_available()
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the host or the device ran out of memory. torch's own errors are known by their names and texts."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)

@@ -24,7 +24,6 @@ from handlers.base.stepped import Step, SteppedExecutor
 from handlers.lmi_dist.about import MAX_PREFILL_TOKENS
 from handlers.lmi_dist.beam_sampler import BeamSampler, advance_beams
 from handlers.lmi_dist.captured import Capture
-from handlers.lmi_dist.devices import is_out_of_memory
 from handlers.lmi_dist.guides import Guides, are_compact, open_guides
 from handlers.lmi_dist.kv_cache import KvCache
 from handlers.lmi_dist.loading import Buffers, Limits, describe, load
@@ -37,7 +36,7 @@ from handlers.lmi_dist.sampler import Draw, Sampler, append_draws, note_prompt
 from handlers.lmi_dist.scheduler import Batch, Scheduler, drafter_of
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import Floats
-from lmi.errors import cause_line
+from lmi.errors import cause_line, is_out_of_memory
 from lmi.executor import (
     EngineInfo,
     ErrorKind,

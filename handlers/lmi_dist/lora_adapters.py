@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.base.adapters import Adapters, LoadedAdapter
-from handlers.lmi_dist.devices import is_out_of_memory
 from handlers.lmi_dist.lora import AnyLoader
 from handlers.lmi_dist.operations import Adapter
 from handlers.lmi_dist.sequence import EmbeddedSequence
-from lmi.errors import LmiError, OutOfMemory, UnknownAdapter
+from lmi.errors import LmiError, OutOfMemory, UnknownAdapter, is_out_of_memory
 from lmi.executor import ErrorKind
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from handlers.lmi_trtllm.options import named
-from lmi.errors import BadConfiguration, ModelUnusable, StartError, shorten
+from lmi.errors import BadConfiguration, ModelUnusable, NoMemory, StartError, shorten
 from lmi.settings.config import EngineConfig
 
 OUT_OF_MEMORY = (
@@ -65,7 +65,8 @@ def explained(error: BaseException, model: str, config: EngineConfig) -> StartEr
         for each in chain:
             if found := pattern.search(_text(each)):
                 line = next(line for line in _text(each).splitlines() if found[0].partition("\n")[0] in line)
-                return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {_short(line)}; {advice}")
+                kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
+                return kind(f"{model}: TensorRT-LLM cannot start: {_short(line)}; {advice}")
     root = _linked(error, lambda each: each.__cause__)[-1]
     return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {_short(_text(root))}")
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 
-import torch
 from pydantic import ValidationError
 
 from handlers.lmi_vllm.arguments import refused
-from lmi.errors import BadConfiguration, ModelUnusable, StartError, shorten
+from lmi.errors import BadConfiguration, ModelUnusable, NoMemory, StartError, is_out_of_memory, shorten
 from lmi.settings.config import EngineConfig
 
 OUT_OF_MEMORY = (
     "set option.gpu_memory_utilization, option.max_model_len or option.max_rolling_batch_size lower, or "
     "option.tensor_parallel_degree higher"
 )
+LACKS_MEMORY = re.compile(r"Free memory on device|out of memory|can't allocate memory|No available memory", re.I)
 # Texts of vLLM 0.30 to 0.33, and the options that help.
 ADVICE = (
     (
@@ -25,10 +25,7 @@ ADVICE = (
         re.compile(r"No available memory for the cache blocks|kv_cache_memory|KV cache", re.I),
         "set option.max_kv_cache_tokens or option.max_model_len lower, or option.gpu_memory_utilization higher",
     ),
-    (
-        re.compile(r"Free memory on device|out of memory|can't allocate memory", re.I),
-        OUT_OF_MEMORY,
-    ),
+    (LACKS_MEMORY, OUT_OF_MEMORY),
     (re.compile(r"max_model_len .* greater than"), "set option.max_model_len lower"),
     (
         re.compile(r"CppCompileError|InductorError|C\+\+ compile", re.I),
@@ -58,9 +55,9 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
     if refusal is not None and not OF_THE_MODEL.search(text):
         return BadConfiguration(text + (f"; {advice}" if advice else ""))
     said = shorten(text.partition("\n")[0].partition(". Supported ")[0] or type(error).__name__, 400)[1:-1]
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if lacks_memory := is_out_of_memory(error) or LACKS_MEMORY.search(text) is not None:
         advice = advice or OUT_OF_MEMORY
     said += f"; {advice}" if advice else ""
     if OF_RAY.search(text):
         return BadConfiguration(f"option.distributed_executor_backend=ray: vLLM cannot start: {said}")
-    return ModelUnusable(f"{model}: vLLM cannot start: {said}")
+    return (NoMemory if lacks_memory else ModelUnusable)(f"{model}: vLLM cannot start: {said}")

@@ -224,13 +224,13 @@ def run(slot: int, load_with: str) -> int:
             if failure is not None:
                 raise failure
     except StartError as error:
-        record.reason = str(error)
+        record.fail(error, str(error))
         # On a terminal people read it only once, in the supervisor's last message.
         if not lmi.shared.log.is_text(runtime.config.server.log_format):
             log.error("this engine cannot start: %s", error)
         return error.exit_code
     except Exception as error:
-        record.reason = f"{type(error).__name__}: {error}"
+        record.fail(error, f"{type(error).__name__}: {error}")
         log.exception("this engine failed")
         return 1
     return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from contextlib import suppress
 
 from lmi.errors import (
@@ -20,6 +19,7 @@ from lmi.errors import (
     InvalidParameter,
     InvalidRequest,
     LmiError,
+    NoMemory,
     OutOfMemory,
     StartError,
     Unavailable,
@@ -39,11 +39,6 @@ from lmi.shared.state import Phase
 UNLOAD_S = 350.0  # SageMaker waits 360 s
 GONE_S = 40.0  # for the processes of a load that failed
 NOTICE_S = 10 * LOOK_S  # for others that wait for the same load and read why it failed
-NO_MEMORY = re.compile(
-    "out of memory|OutOfMemory|MemoryError|(cannot|can't) allocate memory|free memory on device|"
-    "no available memory|memory runs out",
-    re.IGNORECASE,
-)
 
 log = logging.getLogger(__name__)
 
@@ -168,11 +163,12 @@ class ModelRegistry:
 
     async def _until_ready(self, entry: Model) -> None:
         """Wait for the model's processes. Raises the LmiError that says why they will not be ready."""
-        record = self._models.block(entry).supervisor
-        while record.phase != Phase.READY:
-            if record.phase == Phase.FAILED:
-                kind = OutOfMemory if NO_MEMORY.search(record.reason) else InvalidRequest
-                raise kind(said_of(record.reason, entry.url))
+        block = self._models.block(entry)
+        while block.supervisor.phase != Phase.READY:
+            if block.supervisor.phase == Phase.FAILED:
+                failed = (record for record in (*block.engines, *block.formatters) if record.phase == Phase.FAILED)
+                kind = OutOfMemory if any(record.cause == NoMemory.label for record in failed) else InvalidRequest
+                raise kind(said_of(block.supervisor.reason, entry.url))
             self._check_is_serving()
             if not self._folder.holds(entry) or not self._runtime.has_folder(entry):
                 raise self._gone(entry)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, overload
 
-from lmi.errors import STATUSES
+from lmi.errors import STATUSES, LmiError, NoMemory, is_out_of_memory
 
 WORD = 8  # bytes
 SILENT_S = 5.0  # an engine without a sign of life for so long does not count as ready
@@ -227,7 +227,7 @@ class SupervisorRecord(Record):
 class EngineRecord(Record):
     """One slot of an engine or of user code.
 
-    The supervisor writes `num_starts` and `lost_s` and, for a worker that died or hangs, `phase` and `reason`.
+    The supervisor writes `num_starts` and `lost_s` and, for a worker that died or hangs, `phase`, `reason` and `cause`.
     """
 
     pid = Int(is_gauge=True)
@@ -236,6 +236,7 @@ class EngineRecord(Record):
     stage = TextField(64, is_gauge=True)  # config, weights, warm-up ...
     progress = Float(is_gauge=True)  # of the stage, 0 to 1
     reason = TextField(2048)  # of the last death, one line
+    cause = TextField(32)  # the label of that error
     lost_s = Float()  # time.monotonic() of the last death
     beat_s = Float(is_gauge=True)  # time.monotonic() of the last sign of life
     step_s = Float(is_gauge=True)  # time.monotonic() of the last step, or when work came to an idle engine
@@ -247,6 +248,11 @@ class EngineRecord(Record):
     num_preemptions = Int(Counter("lmi_preemptions", "Sequences put back to make room", MODEL))
     step = Int(Counter("lmi_engine_steps", "Steps of the engines since they started", MODEL), is_gauge=True)
     num_log_lines_dropped = Int()
+
+    def fail(self, error: BaseException, reason: str) -> None:
+        """Note the error with which this process ends, for the supervisor and for those who wait for the model."""
+        label = error.label if isinstance(error, LmiError) else LmiError.label
+        self.reason, self.cause = reason, NoMemory.label if is_out_of_memory(error) else label
 
     @property
     def is_alive(self) -> bool:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmi.errors import StartError
+from lmi.errors import NoMemory, StartError
 from lmi.shared import linux
 from lmi.shared.pauses import Pauses
 from lmi.shared.state import EngineRecord, Phase
@@ -140,8 +140,8 @@ class Child:
 
         Returns the failure if another start cannot help.
         """
-        why, stage, was_ready = self._reason(code), self._stage(), self._has_been_ready(now)
-        self._clear(why, now)
+        (why, label), stage, was_ready = self._reason(code), self._stage(), self._has_been_ready(now)
+        self._clear(why, label, now)
         self.is_done = self.kind.is_one_shot and code == 0
         if is_ending or self.is_done:
             return None
@@ -168,15 +168,18 @@ class Child:
                 log.info("%s is ready, %.1f s after its last process was lost", self.name, now - record.lost_s)
         elif self.kind.hang and (why := self.kind.hang(record, self._spawned_s, now, pauses)):
             log.error("%s %s; its stacks follow, then it is killed", self.name, why)
-            self._lose(record, why, now)
+            self._lose(record, why, "", now)
             self._hung, self._kill_s = why, now + STACKS_S
             self.send(signal.SIGUSR2)
 
-    def _reason(self, code: int) -> str:
-        """Return why the process ended, on one line."""
+    def _reason(self, code: int) -> tuple[str, str]:
+        """Return why the process ended, on one line, and the label of that error."""
         record = self.record
-        said = record.reason if record is not None and code > 0 and record.pid else ""  # 0: it did not come so far
-        return self._hung or said or linux.describe_exit(code)
+        if self._hung:
+            return self._hung, ""
+        if record is not None and code > 0 and record.pid and record.reason:  # pid 0: it did not come so far
+            return record.reason, record.cause
+        return linux.describe_exit(code), NoMemory.label if code == -signal.SIGKILL else ""
 
     def _stage(self) -> str:
         """Return the stage that the process had reached."""
@@ -184,7 +187,7 @@ class Child:
             return self.kind.title
         return self.record.stage or Phase(self.record.phase).name.lower()
 
-    def _clear(self, why: str, now: float) -> None:
+    def _clear(self, why: str, label: str, now: float) -> None:
         """Clean up after the process: kill its group, log its last output, clear the gauges of its record."""
         if not self.kind.serves_clients:
             self.send(signal.SIGKILL)
@@ -192,10 +195,10 @@ class Child:
         self.pid = None
         if self.record is not None:
             self.record.release()
-            self._lose(self.record, why, now)
+            self._lose(self.record, why, label, now)
 
-    def _lose(self, record: EngineRecord, why: str, now: float) -> None:
-        record.phase, record.reason, record.lost_s = Phase.LOST, why, now
+    def _lose(self, record: EngineRecord, why: str, label: str, now: float) -> None:
+        record.phase, record.reason, record.cause, record.lost_s = Phase.LOST, why, label, now
 
     def _fail(self, failure: Failure) -> Failure:
         if self.record is not None:

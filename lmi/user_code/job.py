@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from lmi.errors import writable
+from lmi.errors import is_out_of_memory, writable
 from lmi.shared.state import EngineRecord
 from lmi.user_code.answer import UserAnswers
 from lmi.user_code.messages import (
@@ -149,11 +149,6 @@ class CodeThread:
 def describe(error: BaseException) -> str:
     """Return the last line of the traceback. Bytes in it that are not UTF-8 are replaced, so that it can be sent."""
     return writable(traceback.format_exception_only(error)[-1].strip())
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the process or of an accelerator ran out. Libraries name their class OutOfMemoryError."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def line_number(error: BaseException, path: str) -> int | None:

@@ -89,10 +89,10 @@ def run(slot: int) -> int:
     try:
         _load_and_serve(runtime, slot, record)
     except ModelUnusable as error:
-        record.reason = str(error)
+        record.fail(error, str(error))
         return error.exit_code
     except Exception as error:
-        record.reason = describe(error)
+        record.fail(error, describe(error))
         log.exception("the process of the model's code failed")
         return 1
     return 0

@@ -13,7 +13,7 @@ from lmi.apis.base.pages import page
 from lmi.errors import InvalidParameter, Unavailable
 from lmi.runtime import ServerRuntime
 from lmi.server.front_end import FrontEnd
-from lmi.server.model_registry import NO_MEMORY, ModelRegistry
+from lmi.server.model_registry import ModelRegistry
 from lmi.server.models import WATCH_S, Models
 from lmi.settings.config import Config, EngineConfig, ModelConfig, ServerConfig
 from lmi.shared.state import Phase
@@ -135,18 +135,3 @@ def test_a_page_has_up_to_a_hundred_items(limit: str, number: int) -> None:
 def test_a_token_that_no_page_gave_is_refused(token: str) -> None:
     with pytest.raises(InvalidParameter, match="next_page_token"):
         page(ITEMS, {"next_page_token": token})
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-        "engine 0 died 3 times, the last time it MemoryError: no room",
-        "/m: vLLM cannot start: Free memory on device cuda:0 (3/80 GiB) on startup is less than desired",
-        "No available memory for the cache blocks",
-        "was killed by SIGKILL, which the kernel also does when memory runs out",
-        "[Errno 12] Cannot allocate memory",
-    ],
-)
-def test_an_engine_that_lacks_memory_is_recognised_by_what_it_says(reason: str) -> None:
-    assert NO_MEMORY.search(reason)

@@ -68,6 +68,17 @@ def test_after_too_many_deaths_there_is_no_other_start(engine: Child) -> None:
     assert failure.message.startswith("engine 0 died 2 times, the last time it was killed by SIGKILL")
 
 
+@pytest.mark.parametrize(
+    ("code", "told", "cause"),
+    [(1, "no_memory", "no_memory"), (4, "model_unusable", "model_unusable"), (-9, "", "no_memory"), (-11, "", "")],
+)
+def test_the_label_of_a_failure_is_in_the_record(engine: Child, code: int, told: str, cause: str) -> None:
+    assert engine.record is not None
+    engine.record.reason, engine.record.cause = "it said so", told
+    engine.exited(code, now=1.0, is_ending=False)
+    assert engine.record.cause == cause
+
+
 def starts_at_once(child: Child, now: float) -> bool:
     """Whether a place whose process has ended has the next one after a look at this time."""
     child.look(now, NO_PAUSES)

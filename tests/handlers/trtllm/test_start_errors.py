@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from handlers.lmi_trtllm.start_errors import explained
-from lmi.errors import BadConfiguration, ModelUnusable
+from lmi.errors import BadConfiguration, ModelUnusable, NoMemory
 from lmi.settings.config import EngineConfig
 from tests.handlers.trtllm.published import write_package
 
@@ -83,6 +83,13 @@ def test_a_known_cause_is_one_line_with_what_to_change(error: Exception, quoted:
     said = str(start_error)
     assert said.startswith(f"/m: TensorRT-LLM cannot start: {quoted}") and "\n" not in said
     assert advice in said
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(OUT_OF_MEMORY, NoMemory), ("CUDA out of memory", NoMemory), ("No CUDA GPUs", ModelUnusable)]
+)
+def test_a_lack_of_memory_has_its_own_error(text: str, kind: type[ModelUnusable]) -> None:
+    assert type(explained(led_to(RuntimeError(text)), "/m", EngineConfig())) is kind
 
 
 def test_an_unknown_cause_is_told_in_its_own_words() -> None:
