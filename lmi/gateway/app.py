@@ -6,42 +6,37 @@ import logging
 import re
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from lmi.errors import ClientGone, LmiError, Overloaded
-from lmi.gateway import control, invocations
-from lmi.gateway.errors import AwsError, too_large, unavailable, unknown_operation
-from lmi.gateway.exchange import AwsExchange
-from lmi.gateway.gateway import Gateway, Request
+from lmi.gateway.control import control
+from lmi.gateway.errors import AwsError, too_large, unavailable
+from lmi.gateway.exchange import AwsExchange, AwsRequest
+from lmi.gateway.gateway import Gateway
+from lmi.gateway.signatures import Signatures
 from lmi.http.exchange import BodyTooLarge
 
-Handler = Callable[[Request, Gateway], Coroutine[Any, Any, None]]
-Row = tuple[str, Handler]  # path of a POST
+Handler = Callable[[Gateway, AwsRequest], Coroutine[Any, Any, None]]
 
 log = logging.getLogger(__name__)
 
-ROUTES: list[Row] = [
-    ("/endpoints/{endpoint}/invocations", invocations.invoke),
-    ("/endpoints/{endpoint}/invocations-response-stream", invocations.stream),
-    ("/endpoints/{endpoint}/async-invocations", invocations.invoke_later),
-    ("/endpoints/{endpoint}/openai/v1/chat/completions", invocations.chat),
-    ("/endpoints/{endpoint}/inference-components/{component}/openai/v1/chat/completions", invocations.chat),
-    ("/", control.control),
+ROUTES: list[tuple[str, Handler]] = [  # by the path of a POST
+    ("/endpoints/{endpoint}/invocations", Gateway.invoke),
+    ("/endpoints/{endpoint}/invocations-response-stream", Gateway.stream),
+    ("/endpoints/{endpoint}/async-invocations", Gateway.invoke_later),
+    ("/endpoints/{endpoint}/openai/v1/chat/completions", Gateway.chat),
+    ("/endpoints/{endpoint}/inference-components/{component}/openai/v1/chat/completions", Gateway.chat),
+    ("/", control),
 ]
 LARGE_BODY_BYTES = 6291456  # the bound in AWS's API model; its pages say 25 MB
-
-
-class Signatures(Protocol):
-    def check(self, exchange: AwsExchange, body: bytes) -> None:
-        """Raise AwsError if the request is not signed, or wrongly."""
 
 
 class App:
     def __init__(self, gateway: Gateway, signatures: Signatures | None = None) -> None:
         self._gateway, self._signatures = gateway, signatures
-        self._routes = [(_pattern(path), handler) for path, handler in ROUTES]
+        self._routes = [(re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path)), handler) for path, handler in ROUTES]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = AwsExchange(scope, receive, send)
@@ -67,13 +62,13 @@ class App:
         body = await self._body(exchange)
         if self._signatures is not None:
             self._signatures.check(exchange, body)
-        await exchange.run_while_there(handler(Request(exchange, names, body), self._gateway))
+        await exchange.run_while_there(handler(self._gateway, AwsRequest(exchange, names, body)))
 
     def _find(self, exchange: AwsExchange) -> tuple[Handler, dict[str, str]]:
         for pattern, handler in self._routes:
             if exchange.method == "POST" and (found := pattern.fullmatch(exchange.path)):
                 return handler, found.groupdict()
-        raise unknown_operation()
+        raise AwsError("UnknownOperationException", 404, "The requested operation is not supported by the gateway.")
 
     async def _body(self, exchange: AwsExchange) -> bytes:
         max_bytes = self._gateway.settings.max_body_bytes
@@ -84,10 +79,6 @@ class App:
         if len(body) > LARGE_BODY_BYTES:
             log.warning("a body of %d bytes: AWS's API model allows %d", len(body), LARGE_BODY_BYTES)
         return body
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path))
 
 
 async def _refuse(exchange: AwsExchange, error: LmiError) -> None:

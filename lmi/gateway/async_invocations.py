@@ -10,40 +10,92 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from lmi.gateway.async_job import File, Job, read_job
-from lmi.gateway.container import ContainerFault, OutOfTime
-from lmi.gateway.endpoints import Endpoint
-from lmi.gateway.errors import TIMED_OUT, AwsError, unavailable
-from lmi.gateway.gateway import Accepted, Request
-from lmi.gateway.stores import Inputs, Output, StoreError
-from lmi.gateway.threads import run_in_thread
+from lmi.gateway.container import ContainerFault, ContainerResponse, Header, OutOfTime
+from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint
+from lmi.gateway.errors import AwsError, invalid, model_error, too_large, unavailable
+from lmi.gateway.exchange import AwsRequest, headers_for_container
+from lmi.gateway.members import ASYNC, PREFIX
+from lmi.gateway.stores import FolderOutput, Inputs, S3Output, StoreError, run_in_thread
+from lmi.http.exchange import MAX_HEADER_BYTES
 
+INPUT_LOCATION = PREFIX + "InputLocation"
+MAX_INLINE_BYTES = 128_000
+MAX_LOCATION_CHARS = 1024
+MAX_PART_CHARS = 255  # of a path, the limit of most file systems
 MAX_WAITING = 1000
+TTL_S, TIMEOUT_S = 21_600, 900  # AWS's defaults
 STOPPED = "The gateway was stopped before the invocation was complete."
 EXPIRED = "The request waited in the queue for longer than RequestTTLSeconds."
 
 log = logging.getLogger(__name__)
 
 
+class OutputFile(NamedTuple):
+    """What an invocation leaves: a file at `path` below the place of all answers."""
+
+    path: str
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncJob:
+    """An accepted invocation. `input` is the body, or the location of it.
+
+    It may wait for `ttl_s` until a worker takes it, and may then take `timeout_s`.
+    """
+
+    endpoint: AwsEndpoint
+    region: str
+    inference_id: str
+    headers: list[Header]
+    input: bytes | str
+    output: str  # the path of its answer
+    failure: str  # or of its error
+    ttl_s: float = TTL_S
+    timeout_s: float = TIMEOUT_S
+    accepted_s: float = field(default_factory=time.monotonic)
+
+    def error(self, reason: str, status: int = 0) -> AwsError:
+        """Return the error of a container that answered with `status` and `reason`, or with none."""
+        return model_error(status, reason, self.endpoint.name, self.region)
+
+    def succeeded(self, response: ContainerResponse, body: bytes) -> OutputFile:
+        """Return the answer as a file. Raises AwsError for one that fails in production too."""
+        if response.status >= 300:
+            raise self.error(body.decode(errors="replace"), response.status)
+        if response.header("content-length") is None:
+            raise self.error("The response did not specify the required Content-Length header.")
+        if response.num_header_bytes > MAX_HEADER_BYTES:
+            found, limit = response.num_header_bytes, MAX_HEADER_BYTES
+            raise self.error(f"The headers of the response have {found} bytes together, more than {limit}.")
+        return OutputFile(self.output, body, response.header("content-type") or "application/octet-stream")
+
+
 class AsyncInvocations:
     """The queue and its workers. `max_running` invocations run at a time."""
 
-    def __init__(self, inputs: Inputs, output: Output, max_running: int = 4) -> None:
-        self._inputs, self._output = inputs, output
+    def __init__(self, inputs: Inputs, output: FolderOutput | S3Output, max_running: int = 4) -> None:
+        self.output = output
+        self._inputs = inputs
         self._max_running = max_running
-        self._queue: asyncio.Queue[Job] = asyncio.Queue(MAX_WAITING)
+        self._queue: asyncio.Queue[AsyncJob] = asyncio.Queue(MAX_WAITING)
         self._workers: list[asyncio.Task[None]] = []
-        self._answering: set[asyncio.Task[File]] = set()
+        self._answering: set[asyncio.Task[OutputFile]] = set()
         self._is_stopping = False
 
-    def accept(self, request: Request, endpoint: Endpoint) -> Accepted:
+    def accept(self, request: AwsRequest, endpoint: AwsEndpoint) -> AsyncJob:
         """Put an invocation into the queue. Raises AwsError for a wrong one, or if the queue is full."""
         job = read_job(request, endpoint, self._inputs)
         self.add(job)
-        return Accepted(job.inference_id, self._output.url(job.output), self._output.url(job.failure))
+        return job
 
-    def add(self, job: Job) -> None:
+    def add(self, job: AsyncJob) -> None:
         if self._is_stopping:
             raise unavailable("The gateway stops.")
         try:
@@ -71,7 +123,7 @@ class AsyncInvocations:
             await self._leave(job, await self._run(job))
             self._queue.task_done()
 
-    async def _run(self, job: Job) -> File:
+    async def _run(self, job: AsyncJob) -> OutputFile:
         """Return what becomes of an invocation."""
         answering = asyncio.create_task(self._answer(job))
         self._answering.add(answering)
@@ -87,15 +139,15 @@ class AsyncInvocations:
         finally:
             self._answering.discard(answering)
 
-    def _failed(self, job: Job, error: AwsError) -> File:
+    def _failed(self, job: AsyncJob, error: AwsError) -> OutputFile:
         log.warning("async invocation %s failed: %s", job.inference_id, error)
-        return job.failed(error)
+        return OutputFile(job.failure, error.body, "application/json")
 
-    async def _answer(self, job: Job) -> File:
+    async def _answer(self, job: AsyncJob) -> OutputFile:
         """Return the container's answer as a file. Raises AwsError."""
         if self._is_stopping:
             raise job.error(STOPPED)
-        if job.is_expired:
+        if time.monotonic() - job.accepted_s > job.ttl_s:
             raise job.error(EXPIRED)
         try:
             async with asyncio.timeout(job.timeout_s):
@@ -105,18 +157,57 @@ class AsyncInvocations:
         except (ContainerFault, StoreError) as error:
             raise job.error(str(error)) from error
 
-    async def _invoke(self, job: Job) -> File:
+    async def _invoke(self, job: AsyncJob) -> OutputFile:
         body = job.input if isinstance(job.input, bytes) else await run_in_thread(self._inputs.read, job.input)
         call = job.endpoint.container.call("POST", "/invocations", job.headers, body, job.timeout_s)
-        async with call as answer:
-            return job.succeeded(answer, await answer.read())
+        async with call as response:
+            return job.succeeded(response, await response.read())
 
-    async def _leave(self, job: Job, file: File) -> None:
+    async def _leave(self, job: AsyncJob, file: OutputFile) -> None:
         """Write the file. If the output cannot be written, the failure file says so."""
         try:
-            await run_in_thread(self._output.write, *file)
+            await run_in_thread(self.output.write, *file)
         except StoreError as error:
             if file.path == job.failure:
                 log.error("async invocation %s has no file: %s", job.inference_id, error)
             else:
                 await self._leave(job, self._failed(job, job.error(str(error))))
+
+
+def read_job(request: AwsRequest, endpoint: AwsEndpoint, inputs: Inputs) -> AsyncJob:
+    """Return the invocation that a request asks for. Raises AwsError."""
+    values = request.values(ASYNC)
+    id, folder = str(uuid.uuid4()), _folder(values.get("S3OutputPathExtension", ""))
+    return AsyncJob(
+        endpoint=endpoint,
+        region=request.region,
+        inference_id=values.get("InferenceId") or str(uuid.uuid4()),
+        headers=headers_for_container(values, endpoint.name),
+        input=_input(request, inputs),
+        output=folder + values.get("Filename", f"{id}.out"),
+        failure=f"{folder}{id}-error.out",
+        ttl_s=int(values.get("RequestTTLSeconds", TTL_S)),
+        timeout_s=int(values.get("InvocationTimeoutSeconds", TIMEOUT_S)),
+    )
+
+
+def _folder(extension: str) -> str:
+    """Return the path extension so that a file's name can follow it. Raises AwsError."""
+    parts = [part for part in extension.split("/") if part not in ("", ".")]
+    if ".." in parts or any(len(part) > MAX_PART_CHARS for part in parts):
+        rule = f"must have no part that is .. or longer than {MAX_PART_CHARS}"
+        raise invalid(f"S3OutputPathExtension {rule}, given {extension}")
+    return "".join(f"{part}/" for part in parts)
+
+
+def _input(request: AwsRequest, inputs: Inputs) -> bytes | str:
+    location = request.exchange.headers.get(INPUT_LOCATION, "")
+    if bool(location) == bool(request.body):
+        given = "both" if location else "neither"
+        raise invalid(f"Exactly one of Body and InputLocation must be given, not {given}.")
+    if len(request.body) > MAX_INLINE_BYTES:
+        raise too_large(MAX_INLINE_BYTES)
+    if location and (len(location) > MAX_LOCATION_CHARS or not inputs.is_allowed(location)):
+        where = "s3://BUCKET/KEY or a file:// URL below the folder of --async-input"
+        raise invalid(f"InputLocation must be {where}, with at most {MAX_LOCATION_CHARS} characters, given {location}")
+    return location or request.body

@@ -15,15 +15,16 @@ import orjson
 from msgspec import Meta
 
 from lmi.errors import shorten
-from lmi.gateway.endpoints import Endpoint
+from lmi.gateway.endpoints import AwsEndpoint
 from lmi.gateway.errors import AwsError, cut
-from lmi.gateway.gateway import VARIANT, Gateway, Request
+from lmi.gateway.exchange import VARIANT, AwsRequest
+from lmi.gateway.gateway import Gateway
 
 MEDIA_TYPE = "application/x-amz-json-1.1"
 MAX_REASON_CHARS = 1024
 Members = dict[str, Any]
 Input = TypeVar("Input")
-Operation = Callable[[Request, Gateway], Awaitable[Members]]
+Operation = Callable[[Gateway, AwsRequest], Awaitable[Members]]
 
 
 class Described(msgspec.Struct):
@@ -58,16 +59,16 @@ class Listed(msgspec.Struct):
 SORT_KEYS = {"Name": "EndpointName", "CreationTime": "CreationTime", "Status": "EndpointStatus"}
 
 
-async def control(request: Request, gateway: Gateway) -> None:
+async def control(gateway: Gateway, request: AwsRequest) -> None:
     """Run the operation that the request names."""
     target = request.exchange.headers.get("x-amz-target", "")
     if target not in OPERATIONS:
         raise AwsError("UnknownOperationException", 400, f"The gateway has no operation {shorten(target)}.")
-    answer = await OPERATIONS[target](request, gateway)
+    answer = await OPERATIONS[target](gateway, request)
     await request.exchange.send_whole(200, MEDIA_TYPE, orjson.dumps(answer))
 
 
-async def describe(request: Request, gateway: Gateway) -> Members:
+async def describe(gateway: Gateway, request: AwsRequest) -> Members:
     name = _decode(request, Described).EndpointName
     try:
         endpoint = gateway.endpoints.find(name)
@@ -81,7 +82,7 @@ async def describe(request: Request, gateway: Gateway) -> Members:
     return _summary(endpoint, status, request.region) | details | why
 
 
-async def list_endpoints(request: Request, gateway: Gateway) -> Members:
+async def list_endpoints(gateway: Gateway, request: AwsRequest) -> Members:
     asked = _decode(request, Listed)
     endpoints = gateway.endpoints.all()
     healths = list({endpoint.health for endpoint in endpoints})
@@ -97,7 +98,7 @@ async def list_endpoints(request: Request, gateway: Gateway) -> Members:
 OPERATIONS: dict[str, Operation] = {"SageMaker.DescribeEndpoint": describe, "SageMaker.ListEndpoints": list_endpoints}
 
 
-def _summary(endpoint: Endpoint, status: str, region: str) -> Members:
+def _summary(endpoint: AwsEndpoint, status: str, region: str) -> Members:
     return {
         "EndpointName": endpoint.name,
         "EndpointArn": endpoint.arn(region),
@@ -107,7 +108,7 @@ def _summary(endpoint: Endpoint, status: str, region: str) -> Members:
     }
 
 
-def _decode(request: Request, kind: type[Input]) -> Input:
+def _decode(request: AwsRequest, kind: type[Input]) -> Input:
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lmi.gateway.container import Container, ContainerFault
-from lmi.gateway.errors import ACCOUNT, AwsError, no_endpoint, unavailable
+from lmi.gateway.container import Container, ContainerFault, OutOfTime, Unreachable
+from lmi.gateway.errors import ACCOUNT, AwsError, invalid, model_error, unavailable
 from lmi.gateway.members import ENDPOINT_NAME
-from lmi.gateway.settings import ANY
 
+ANY = ""  # in place of an endpoint's name
+TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
 PING_TIMEOUT_S = 2.0  # as on the platform
 OUT_OF_SERVICE_S = 10.0
 MAX_PING_BYTES = 64 << 10
@@ -62,7 +63,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class AwsEndpoint:
     name: str
     container: Container
     health: Health
@@ -71,44 +72,47 @@ class Endpoint:
     def arn(self, region: str) -> str:
         return f"arn:aws:sagemaker:{region}:{ACCOUNT}:endpoint/{self.name}"
 
+    def error(self, fault: ContainerFault, region: str) -> AwsError:
+        """Return what a client gets where the container gave no whole response."""
+        if isinstance(fault, Unreachable):
+            return unavailable(f"The container at {self.container.url} is not there: {fault}")
+        return model_error(0, TIMED_OUT if isinstance(fault, OutOfTime) else str(fault), self.name, region)
+
 
 class Endpoints:
-    """All endpoints. A container without a name serves every name that no other has."""
+    """All endpoints and their inference components. A container without a name serves every name that no other has.
 
-    def __init__(self, urls: Mapping[str, str]) -> None:
+    `components` has the adapter, "" for none, by endpoint and component. Without any, every component is taken.
+    """
+
+    def __init__(self, urls: Mapping[str, str], components: Mapping[tuple[str, str], str]) -> None:
         containers = {url: Container(url) for url in urls.values()}
         self._behind = {url: (container, Health(container)) for url, container in containers.items()}
         self._other_url = urls.get(ANY)
-        self._known = {name: Endpoint(name, *self._behind[url]) for name, url in urls.items() if name != ANY}
+        self._known = {name: AwsEndpoint(name, *self._behind[url]) for name, url in urls.items() if name != ANY}
+        self._components = components
 
-    def find(self, name: str) -> Endpoint:
+    def find(self, name: str) -> AwsEndpoint:
         """Return the endpoint. Raises AwsError for a name that cannot be one or that no container has."""
         if found := self._known.get(name):
             return found
         ENDPOINT_NAME.check(name)
         if self._other_url is None:
-            raise no_endpoint(name)
-        endpoint = Endpoint(name, *self._behind[self._other_url])
+            raise invalid(f"Endpoint {name} of account {ACCOUNT} not found.")
+        endpoint = AwsEndpoint(name, *self._behind[self._other_url])
         if len(self._known) < MAX_NAMES:
             self._known[name] = endpoint
         return endpoint
 
-    def all(self) -> list[Endpoint]:
+    def all(self) -> list[AwsEndpoint]:
         """Return those with a container of their own, and those that clients have named so far."""
         return list(self._known.values())
 
-
-class Components:
-    """Inference components and the adapters behind them. Without any, every component is taken and means nothing."""
-
-    def __init__(self, adapters: Mapping[tuple[str, str], str]) -> None:
-        self._adapters = adapters
-
     def adapter(self, endpoint: str, component: str | None) -> str:
         """Return the adapter of a component, or "". Raises AwsError for a component that is not there."""
-        if component is None or not self._adapters:
+        if component is None or not self._components:
             return ""
         for key in ((endpoint, component), (ANY, component)):
-            if key in self._adapters:
-                return self._adapters[key]
-        raise AwsError("ValidationError", 400, f"Inference Component {component} of endpoint {endpoint} not found.")
+            if key in self._components:
+                return self._components[key]
+        raise invalid(f"Inference Component {component} of endpoint {endpoint} not found.")

@@ -12,7 +12,6 @@ from lmi.errors import LmiError
 
 ACCOUNT = "000000000000"
 MAX_TEXT_CHARS = 2048
-TIMED_OUT = "Your invocation timed out while waiting for a response from container primary."
 
 
 class AwsError(LmiError):
@@ -20,8 +19,7 @@ class AwsError(LmiError):
 
     def __init__(self, kind: str, status: int, message: str, **others: str | int) -> None:
         super().__init__(message)
-        self.kind = kind
-        self.label = kind
+        self.kind = self.label = kind
         self.status = status
         self.others = others
 
@@ -45,10 +43,6 @@ def invalid(message: str) -> AwsError:
     return AwsError("ValidationError", 400, message)
 
 
-def no_endpoint(name: str) -> AwsError:
-    return invalid(f"Endpoint {name} of account {ACCOUNT} not found.")
-
-
 def too_large(max_bytes: int) -> AwsError:
     return AwsError("ValidationError", 413, f"The request body must have at most {max_bytes} bytes.")
 
@@ -56,10 +50,6 @@ def too_large(max_bytes: int) -> AwsError:
 def unavailable(reason: str) -> AwsError:
     """No container takes the request. Clients may retry."""
     return AwsError("ServiceUnavailable", 503, reason)
-
-
-def unknown_operation() -> AwsError:
-    return AwsError("UnknownOperationException", 404, "The requested operation is not supported by the gateway.")
 
 
 def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
@@ -74,7 +64,3 @@ def model_error(status: int, body: str, endpoint: str, region: str) -> AwsError:
         OriginalMessage=body,
         LogStreamArn=f"arn:aws:logs:{region}:{ACCOUNT}:log-group:/aws/sagemaker/Endpoints/{endpoint}",
     )
-
-
-def timed_out(endpoint: str, region: str) -> AwsError:
-    return model_error(0, TIMED_OUT, endpoint, region)

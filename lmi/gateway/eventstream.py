@@ -1,25 +1,30 @@
-"""Frames of AWS's event stream, in which a streamed answer reaches its client. This module does no I/O.
+"""AWS's event stream, in which a streamed answer reaches its client: how it is cut into parts, and their frames.
 
-A frame is its length and that of its headers, the CRC-32 of these 8 bytes, the headers, the payload, and the CRC-32 of
-all before. Integers are big-endian. A header is a name with its length in one byte, the type 7 for a string, and a
-value with its length in two. Source: Amazon's description of the vnd.amazon.eventstream encoding.
+The answer is cut as the container sent it, or joined or cut as the platform may do, and a client that is right with all
+three is right with every cut. No part is empty or longer than 1 MiB. A body that ends early ends the parts, with
+nothing lost of what came before. Source: Amazon's description of the vnd.amazon.eventstream encoding.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 from zlib import crc32
 
 import orjson
 
+from lmi.gateway.container import MAX_CHUNK_BYTES, ContainerResponse
+
 MEDIA_TYPE = "application/vnd.amazon.eventstream"
-MAX_PART_BYTES = 1 << 20
+MAX_PART_BYTES = MAX_CHUNK_BYTES
 STRING = 7
 NUM_OTHER_BYTES = 16  # two lengths and two checksums
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """Return each name with its length in one byte, the type, and the value with its length in two."""
     encoded = bytearray()
     for name, value in headers.items():
         encoded += struct.pack("!B", len(name)) + name.encode()
@@ -28,7 +33,9 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def frame(headers: bytes, payload: bytes) -> bytes:
-    """Return one frame. `headers` are encoded."""
+    """Return one frame: its length and that of its headers, the CRC-32 of these 8 bytes, headers, payload, and the
+    CRC-32 of all before. Integers are big-endian. `headers` are encoded.
+    """
     lengths = struct.pack("!II", NUM_OTHER_BYTES + len(headers) + len(payload), len(headers))
     before = b"".join((lengths, struct.pack("!I", crc32(lengths)), headers, payload))
     return before + struct.pack("!I", crc32(before))
@@ -50,3 +57,77 @@ def part(payload: bytes) -> bytes:
 def failure(error_code: str, message: str) -> bytes:
     """Return the frame that ends a stream which the container did not complete."""
     return frame(FAILURE, orjson.dumps({"Message": message, "ErrorCode": error_code}))
+
+
+@dataclass(frozen=True)
+class AsIs:
+    """One part for each chunk, at once."""
+
+    async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
+        while chunk := await response.receive():
+            yield chunk
+
+
+@dataclass(frozen=True)
+class Coalesced:
+    """One part for all that comes within `wait_s` of its first byte."""
+
+    wait_s: float = 0.05
+
+    async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
+        part = await response.receive()
+        while part:
+            part, rest = await self._fill(part, response)
+            yield part
+            part = rest or await response.receive()
+
+    async def _fill(self, part: bytes, response: ContainerResponse) -> tuple[bytes, bytes]:
+        """Return the part, and a chunk for which it has no room."""
+        chunks, num_bytes = [part], len(part)
+        try:
+            async with asyncio.timeout(self.wait_s):
+                while chunk := await response.receive():
+                    num_bytes += len(chunk)
+                    if num_bytes > MAX_PART_BYTES:
+                        return b"".join(chunks), chunk
+                    chunks.append(chunk)
+        except TimeoutError:
+            pass
+        return b"".join(chunks), b""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part for every `num_bytes` bytes, wherever characters and records end."""
+
+    num_bytes: int = 7
+
+    async def cut(self, response: ContainerResponse) -> AsyncGenerator[bytes]:
+        left = b""
+        while chunk := await response.receive():
+            left += chunk
+            end = len(left) - len(left) % self.num_bytes
+            for begin in range(0, end, self.num_bytes):
+                yield left[begin : begin + self.num_bytes]
+            left = left[end:]
+        if left:
+            yield left
+
+
+Parts = AsIs | Coalesced | Split
+
+
+def parse_parts(text: str) -> Parts:
+    """Return the mode that `--parts` names. Raises ValueError with the rule."""
+    word, _, value = text.partition(":")
+    if word == "as-is" and not value:
+        return AsIs()
+    if word == "coalesce" and _is_within(value, 60_000):
+        return Coalesced(int(value) / 1000) if value else Coalesced()
+    if word == "split" and _is_within(value, MAX_PART_BYTES):
+        return Split(int(value)) if value else Split()
+    raise ValueError(f"must be as-is, coalesce[:MS] (1..60000) or split[:BYTES] (1..{MAX_PART_BYTES}), given {text}")
+
+
+def _is_within(value: str, maximum: int) -> bool:
+    return not value or value.isdecimal() and value.isascii() and 1 <= int(value) <= maximum

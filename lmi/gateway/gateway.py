@@ -1,122 +1,159 @@
-"""The gateway: what all requests share, one request, and its way to a container."""
+"""The gateway: what all requests share, and the operations that invoke an endpoint.
+
+They are InvokeEndpoint, streamed or async, and OpenAI's chat completions.
+"""
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
-from lmi.gateway.container import Header
-from lmi.gateway.endpoints import Components, Endpoint, Endpoints
-from lmi.gateway.errors import invalid
-from lmi.gateway.exchange import AwsExchange
-from lmi.gateway.members import PREFIX, TO_CONTAINER, Member, read
-from lmi.gateway.settings import Settings
+import orjson
+
+from lmi.gateway import eventstream
+from lmi.gateway.async_invocations import AsyncInvocations
+from lmi.gateway.command import GatewaySettings
+from lmi.gateway.container import ContainerFault, ContainerResponse, Header, OutOfTime
+from lmi.gateway.endpoints import AwsEndpoint, Endpoints
+from lmi.gateway.errors import model_error
+from lmi.gateway.exchange import VARIANT, AwsRequest, headers_for_container
+from lmi.gateway.members import COMPONENT_NAME, INVOKE, OPENAI, PREFIX, STREAM, AwsMember
+from lmi.gateway.model_store import ModelStore
+from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
+from lmi.gateway.target_models import TargetModels
 from lmi.http.body import BodyMemory
-from lmi.http.exchange import ENDPOINT_NAME
+from lmi.http.exchange import MAX_HEADER_BYTES
 
-VARIANT = "AllTraffic"
 MAX_BODY_MEMORY = 1 << 30
-REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
+MAX_ERROR_BYTES = 16 << 10  # that are read of an error, of which a client sees 2048 characters
+PASSED = ("Custom-Attributes", "Closed-Session-Id", "New-Session-Id")
+ALLOTTED = "Your model primary did not complete sending the inference response in the allotted time."
+BROKEN = "The connection to your model primary was lost before the inference response was complete."
 
-
-class Targets(Protocol):
-    """The models of multi-model endpoints."""
-
-    def are_of(self, endpoint: Endpoint) -> bool:
-        """Whether the endpoint is a multi-model endpoint."""
-
-    def lease(self, endpoint: Endpoint, target_model: str, region: str) -> AbstractAsyncContextManager[str]:
-        """Load the model, and keep it until the block ends. Yields the path to invoke it. Raises AwsError."""
-
-
-class Accepted(NamedTuple):
-    """An async invocation that was accepted, and the URLs of the file that it leaves: one of the two."""
-
-    inference_id: str
-    output: str
-    failure: str
-
-
-class AsyncInvocations(Protocol):
-    """The invocations that run after their clients were answered."""
-
-    def accept(self, request: Request, endpoint: Endpoint) -> Accepted:
-        """Put an invocation into the queue. Raises AwsError."""
-
-
-class Worker(Protocol):
-    """What runs beside the requests, from before the first until after the last."""
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
+log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """What all requests share. `targets`, `async_invocations` and `workers` are set before the first request."""
+    """What all requests share, with the operations as methods."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.endpoints = Endpoints(settings.endpoints)
-        self.components = Components(settings.components)
+        self.endpoints = Endpoints(settings.endpoints, settings.components)
         self.num_body_bytes = 0  # of all requests that are open
         self.body_memory = BodyMemory(self, max(MAX_BODY_MEMORY, 4 * settings.max_body_bytes))
-        self.targets: Targets | None = None
-        self.async_invocations: AsyncInvocations | None = None
-        self.workers: list[Worker] = []
+        stores = {name: ModelStore(source, settings.models_dir) for name, source in settings.models.items()}
+        self._target_models = TargetModels(stores, settings.timeout_s)
+        s3, place = S3(), settings.async_output
+        output = S3Output(s3, place) if place.startswith(S3_SCHEME) else FolderOutput(Path(place))
+        self._async_invocations = AsyncInvocations(Inputs(s3, settings.async_input), output, settings.async_concurrency)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run what has its own tasks, from before the first request until after the last."""
+        await self._async_invocations.start()
+        try:
+            yield
+        finally:
+            await self._target_models.close()
+            await self._async_invocations.close()
+
+    async def invoke(self, request: AwsRequest) -> None:
+        """Send the container's whole response."""
+        async with self._invocation(request, INVOKE, self.settings.timeout_s) as response:
+            if response.is_chunked:
+                log.warning("the container's answer is chunked: an asynchronous endpoint would refuse it")
+            body = await response.read()
+        media_type = response.header("content-type") or ""
+        await request.exchange.send_whole(200, media_type, body, headers_for_client(response))
+
+    async def stream(self, request: AwsRequest) -> None:
+        """Send the container's response as an event stream, part by part."""
+        exchange = request.exchange
+        async with self._invocation(request, STREAM, self.settings.stream_timeout_s) as response:
+            headers = headers_for_client(response)
+            headers += [(PREFIX + "Content-Type", value) for value in filter(None, [response.header("content-type")])]
+            async with aclosing(self.settings.parts.cut(response)) as parts:
+                async for part in parts:
+                    if not exchange.status:
+                        await exchange.start(200, eventstream.MEDIA_TYPE, headers)
+                    await exchange.write(eventstream.part(part))
+            if not exchange.status and isinstance(response.fault, OutOfTime):
+                raise response.fault
+        if not exchange.status:
+            await exchange.start(200, eventstream.MEDIA_TYPE, headers)
+        if (fault := response.fault) is not None:
+            log.warning("a stream ends with an error: %s", fault)
+            late = ("ModelInvocationTimeExceeded", ALLOTTED)
+            await exchange.write(
+                eventstream.failure(*late if isinstance(fault, OutOfTime) else ("StreamBroken", BROKEN))
+            )
+        await exchange.end()
+
+    async def chat(self, request: AwsRequest) -> None:
+        """Send what the container's /v1/chat/completions answers: its status and bytes, of errors too."""
+        endpoint, values = self.endpoints.find(request.names["endpoint"]), request.values(OPENAI)
+        if component := request.names.get("component"):
+            values[COMPONENT_NAME.name] = COMPONENT_NAME.check(component)
+        exchange, timeout_s = request.exchange, self.settings.stream_timeout_s
+        async with self._call(request, endpoint, values, "/v1/chat/completions", timeout_s) as response:
+            headers = [("content-length", value) for name, value in response.headers if name == "content-length"]
+            headers += headers_for_client(response)
+            await exchange.start(response.status, response.header("content-type") or "", headers)
+            while chunk := await response.receive():
+                await exchange.write(chunk)
+            if response.fault is not None:
+                raise response.fault  # the client's connection is cut, which shows that the answer is not whole
+        await exchange.end()
+
+    async def invoke_later(self, request: AwsRequest) -> None:
+        """Accept an async invocation, and send where its answer will be."""
+        endpoint = self.endpoints.find(request.names["endpoint"])
+        await endpoint.health.check_was_ready()
+        job, url = self._async_invocations.accept(request, endpoint), self._async_invocations.output.url
+        locations = [(PREFIX + "OutputLocation", url(job.output)), (PREFIX + "FailureLocation", url(job.failure))]
+        body = orjson.dumps({"InferenceId": job.inference_id})
+        await request.exchange.send_whole(202, "application/json", body, locations)
+
+    @asynccontextmanager
+    async def _invocation(
+        self, request: AwsRequest, members: tuple[AwsMember, ...], timeout_s: float
+    ) -> AsyncIterator[ContainerResponse]:
+        """Yield the model's response. Raises AwsError for an error of the container, or where none came in time."""
+        endpoint, values = self.endpoints.find(request.names["endpoint"]), request.values(members)
+        async with self._target_models.path(endpoint, values.get("TargetModel"), request.region) as path:
+            async with self._call(request, endpoint, values, path, timeout_s) as response:
+                if response.status >= 300:
+                    text = b""
+                    while len(text) < MAX_ERROR_BYTES and (chunk := await response.receive()):
+                        text += chunk
+                    raise model_error(response.status, text.decode(errors="replace"), endpoint.name, request.region)
+                yield response
+
+    @asynccontextmanager
+    async def _call(
+        self, request: AwsRequest, endpoint: AwsEndpoint, values: dict[str, str], path: str, timeout_s: float
+    ) -> AsyncIterator[ContainerResponse]:
+        """Yield the container's response. Raises AwsError where it does not come whole while the block runs."""
+        component = values.get(COMPONENT_NAME.name)
+        adapter = self.endpoints.adapter(endpoint.name, component)
+        headers = headers_for_container(values, endpoint.name, component, adapter)
+        await endpoint.health.check_was_ready()
+        try:
+            async with endpoint.container.call("POST", path, headers, request.body, timeout_s) as response:
+                if response.num_header_bytes > MAX_HEADER_BYTES:
+                    log.warning("the container's answer has %d bytes of headers", response.num_header_bytes)
+                yield response
+        except ContainerFault as fault:
+            raise endpoint.error(fault, request.region) from fault
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request of AWS's API: who asks what of which endpoint. `names` are those in its path."""
-
-    exchange: AwsExchange
-    names: dict[str, str]
-    body: bytes
-
-    @property
-    def region(self) -> str:
-        """The region that the client signed for, else "local"."""
-        found = REGION.search(self.exchange.headers.get("authorization", ""))
-        return found[1] if found else "local"
-
-    def values(self, members: tuple[Member, ...]) -> dict[str, str]:
-        """Return the headers of an operation by member. Raises AwsError for a value against its rule."""
-        values = read(members, self.exchange.headers)
-        if values.get("TargetVariant", VARIANT) != VARIANT:
-            raise invalid(f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found.")
-        return values
-
-
-def headers_for_container(
-    values: dict[str, str], endpoint: str, component: str | None = None, adapter: str = ""
-) -> list[Header]:
-    """Return what a container gets of a request: the members that are for it, and the adapter of its component.
-
-    It gets the name of its endpoint too, which some clients send as the name of the model.
-    """
-    headers = [(header, values[member]) for member, header in TO_CONTAINER.items() if member in values]
-    headers.append((ENDPOINT_NAME, endpoint))
-    if component and adapter:
-        headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", component)]
+def headers_for_client(response: ContainerResponse) -> list[Header]:
+    """Return what a client gets of the container's headers, beside the content type, and the variant."""
+    headers = [("x-Amzn-Invoked-Production-Variant", VARIANT)]
+    headers += [(PREFIX + name, value) for name in PASSED if (value := response.header((PREFIX + name).lower()))]
+    created = response.header((PREFIX + "Session-Id").lower())
+    if created and "; Expires=" in created and response.header((PREFIX + "New-Session-Id").lower()) is None:
+        headers.append((PREFIX + "New-Session-Id", created))
     return headers
-
-
-@asynccontextmanager
-async def path_to_model(
-    gateway: Gateway, endpoint: Endpoint, values: dict[str, str], region: str
-) -> AsyncIterator[str]:
-    """Yield the container's path for a call, while the model that it names stays loaded."""
-    target = values.get("TargetModel")
-    if target is None:
-        if gateway.targets is not None and gateway.targets.are_of(endpoint):
-            raise invalid(f"Endpoint {endpoint.name} is a multi-model endpoint: TargetModel must name a model of it.")
-        yield "/invocations"
-    elif gateway.targets is None:
-        raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: the gateway has no --models.")
-    else:
-        async with gateway.targets.lease(endpoint, target, region) as path:
-            yield path

@@ -15,13 +15,14 @@ from functools import cached_property
 from lmi.errors import shorten
 from lmi.gateway.errors import invalid
 
+FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 ASCII, PRINTABLE = r"\p{ASCII}*", r"\A\S[\p{Print}]*\z"
 NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 SPELLINGS = {r"\p{ASCII}": r"[\x00-\x7f]", r"\p{Print}": r"\x20-\x7e", r"\z": r"\Z"}  # of Java, and of Python
 
 
 @dataclass(frozen=True)
-class Member:
+class AwsMember:
     name: str
     header: str
     pattern: str | None
@@ -71,48 +72,48 @@ class Member:
 
 
 PREFIX = "X-Amzn-SageMaker-"
-ENDPOINT_NAME = Member("EndpointName", "", NAME, 0, 63)
-COMPONENT_NAME = Member(
+ENDPOINT_NAME = AwsMember("EndpointName", "", NAME, 0, 63)
+COMPONENT_NAME = AwsMember(
     "InferenceComponentName", PREFIX + "Inference-Component", r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$", 0, 63
 )
-CONTENT_TYPE = Member("ContentType", "Content-Type", ASCII, 0, 1024)
-ACCEPT = Member("Accept", "Accept", ASCII, 0, 1024)
-SESSION_ID = Member("SessionId", PREFIX + "Session-Id", NAME + "$", 0, 256)
+CONTENT_TYPE = AwsMember("ContentType", "Content-Type", ASCII, 0, 1024)
+ACCEPT = AwsMember("Accept", "Accept", ASCII, 0, 1024)
+SESSION_ID = AwsMember("SessionId", PREFIX + "Session-Id", NAME + "$", 0, 256)
 COMMON = (
-    Member("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
-    Member("InferenceId", PREFIX + "Inference-Id", PRINTABLE, 1, 64),
+    AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
+    AwsMember("InferenceId", PREFIX + "Inference-Id", PRINTABLE, 1, 64),
 )
 ROUTED = (
-    Member("TargetVariant", PREFIX + "Target-Variant", NAME, 0, 63),
-    Member("TargetContainerHostname", PREFIX + "Target-Container-Hostname", NAME, 0, 63),
+    AwsMember("TargetVariant", PREFIX + "Target-Variant", NAME, 0, 63),
+    AwsMember("TargetContainerHostname", PREFIX + "Target-Container-Hostname", NAME, 0, 63),
     COMPONENT_NAME,
-    Member("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
+    AwsMember("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
 )
 INVOKE = (
     *COMMON,
     *ROUTED,
     CONTENT_TYPE,
     ACCEPT,
-    Member("TargetModel", PREFIX + "Target-Model", PRINTABLE, 1, 1024),
-    Member("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
-    Member("SessionId", PREFIX + "Session-Id", "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 0, 256),
+    AwsMember("TargetModel", PREFIX + "Target-Model", PRINTABLE, 1, 1024),
+    AwsMember("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
+    AwsMember("SessionId", PREFIX + "Session-Id", "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 0, 256),
 )
 STREAM = (
     *COMMON,
     *ROUTED,
     CONTENT_TYPE,
-    Member("Accept", PREFIX + "Accept", ASCII, 0, 1024),
+    AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024),
     SESSION_ID,
 )
 OPENAI = (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID)
 ASYNC = (
     *COMMON,
-    Member("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024),
-    Member("Accept", PREFIX + "Accept", ASCII, 0, 1024),
-    Member("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$", 1, 512),
-    Member("Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32),
-    Member("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
-    Member("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
+    AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024),
+    AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024),
+    AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", FOLDER, 1, 512),
+    AwsMember("Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32),
+    AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
+    AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
 )
 # What a container gets of them, under which name. The others are for the platform.
 TO_CONTAINER = {
@@ -125,6 +126,6 @@ TO_CONTAINER = {
 }
 
 
-def read(members: tuple[Member, ...], headers: Mapping[str, str]) -> dict[str, str]:
+def read(members: tuple[AwsMember, ...], headers: Mapping[str, str]) -> dict[str, str]:
     """Return the checked values by member, of those that were sent. Raises AwsError for a value against its rule."""
     return {member.name: member.check(headers[member.header]) for member in members if member.header in headers}

@@ -9,10 +9,6 @@ import time
 from calendar import timegm
 from collections.abc import Iterable, Mapping
 
-from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
-from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
-from botocore.credentials import Credentials  # type: ignore[import-untyped]
-
 from lmi.errors import BadConfiguration
 from lmi.gateway.errors import AwsError
 from lmi.gateway.exchange import AwsExchange
@@ -30,7 +26,7 @@ TIME_FORM = "%Y%m%dT%H%M%SZ"
 
 
 class Signatures:
-    """Checks signatures made with the credentials in `environ`. Raises BadConfiguration if there are none."""
+    """Checks signatures made with the credentials in `environ`. Raises BadConfiguration without these or botocore."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
@@ -38,6 +34,10 @@ class Signatures:
             raise BadConfiguration(
                 "--check-signatures needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as clients do"
             )
+        try:
+            from botocore.credentials import Credentials  # type: ignore[import-untyped]
+        except ModuleNotFoundError:
+            raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
         self._credentials = Credentials(key, secret, environ.get("AWS_SESSION_TOKEN") or None)
 
     def check(self, exchange: AwsExchange, body: bytes) -> None:
@@ -59,6 +59,9 @@ class Signatures:
 
     def _sign(self, exchange: AwsExchange, body: bytes, given: re.Match[str], date: str) -> str:
         """Return the signature that the request must have."""
+        from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
+        from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
+
         names, headers = given["headers"].split(";"), exchange.headers
         digest = headers.get(DIGEST, hashlib.sha256(body).hexdigest())
         is_bound = REQUIRED <= set(names) and digest == hashlib.sha256(body).hexdigest()

@@ -1,17 +1,20 @@
 """Where an async invocation reads its input and leaves its answer: objects of S3, or files of a folder.
 
-A location is a URL, `s3://BUCKET/KEY` or `file:///PATH`. Every function here blocks, so the gateway calls it in a
-thread. boto3 is imported when the first object is read or written, because folders need no boto3.
+A location is a URL, `s3://BUCKET/KEY` or `file:///PATH`. All of this blocks, so the gateway calls it in a thread. boto3
+is imported when the first object is read or written, because folders need no boto3.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from lmi.errors import cause_line
@@ -19,20 +22,13 @@ from lmi.errors import cause_line
 MAX_INPUT_BYTES = 1 << 30  # SageMaker's limit of an async payload
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, NUM_TRIES = 5, 10, 3
 S3_SCHEME = "s3://"
-EXTRA = "S3 needs boto3, which `pip install boto3` brings"
+NO_BOTO3 = "S3 needs boto3, which `pip install boto3` brings"
+
+T = TypeVar("T")
 
 
 class StoreError(Exception):
     """An object or a file cannot be read or written. The text names it and the cause."""
-
-
-class Output(Protocol):
-    """The place of all answers. `path` is relative to it, with `/` between its parts."""
-
-    def url(self, path: str) -> str: ...
-
-    def write(self, path: str, data: bytes, media_type: str) -> None:
-        """Write a whole file, or nothing. Raises StoreError."""
 
 
 class FolderOutput:
@@ -42,9 +38,11 @@ class FolderOutput:
         self._folder = folder.absolute()
 
     def url(self, path: str) -> str:
+        """Return the URL of a path below the folder."""
         return (self._folder / path).as_uri()
 
     def write(self, path: str, data: bytes, media_type: str) -> None:
+        """Write a whole file, or nothing. Raises StoreError."""
         file = self._folder / path
         part = file.with_name(f".{uuid.uuid4().hex}.part")
         try:
@@ -100,7 +98,7 @@ class S3:
 
 
 class S3Output:
-    """Answers as objects below a URL."""
+    """Answers as objects below a URL, in the way of FolderOutput."""
 
     def __init__(self, s3: S3, root: str) -> None:
         self._s3 = s3
@@ -171,10 +169,28 @@ def _make_client() -> Any:
         import boto3  # type: ignore[import-untyped]
         from botocore.config import Config  # type: ignore[import-untyped]
     except ImportError:
-        raise StoreError(EXTRA) from None
+        raise StoreError(NO_BOTO3) from None
     limits = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         retries={"mode": "standard", "max_attempts": NUM_TRIES},
     )
     return boto3.session.Session().client("s3", config=limits)
+
+
+async def run_in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Return what a blocking call returns, or raise what it raises. The call goes on if its caller is cancelled.
+
+    Its thread does not keep the process alive, because a disk or a network may hang when the process should end.
+    """
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call(*arguments))
+        except Exception as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(outcome)

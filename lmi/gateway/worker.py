@@ -8,8 +8,8 @@ import logging
 import os
 import signal
 import socket
+import uuid
 from importlib.util import find_spec
-from pathlib import Path
 
 import orjson
 import uvicorn
@@ -17,15 +17,14 @@ import uvloop
 
 import lmi.shared.log
 from lmi.errors import BadConfiguration, PortUnavailable
-from lmi.gateway.app import App, Signatures
-from lmi.gateway.async_invocations import AsyncInvocations
-from lmi.gateway.child import local_url
+from lmi.gateway import local_url
+from lmi.gateway.app import App
+from lmi.gateway.command import GatewaySettings
+from lmi.gateway.errors import AwsError, unavailable
 from lmi.gateway.gateway import Gateway
-from lmi.gateway.library import Library
-from lmi.gateway.protocol import AwsProtocol
-from lmi.gateway.settings import Settings
-from lmi.gateway.stores import EXTRA, S3, S3_SCHEME, FolderOutput, Inputs, S3Output
-from lmi.gateway.targets import Targets
+from lmi.gateway.signatures import Signatures
+from lmi.gateway.stores import NO_BOTO3, S3_SCHEME
+from lmi.http.protocol import GuardedProtocol, Refusal
 from lmi.shared import linux
 from lmi.shared.log import escape, is_text
 
@@ -36,7 +35,16 @@ BACKLOG = 2048
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> int:
+class AwsProtocol(GuardedProtocol):
+    """HTTP/1.1 whose refusals have the form of AWS's API too."""
+
+    def rendered(self, refusal: Refusal) -> tuple[bytes, str]:
+        said = str(refusal)
+        error = unavailable(said) if refusal.status == 503 else AwsError("ValidationError", refusal.status, said)
+        return error.body, f"x-amzn-requestid: {uuid.uuid4()}\r\nx-amzn-errortype: {error.kind}\r\n"
+
+
+def run(settings: GatewaySettings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code. Raises StartError."""
     lmi.shared.log.setup("gateway", settings.log_level, settings.log_format)
     linux.set_title("lmi-gateway")
@@ -44,9 +52,12 @@ def run(settings: Settings) -> int:
         linux.die_with_parent(int(parent), signal.SIGTERM)
     if settings.s3_endpoint is not None:
         os.environ["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
+    places = [settings.async_output, *settings.models.values()]
+    if any(place.startswith(S3_SCHEME) for place in places) and find_spec("boto3") is None:
+        raise BadConfiguration(NO_BOTO3)
     gateway = Gateway(settings)
-    add_workers(gateway)
-    server = make_server(App(gateway, signatures(settings)), settings)
+    app = App(gateway, Signatures(os.environ) if settings.checks_signatures else None)
+    server = make_server(app, settings)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, server.handle_exit)  # also while the server starts, and when it raises them again
     listener = listen(settings.host, settings.port)
@@ -56,31 +67,6 @@ def run(settings: Settings) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(gateway, server, listener))
     return 0
-
-
-def add_workers(gateway: Gateway) -> None:
-    """Give the gateway what has tasks of its own."""
-    settings, s3 = gateway.settings, S3()
-    places = [settings.async_output, *settings.models.values()]
-    if any(place.startswith(S3_SCHEME) for place in places) and find_spec("boto3") is None:
-        raise BadConfiguration(EXTRA)
-    is_in_s3 = settings.async_output.startswith(S3_SCHEME)
-    output = S3Output(s3, settings.async_output) if is_in_s3 else FolderOutput(Path(settings.async_output))
-    libraries = {name: Library(source, settings.models_dir) for name, source in settings.models.items()}
-    targets = Targets(libraries, settings.timeout_s)
-    invocations = AsyncInvocations(Inputs(s3, settings.async_input), output, settings.async_concurrency)
-    gateway.targets, gateway.async_invocations = targets, invocations
-    gateway.workers += [targets, invocations]
-
-
-def signatures(settings: Settings) -> Signatures | None:
-    if not settings.checks_signatures:
-        return None
-    try:
-        from lmi.gateway import signatures
-    except ModuleNotFoundError:
-        raise BadConfiguration("--check-signatures needs botocore: pip install boto3") from None
-    return signatures.Signatures(os.environ)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -98,7 +84,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_server(app: App, settings: Settings) -> uvicorn.Server:
+def make_server(app: App, settings: GatewaySettings) -> uvicorn.Server:
     """Return the server. Its lines about starts and stops appear only with DEBUG."""
     if settings.log_level != "DEBUG":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -118,17 +104,12 @@ def make_server(app: App, settings: Settings) -> uvicorn.Server:
 
 
 async def serve(gateway: Gateway, server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serve until a signal, with the gateway's own tasks started before and closed after the last request."""
-    for worker in gateway.workers:
-        await worker.start()
-    try:
+    """Serve until a signal."""
+    async with gateway.running():
         await server.serve(sockets=[listener])
-    finally:
-        for worker in gateway.workers:
-            await worker.close()
 
 
-def say_ready(settings: Settings, port: int) -> None:
+def say_ready(settings: GatewaySettings, port: int) -> None:
     """Print where the gateway is and how clients find it: text on a terminal, else one JSON object."""
     url = local_url(settings.host, port)
     endpoints = {name or "*": container for name, container in settings.endpoints.items()}

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from lmi.errors import BadConfiguration, ModelUnusable, PortUnavailable, SecurityRefused, StartError
-from lmi.gateway.child import argv
+from lmi.gateway import argv
 from lmi.runtime import ENVIRONMENT_NAME, Runtime, ServerRuntime
 from lmi.settings.config import Config, ServerConfig
 from lmi.settings.handler import USER_CODE, announced

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations
-from lmi.gateway.async_job import Job
+from lmi.gateway.async_invocations import EXPIRED, STOPPED, AsyncInvocations, AsyncJob
 from lmi.gateway.container import Container
-from lmi.gateway.endpoints import Endpoint, Health
-from lmi.gateway.errors import TIMED_OUT, AwsError
+from lmi.gateway.endpoints import TIMED_OUT, AwsEndpoint, Health
+from lmi.gateway.errors import AwsError
 from lmi.gateway.stores import S3, FolderOutput, Inputs
 from tests.gateway.gateways import Gateway, ScriptedContainer, Talk, chunked, gateway, scripted, then_silent, whole
 from tests.sources.faulty_server import Answer
@@ -239,12 +238,12 @@ class Queue:
     def __init__(self, url: str, folder: Path) -> None:
         self.invocations = AsyncInvocations(Inputs(S3()), FolderOutput(folder))
         container = Container(url)
-        self._endpoint = Endpoint("any", container, Health(container))
+        self._endpoint = AwsEndpoint("any", container, Health(container))
 
     def add(self, name: str, ttl_s: float = 60.0) -> None:
         names = {"inference_id": name, "output": name, "failure": f"{name}-error"}
         self.invocations.add(
-            Job(endpoint=self._endpoint, region="local", headers=[], input=b"{}", ttl_s=ttl_s, **names)
+            AsyncJob(endpoint=self._endpoint, region="local", headers=[], input=b"{}", ttl_s=ttl_s, **names)
         )
 
 

@@ -11,27 +11,26 @@ from pathlib import Path
 import click
 import pytest
 
-from lmi.gateway.child import argv, local_url
-from lmi.gateway.command import gateway
+from lmi.gateway import argv, local_url
+from lmi.gateway.command import GatewaySettings, gateway
 from lmi.gateway.command import settings as read
-from lmi.gateway.parts import Split
-from lmi.gateway.settings import Settings
+from lmi.gateway.eventstream import Split
 from tests.system.container import ENVIRON, ROOT
 
 
-def given(*flags: str) -> Settings:
+def given(*flags: str) -> GatewaySettings:
     context = gateway.make_context("lmi gateway", list(flags))
     return read(**context.params)
 
 
 def test_the_defaults_are_those_of_the_settings() -> None:
-    assert given() == Settings()
+    assert given() == GatewaySettings()
 
 
 def test_every_flag_reaches_its_setting() -> None:
     flags = "--host ::1 --port 9 --endpoint http://a:1/b/ --endpoint one=http://c --component ic=x --component one/ic"
     more = "--parts split:3 --max-body 10 --timeout 0.5 --stream-timeout 2 --check-signatures --log-level debug"
-    assert given(*flags.split(), *more.split(), "--log-format", "text") == Settings(
+    assert given(*flags.split(), *more.split(), "--log-format", "text") == GatewaySettings(
         host="::1",
         port=9,
         endpoints={"": "http://a:1/b", "one": "http://c"},
@@ -60,7 +59,7 @@ def test_sources_of_models_and_places_of_async_invocations_are_read(tmp_path: Pa
         "--s3-endpoint",
         "http://a",
     ]
-    assert given(*places, *more) == Settings(
+    assert given(*places, *more) == GatewaySettings(
         models={"": str(folder), "multi": "s3://bucket/models"},
         models_dir=Path.cwd() / "here",
         async_output=str(Path.cwd() / "out"),
@@ -122,7 +121,7 @@ def test_a_port_that_is_taken_is_exit_code_3() -> None:
 def test_a_server_starts_a_gateway_with_words_that_it_understands() -> None:
     words = argv(8081, "0.0.0.0", 8080, "WARNING", "json")
     assert words[0] == "gateway"
-    assert given(*words[1:]) == Settings(log_level="WARNING", log_format="json")
+    assert given(*words[1:]) == GatewaySettings(log_level="WARNING", log_format="json")
 
 
 @pytest.mark.parametrize(("host", "name"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("a", "a")])
@@ -132,7 +131,7 @@ def test_a_url_names_an_address_that_can_be_called(host: str, name: str) -> None
 
 def test_what_a_supervisor_loads_of_the_gateway_is_one_module() -> None:
     unused = ["asyncio", "click", "lmi.gateway.command"]
-    code = f"import sys, lmi.gateway.child; print([name for name in {unused} if name in sys.modules])"
+    code = f"import sys, lmi.gateway; print([name for name in {unused} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmi.gateway.container import AnswerCut, Container, OutOfTime, Unreachable
+from lmi.gateway.container import Container, OutOfTime, ResponseCut, Unreachable
 from lmi.gateway.endpoints import Health
 from tests.gateway.gateways import ScriptedContainer, Talk, chunked, scripted, then_silent, whole
 from tests.system.container import free_port
@@ -108,8 +108,8 @@ def test_what_came_before_a_cut_can_be_received_and_then_the_fault() -> None:
         async with container.call("POST", "/") as answer:
             await asyncio.sleep(0.1)  # the cut comes before the first receive
             received = [await answer.receive(), await answer.receive(), await answer.receive()]
-            assert isinstance(answer.fault, AnswerCut)
-            with pytest.raises(AnswerCut, match="did not complete its answer"):
+            assert isinstance(answer.fault, ResponseCut)
+            with pytest.raises(ResponseCut, match="did not complete its answer"):
                 await answer.read()
         return received
 
@@ -119,14 +119,14 @@ def test_what_came_before_a_cut_can_be_received_and_then_the_fault() -> None:
 
 def test_an_answer_shorter_than_its_length_is_cut() -> None:
     with scripted(lambda talk: talk.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel")) as container:
-        with pytest.raises(AnswerCut):
+        with pytest.raises(ResponseCut):
             run(read, container)
 
 
 def test_a_body_longer_than_the_caller_takes_is_not_read_to_its_end() -> None:
     async def short(container: Container) -> None:
         async with container.call("POST", "/") as answer:
-            with pytest.raises(AnswerCut, match="more than 3 bytes"):
+            with pytest.raises(ResponseCut, match="more than 3 bytes"):
                 await answer.read(3)
 
     with scripted(whole(b"hello")) as container:

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi.gateway import eventstream
-from lmi.gateway.eventstream import MAX_PART_BYTES
-from lmi.gateway.parts import AsIs, Coalesced, Parts, Split, parse
+from lmi.gateway.eventstream import MAX_PART_BYTES, AsIs, Coalesced, Parts, Split, parse_parts
 
 GOLDEN = (
     "0000006b00000059997770650b3a6576656e742d7479706507000b5061796c6f6164506172740d3a636f6e74656e742d74797065070018"
@@ -119,10 +118,10 @@ def test_no_part_is_longer_than_a_mebibyte() -> None:
     ],
 )
 def test_a_mode_is_a_word_with_a_number(text: str, mode: Parts) -> None:
-    assert parse(text) == mode
+    assert parse_parts(text) == mode
 
 
 @pytest.mark.parametrize("text", ["", "asis", "as-is:1", "coalesce:0", "coalesce:x", "split:-1", f"split:{1 << 21}"])
 def test_other_modes_are_refused_with_the_rule(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be as-is, coalesce\[:MS\]"):
-        parse(text)
+        parse_parts(text)

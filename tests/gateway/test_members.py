@@ -6,19 +6,19 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel, Shape
 
-from lmi.gateway.members import ASYNC, ENDPOINT_NAME, INVOKE, STREAM, Member
+from lmi.gateway.members import ASYNC, ENDPOINT_NAME, INVOKE, STREAM, AwsMember
 
 MODEL = botocore.session.Session().get_service_model("sagemaker-runtime")
 TEXT, NAME = next(m for m in INVOKE if m.name == "InferenceId"), ENDPOINT_NAME
 
 
-def as_member(name: str, shape: Shape) -> Member:
+def as_member(name: str, shape: Shape) -> AwsMember:
     rule = shape.metadata
     pattern = None if shape.type_name == "integer" else rule["pattern"]
-    return Member(name, shape.serialization.get("name", ""), pattern, rule.get("min", 0), rule["max"])
+    return AwsMember(name, shape.serialization.get("name", ""), pattern, rule.get("min", 0), rule["max"])
 
 
-def headers_of(operation: OperationModel) -> dict[str, Member]:
+def headers_of(operation: OperationModel) -> dict[str, AwsMember]:
     members = operation.input_shape.members.items()
     return {name: as_member(name, shape) for name, shape in members if shape.serialization.get("location") == "header"}
 
@@ -31,7 +31,7 @@ def headers_of(operation: OperationModel) -> dict[str, Member]:
         ("InvokeEndpointAsync", ASYNC),
     ],
 )
-def test_the_table_is_botocores_model(operation: str, members: tuple[Member, ...]) -> None:
+def test_the_table_is_botocores_model(operation: str, members: tuple[AwsMember, ...]) -> None:
     theirs = headers_of(MODEL.operation_model(operation))
     theirs.pop("InputLocation", None)  # the gateway takes files too
     assert {member.name: member for member in members} == theirs
@@ -62,5 +62,5 @@ def test_an_endpoints_name_has_botocores_rule() -> None:
         (ASYNC[-1], "1.5", False),
     ],
 )
-def test_a_value_keeps_its_rule_as_a_whole(member: Member, value: str, is_taken: bool) -> None:
+def test_a_value_keeps_its_rule_as_a_whole(member: AwsMember, value: str, is_taken: bool) -> None:
     assert member.takes(value) == is_taken

@@ -1,9 +1,8 @@
-"""The models of one source, laid out in folders as a container sees them.
+"""The model store of a container: the models of one source, in folders as the container sees them.
 
 A model that clients call KEY is a folder or an archive at SOURCE/KEY, where SOURCE is a folder or `s3://BUCKET/PREFIX`.
-It is laid out at `DIR/H/model`, where `H` is a hash of its place, because a key comes from clients and must not become
-a path. A stamp beside it says from which files it was made, so that it is made again only when they change. What comes
-from S3 is kept in `DIR/sources`.
+It is stored at `DIR/H/model`, where `H` is a hash of its place, because a key comes from clients and must not become a
+path. A stamp beside it says from which files it was made. What comes from S3 is kept in `DIR/sources`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi.errors import StartError, cause_line
+from lmi.gateway.errors import invalid
 from lmi.gateway.stores import S3_SCHEME
 from lmi.sources.archive import unpack
 from lmi.sources.fetch import fetch
@@ -31,46 +31,50 @@ from lmi.sources.source import ARCHIVE_SUFFIXES
 NAME_CHARS = 32
 
 
-class NoSuchModel(Exception):
-    """The source has no model of this key, or the key is against the rule."""
+class LoadFailed(Exception):
+    """A model cannot be stored or loaded. `status` is that of the container's response, or 0."""
 
-
-class ModelBroken(Exception):
-    """The model cannot be laid out. The text has the cause."""
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(f"{status}: {reason}" if status else reason)
+        self.reason, self.status = reason, status
 
 
 @dataclass(frozen=True)
-class Laid:
+class StoredModel:
     """A model as the container finds it. `was_replaced`: the container may have other files of it."""
 
     folder: Path
     was_replaced: bool
 
 
-class Library:
+class ModelStore:
+    """The models of `source` in `folder`, which the container sees too."""
+
     def __init__(self, source: str, folder: Path) -> None:
         self._folder = folder
         self._is_remote = source.startswith(S3_SCHEME)
         self._source = source.rstrip("/") if self._is_remote else str(Path(source).resolve())
 
     def name(self, key: str) -> str:
-        """Return the name that the model has in the container. Raises NoSuchModel for a key against the rule."""
+        """Return the name that the model has in the container. Raises AwsError for a key against the rule."""
         if not {"", ".", ".."}.isdisjoint(key.split("/")):  # other spellings of a key, which S3 does not have either
-            raise NoSuchModel(f"TargetModel must be a relative path without empty parts, . and .., given {key}")
+            raise invalid(f"TargetModel must be a relative path without empty parts, . and .., given {key}")
         return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
 
-    def lay(self, key: str) -> Laid:
-        """Lay out a model, unless it is there already. Raises NoSuchModel or ModelBroken. It blocks."""
+    def add(self, key: str) -> StoredModel:
+        """Store a model, unless it is there. Raises AwsError if the source has none, or LoadFailed. It blocks."""
         home = self._folder / self.name(key)
         try:
             found = self._fetch(key) if self._is_remote else self._find(key)
             place = Place(self._folder, "--models-dir")
             with _locked(home):
-                return Laid(home / "model", _update(found, home, lambda num_bytes: place.check_room(num_bytes, key)))
+                return StoredModel(
+                    home / "model", _update(found, home, lambda num_bytes: place.check_room(num_bytes, key))
+                )
         except StartError as error:
-            raise ModelBroken(f"TargetModel {key}: {error}") from error
+            raise LoadFailed(f"TargetModel {key}: {error}") from error
         except OSError as error:
-            raise ModelBroken(f"TargetModel {key} cannot be laid out in {home}: {cause_line(error)}") from error
+            raise LoadFailed(f"TargetModel {key} cannot be stored in {home}: {cause_line(error)}") from error
 
     def _fetch(self, key: str) -> Path:
         """Bring what is missing of a model from S3. Returns its folder. Raises StartError."""
@@ -82,17 +86,17 @@ class Library:
         source = Path(self._source)
         found = (source / key).resolve()
         if not found.is_relative_to(source) or not found.exists():
-            raise NoSuchModel(f"TargetModel {key} is not below {source}")
+            raise invalid(f"TargetModel {key} is not below {source}")
         if not found.is_dir() and not found.name.endswith(ARCHIVE_SUFFIXES):
-            raise NoSuchModel(f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}")
+            raise invalid(f"TargetModel {key} is neither a folder nor one of {' '.join(ARCHIVE_SUFFIXES)}")
         if (link := _link_out_of(source, found)) is not None:
-            raise ModelBroken(f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source")
+            raise LoadFailed(f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source")
         return found
 
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Hold the lock of one model, which two gateways may lay out at a time."""
+    """Hold the lock of one model, which two gateways may store at a time."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
-"""The models that a container has loaded for the gateway, by its routes below /models.
+"""TargetModel: the models of multi-model endpoints, which their containers load and unload.
 
-The container is asked what it has, because it may have been restarted since. When it has no room for a further model
+A container is asked what it has, because it may have been restarted since. When it has no room for a further model
 (507), the least recently used one that serves no request is unloaded, again until the new one fits. So do SageMaker's
 multi-model endpoints. Source: SageMaker's guide, "Custom containers contract for multi-model endpoints".
 """
@@ -12,15 +12,17 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 import msgspec
 
-from lmi.gateway.container import Container
-from lmi.gateway.library import Library
-from lmi.gateway.threads import run_in_thread
+from lmi.gateway.container import Container, ContainerFault
+from lmi.gateway.endpoints import ANY, AwsEndpoint
+from lmi.gateway.errors import AwsError, invalid, model_error
+from lmi.gateway.model_store import LoadFailed, ModelStore
+from lmi.gateway.stores import run_in_thread
 
 LOAD_TIMEOUT_S = 3600.0  # beyond the container's own, model_loading_timeout
 UNLOAD_TIMEOUT_S = 360.0  # as on the platform
@@ -33,12 +35,51 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Refused(Exception):
-    """The container did not load a model. `status` and `body` are its answer."""
+class TargetModels:
+    """The models of all endpoints. `stores` has theirs by name, ANY stands for every other name.
 
-    def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"{status}: {body}")
-        self.status, self.body = status, body
+    A client waits at most `timeout_s` for a model to be loaded. The load goes on.
+    """
+
+    def __init__(self, stores: Mapping[str, ModelStore], timeout_s: float) -> None:
+        self._stores = stores
+        self._timeout_s = timeout_s
+        self._loaded: dict[str, LoadedModels] = {}  # by the URL of their container
+
+    async def close(self) -> None:
+        await asyncio.gather(*(loaded.close() for loaded in self._loaded.values()))
+
+    @asynccontextmanager
+    async def path(self, endpoint: AwsEndpoint, target: str | None, region: str) -> AsyncIterator[str]:
+        """Yield the container's path for a call, while the model that `target` names stays loaded. Raises AwsError."""
+        store = self._stores.get(endpoint.name) or self._stores.get(ANY)
+        if target is None:
+            if store is not None:
+                raise invalid(
+                    f"Endpoint {endpoint.name} is a multi-model endpoint: TargetModel must name a model of it."
+                )
+            yield "/invocations"
+        elif store is None:
+            raise invalid(f"Endpoint {endpoint.name} is not a multi-model endpoint: --models names no source for it.")
+        else:
+            async with self._lease(endpoint, store, target, region) as name:
+                yield f"/models/{name}/invoke"
+
+    @asynccontextmanager
+    async def _lease(self, endpoint: AwsEndpoint, store: ModelStore, target: str, region: str) -> AsyncIterator[str]:
+        loaded = self._loaded.setdefault(endpoint.container.url, LoadedModels(endpoint.container))
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    name = await stack.enter_async_context(loaded.lease(store, target))
+            except LoadFailed as error:
+                raise model_error(error.status, error.reason, endpoint.name, region) from error
+            except ContainerFault as fault:
+                raise endpoint.error(fault, region) from fault
+            except TimeoutError:
+                not_ready = f"TargetModel {target} is still loading. Try again later."
+                raise AwsError("ModelNotReadyException", 429, not_ready) from None
+            yield name
 
 
 class _Described(msgspec.Struct, rename="camel"):
@@ -53,8 +94,8 @@ class _List(msgspec.Struct):
     models: list[_Named]
 
 
-class Shelf:
-    """The models of one container."""
+class LoadedModels:
+    """The models that one container has loaded for the gateway, by its routes below /models."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
@@ -65,18 +106,18 @@ class Shelf:
         self._room = asyncio.Lock()  # whoever holds it may unload models to make room
 
     @asynccontextmanager
-    async def lease(self, library: Library, key: str) -> AsyncIterator[str]:
+    async def lease(self, store: ModelStore, key: str) -> AsyncIterator[str]:
         """Yield the name of a model that is loaded and stays so in the block.
 
-        A caller that leaves does not end a load. Raises NoSuchModel, ModelBroken, Refused or ContainerFault.
+        A caller that leaves does not end a load. Raises AwsError, LoadFailed or ContainerFault.
         """
-        name = library.name(key)
+        name = store.name(key)
         self._num_requests[name] += 1
         try:
             if name in self._unloads:
                 await asyncio.wait([self._unloads[name]])
             if not await self._is_ready(name):
-                await asyncio.shield(self._load_once(name, library, key))
+                await asyncio.shield(self._load_once(name, store, key))
             yield name
             self._last_used_s[name] = time.monotonic()
         finally:
@@ -88,10 +129,10 @@ class Shelf:
             task.cancel()
         await asyncio.gather(*self._loads.values(), return_exceptions=True)
 
-    def _load_once(self, name: str, library: Library, key: str) -> asyncio.Task[None]:
+    def _load_once(self, name: str, store: ModelStore, key: str) -> asyncio.Task[None]:
         """Return the one task that loads a model."""
         if name not in self._loads:
-            self._loads[name] = asyncio.create_task(self._load(name, library, key))
+            self._loads[name] = asyncio.create_task(self._load(name, store, key))
             self._loads[name].add_done_callback(lambda task: self._has_loaded(name, key, task))
         return self._loads[name]
 
@@ -104,16 +145,16 @@ class Shelf:
         else:
             self._last_used_s[name] = time.monotonic()
 
-    async def _load(self, name: str, library: Library, key: str) -> None:
-        laid = await run_in_thread(library.lay, key)
-        if laid.was_replaced:  # the container may have loaded the files that were there
+    async def _load(self, name: str, store: ModelStore, key: str) -> None:
+        stored = await run_in_thread(store.add, key)
+        if stored.was_replaced:  # the container may have loaded the files that were there
             await self._unload(name)
         log.info("loading model %s (TargetModel %s)", name, key)
-        status, body = await self._register(name, str(laid.folder))
+        status, body = await self._register(name, str(stored.folder))
         if status == NO_ROOM:
-            status, body = await self._register_with_room(name, str(laid.folder))
+            status, body = await self._register_with_room(name, str(stored.folder))
         if status not in (OK, CONFLICT):
-            raise Refused(status, body.decode(errors="replace"))
+            raise LoadFailed(body.decode(errors="replace"), status)
 
     async def _register_with_room(self, name: str, url: str) -> tuple[int, bytes]:
         """Register a model, and unload others until it fits or none is left to unload."""
@@ -158,11 +199,11 @@ class Shelf:
     async def _ask(
         self, method: str, path: str, document: dict[str, str] | None = None, timeout_s: float = ASK_TIMEOUT_S
     ) -> tuple[int, bytes]:
-        """Return the status and the body of the container's answer. Raises ContainerFault."""
+        """Return the status and the body of the container's response. Raises ContainerFault."""
         headers = [("Content-Type", "application/json")] if document else []
         body = msgspec.json.encode(document) if document else b""
-        async with self._container.call(method, path, headers, body, timeout_s) as answer:
-            return answer.status, await answer.read()
+        async with self._container.call(method, path, headers, body, timeout_s) as response:
+            return response.status, await response.read()
 
 
 def _decoded(answer: tuple[int, bytes], kind: type[T]) -> T | None:
