@@ -169,7 +169,7 @@ def test_only_the_process_of_user_code_can_run_it(module: str) -> None:
 
 # What the start of a process must not wait for: it is imported by the function that needs it, if any does.
 SERVING = {"starlette", "uvicorn", "tokenizers", "jinja2", "lmi.server", "lmi.text", "lmi.apis", "lmi.user_code"}
-CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.app", "lmi.sources.fetch"}
+CLIENTS = {"huggingface_hub", "httpx2", "boto3", "rich", "prometheus_client", "lmi.gateway.worker", "lmi.sources.fetch"}
 UNUSED_AT_START = {
     "lmi.cli": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "lmi.supervisor", "lmi.gateway", "lmi.engine"},
     "lmi.supervisor.supervisor": CLIENTS | SERVING | {"asyncio", "ssl", "http.client", "click", "lmi.engine"},

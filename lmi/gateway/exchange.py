@@ -1,4 +1,9 @@
-"""One exchange with a client of AWS's API: its request, and its answer with the headers of that API and no others."""
+"""One exchange with a client of AWS's API: what its request says in headers, and the answer that it gets.
+
+The table of these headers is botocore's model of the SageMaker runtime, in its words; a test holds both equal. A rule
+is a pattern and the length of a text, or without a pattern the least and the greatest whole number. InputLocation is
+not in it, because the gateway takes files where AWS takes only objects.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,127 @@ import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import orjson
 
+from lmi.errors import shorten
 from lmi.gateway.container import Header
 from lmi.gateway.errors import AwsError, invalid
-from lmi.gateway.members import PREFIX, TO_CONTAINER, AwsMember, read
-from lmi.http.exchange import ENDPOINT_NAME, Exchange
+from lmi.http.exchange import ENDPOINT_NAME as ENDPOINT_HEADER
+from lmi.http.exchange import Exchange
 
 VARIANT = "AllTraffic"
 REGION = re.compile(r"Credential=[^/,]+/\d{8}/([a-z0-9-]+)/")
+FOLDER = "^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
+ASCII, PRINTABLE = r"\p{ASCII}*", r"\A\S[\p{Print}]*\z"
+NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
+SPELLINGS = {r"\p{ASCII}": r"[\x00-\x7f]", r"\p{Print}": r"\x20-\x7e", r"\z": r"\Z"}  # of Java, and of Python
+
+
+@dataclass(frozen=True)
+class AwsMember:
+    name: str
+    header: str
+    pattern: str | None
+    minimum: int
+    maximum: int
+
+    def takes(self, value: str) -> bool:
+        return not self._broken_rule(value)
+
+    def check(self, value: str) -> str:
+        """Return the value. Raises AwsError in AWS's own words."""
+        if rule := self._broken_rule(value):
+            raise invalid(
+                f"1 validation error detected: Value {shorten(value)} at '{self.name[0].lower()}{self.name[1:]}' "
+                f"failed to satisfy constraint: Member must {rule}"
+            )
+        return value
+
+    def _broken_rule(self, value: str) -> str:
+        """Return the rule that the value breaks, or ""."""
+        return self._number_rule(value) if self.pattern is None else self._text_rule(value)
+
+    def _text_rule(self, value: str) -> str:
+        if len(value) < self.minimum:
+            return f"have length greater than or equal to {self.minimum}"
+        if len(value) > self.maximum:
+            return f"have length less than or equal to {self.maximum}"
+        if not self._regex.fullmatch(value):
+            return f"satisfy regular expression pattern: {self.pattern}"
+        return ""
+
+    def _number_rule(self, value: str) -> str:
+        if not re.fullmatch("[0-9]{1,9}", value):
+            return "be a whole number"
+        if int(value) < self.minimum:
+            return f"have value greater than or equal to {self.minimum}"
+        if int(value) > self.maximum:
+            return f"have value less than or equal to {self.maximum}"
+        return ""
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        pattern = self.pattern or ""
+        for theirs, ours in SPELLINGS.items():
+            pattern = pattern.replace(theirs, ours)
+        return re.compile(pattern, re.DOTALL)
+
+
+PREFIX = "X-Amzn-SageMaker-"
+ENDPOINT_NAME = AwsMember("EndpointName", "", NAME, 0, 63)
+COMPONENT_NAME = AwsMember(
+    "InferenceComponentName", PREFIX + "Inference-Component", r"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$", 0, 63
+)
+CONTENT_TYPE = AwsMember("ContentType", "Content-Type", ASCII, 0, 1024)
+ACCEPT = AwsMember("Accept", "Accept", ASCII, 0, 1024)
+SESSION_ID = AwsMember("SessionId", PREFIX + "Session-Id", NAME + "$", 0, 256)
+COMMON = (
+    AwsMember("CustomAttributes", PREFIX + "Custom-Attributes", ASCII, 0, 1024),
+    AwsMember("InferenceId", PREFIX + "Inference-Id", PRINTABLE, 1, 64),
+)
+ROUTED = (
+    AwsMember("TargetVariant", PREFIX + "Target-Variant", NAME, 0, 63),
+    AwsMember("TargetContainerHostname", PREFIX + "Target-Container-Hostname", NAME, 0, 63),
+    COMPONENT_NAME,
+    AwsMember("PrefixAwareId", PREFIX + "Prefix-Aware-Id", PRINTABLE, 1, 64),
+)
+INVOKE = (
+    *COMMON,
+    *ROUTED,
+    CONTENT_TYPE,
+    ACCEPT,
+    AwsMember("TargetModel", PREFIX + "Target-Model", PRINTABLE, 1, 1024),
+    AwsMember("EnableExplanations", PREFIX + "Enable-Explanations", ".*", 1, 64),
+    AwsMember("SessionId", PREFIX + "Session-Id", "^(NEW_SESSION)$|^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", 0, 256),
+)
+STREAM = (
+    *COMMON,
+    *ROUTED,
+    CONTENT_TYPE,
+    AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024),
+    SESSION_ID,
+)
+OPENAI = (*COMMON, CONTENT_TYPE, ACCEPT, SESSION_ID)
+ASYNC = (
+    *COMMON,
+    AwsMember("ContentType", PREFIX + "Content-Type", ASCII, 0, 1024),
+    AwsMember("Accept", PREFIX + "Accept", ASCII, 0, 1024),
+    AwsMember("S3OutputPathExtension", PREFIX + "S3OutputPathExtension", FOLDER, 1, 512),
+    AwsMember("Filename", PREFIX + "Filename", r"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$", 1, 32),
+    AwsMember("RequestTTLSeconds", PREFIX + "RequestTTLSeconds", None, 60, 21600),
+    AwsMember("InvocationTimeoutSeconds", PREFIX + "InvocationTimeoutSeconds", None, 1, 3600),
+)
+# What a container gets of them, under which name. The others are for the platform.
+TO_CONTAINER = {
+    "ContentType": "Content-Type",
+    "Accept": "Accept",
+    "CustomAttributes": PREFIX + "Custom-Attributes",
+    "InferenceId": PREFIX + "Inference-Id",
+    "SessionId": PREFIX + "Session-Id",
+    "TargetModel": PREFIX + "Target-Model",
+}
 
 
 class AwsExchange(Exchange):
@@ -56,8 +172,9 @@ class AwsRequest:
         return found[1] if found else "local"
 
     def values(self, members: tuple[AwsMember, ...]) -> dict[str, str]:
-        """Return the headers of an operation by member. Raises AwsError for a value against its rule."""
-        values = read(members, self.exchange.headers)
+        """Return the sent headers of an operation by member. Raises AwsError for a value against its rule."""
+        headers = self.exchange.headers
+        values = {member.name: member.check(headers[member.header]) for member in members if member.header in headers}
         if values.get("TargetVariant", VARIANT) != VARIANT:
             raise invalid(f"Variant {values['TargetVariant']} of endpoint {self.names['endpoint']} not found.")
         return values
@@ -71,7 +188,7 @@ def headers_for_container(
     It gets the name of its endpoint too, which some clients send as the name of the model.
     """
     headers = [(header, values[member]) for member, header in TO_CONTAINER.items() if member in values]
-    headers.append((ENDPOINT_NAME, endpoint))
+    headers.append((ENDPOINT_HEADER, endpoint))
     if component and adapter:
         headers += [(PREFIX + "Adapter-Identifier", adapter), (PREFIX + "Adapter-Alias", component)]
     return headers

@@ -18,8 +18,17 @@ from lmi.gateway.command import GatewaySettings
 from lmi.gateway.container import ContainerFault, ContainerResponse, Header, OutOfTime
 from lmi.gateway.endpoints import AwsEndpoint, Endpoints
 from lmi.gateway.errors import model_error
-from lmi.gateway.exchange import VARIANT, AwsRequest, headers_for_container
-from lmi.gateway.members import COMPONENT_NAME, INVOKE, OPENAI, PREFIX, STREAM, AwsMember
+from lmi.gateway.exchange import (
+    COMPONENT_NAME,
+    INVOKE,
+    OPENAI,
+    PREFIX,
+    STREAM,
+    VARIANT,
+    AwsMember,
+    AwsRequest,
+    headers_for_container,
+)
 from lmi.gateway.model_store import ModelStore
 from lmi.gateway.stores import S3, S3_SCHEME, FolderOutput, Inputs, S3Output
 from lmi.gateway.target_models import TargetModels

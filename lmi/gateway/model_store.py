@@ -7,14 +7,11 @@ path. A stamp beside it says from which files it was made. What comes from S3 is
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from lmi.errors import StartError, cause_line
@@ -39,14 +36,6 @@ class LoadFailed(Exception):
         self.reason, self.status = reason, status
 
 
-@dataclass(frozen=True)
-class StoredModel:
-    """A model as the container finds it. `was_replaced`: the container may have other files of it."""
-
-    folder: Path
-    was_replaced: bool
-
-
 class ModelStore:
     """The models of `source` in `folder`, which the container sees too."""
 
@@ -61,16 +50,18 @@ class ModelStore:
             raise invalid(f"TargetModel must be a relative path without empty parts, . and .., given {key}")
         return hashlib.sha256(f"{self._source}/{key}".encode()).hexdigest()[:NAME_CHARS]
 
-    def add(self, key: str) -> StoredModel:
-        """Store a model, unless it is there. Raises AwsError if the source has none, or LoadFailed. It blocks."""
+    def add(self, key: str) -> tuple[Path, bool]:
+        """Store a model, unless it is there. Returns its folder, and whether the container may have other files of it.
+
+        Raises AwsError if the source has no such model, or LoadFailed. It blocks.
+        """
         home = self._folder / self.name(key)
+        place = Place(self._folder, "--models-dir")
         try:
             found = self._fetch(key) if self._is_remote else self._find(key)
-            place = Place(self._folder, "--models-dir")
-            with _locked(home):
-                return StoredModel(
-                    home / "model", _update(found, home, lambda num_bytes: place.check_room(num_bytes, key))
-                )
+            with place.only_one(home / "lock", key):  # of two gateways
+                was_replaced = _update(found, home, lambda num_bytes: place.check_room(num_bytes, key))
+            return home / "model", was_replaced
         except StartError as error:
             raise LoadFailed(f"TargetModel {key}: {error}") from error
         except OSError as error:
@@ -92,15 +83,6 @@ class ModelStore:
         if (link := _link_out_of(source, found)) is not None:
             raise LoadFailed(f"TargetModel {key}: the link {link.relative_to(found)} leads out of the source")
         return found
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Hold the lock of one model, which two gateways may store at a time."""
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _link_out_of(source: Path, found: Path) -> Path | None:

@@ -82,16 +82,13 @@ class TargetModels:
             yield name
 
 
-class _Described(msgspec.Struct, rename="camel"):
+class _Model(msgspec.Struct, rename="camel"):
+    model_name: str = ""
     status: str = READY  # other servers with this contract give none
 
 
-class _Named(msgspec.Struct, rename="camel"):
-    model_name: str
-
-
-class _List(msgspec.Struct):
-    models: list[_Named]
+class _Models(msgspec.Struct):
+    models: list[_Model] = []
 
 
 class LoadedModels:
@@ -146,13 +143,13 @@ class LoadedModels:
             self._last_used_s[name] = time.monotonic()
 
     async def _load(self, name: str, store: ModelStore, key: str) -> None:
-        stored = await run_in_thread(store.add, key)
-        if stored.was_replaced:  # the container may have loaded the files that were there
+        folder, was_replaced = await run_in_thread(store.add, key)
+        if was_replaced:  # the container may have loaded the files that were there
             await self._unload(name)
         log.info("loading model %s (TargetModel %s)", name, key)
-        status, body = await self._register(name, str(stored.folder))
+        status, body = await self._register(name, str(folder))
         if status == NO_ROOM:
-            status, body = await self._register_with_room(name, str(stored.folder))
+            status, body = await self._register_with_room(name, str(folder))
         if status not in (OK, CONFLICT):
             raise LoadFailed(body.decode(errors="replace"), status)
 
@@ -171,7 +168,7 @@ class LoadedModels:
 
     async def _idle(self) -> list[str]:
         """Return the loaded models of the gateway that serve no request, the least recently used first."""
-        listed = _decoded(await self._ask("GET", "/models?limit=100"), _List) or _List([])
+        listed = _decoded(await self._ask("GET", "/models?limit=100"), _Models) or _Models()
         names = [model.model_name for model in listed.models if OURS.fullmatch(model.model_name)]
         return sorted(names, key=lambda name: self._last_used_s.get(name, 0.0))
 
@@ -184,7 +181,7 @@ class LoadedModels:
             del self._unloads[name]
 
     async def _is_ready(self, name: str) -> bool:
-        found = _decoded(await self._ask("GET", f"/models/{name}"), _Described)
+        found = _decoded(await self._ask("GET", f"/models/{name}"), _Model)
         return found is not None and found.status == READY
 
     async def _register(self, name: str, url: str) -> tuple[int, bytes]:

@@ -6,7 +6,7 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel, Shape
 
-from lmi.gateway.members import ASYNC, ENDPOINT_NAME, INVOKE, STREAM, AwsMember
+from lmi.gateway.exchange import ASYNC, ENDPOINT_NAME, INVOKE, STREAM, AwsMember
 
 MODEL = botocore.session.Session().get_service_model("sagemaker-runtime")
 TEXT, NAME = next(m for m in INVOKE if m.name == "InferenceId"), ENDPOINT_NAME
