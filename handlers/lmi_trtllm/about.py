@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
+from handlers.base.engine_arguments import fields_by_class
 from handlers.lmi_trtllm.options import (
     CONFIG_CLASSES,
     LACKING,
@@ -53,37 +51,13 @@ OWN_SPECULATION = (
 
 def option_names() -> frozenset[str] | None:
     """The arguments of the installed LLM and the options of its table, or None if TensorRT-LLM is not installed."""
-    classes = fields_by_class()
-    own = frozenset().union(*(classes.get(name, frozenset()) for name in ARGUMENT_CLASSES))
+    own = frozenset[str]().union(*(_classes().get(name, ()) for name in ARGUMENT_CLASSES)) - {"model_config"}
     ignored = {name for name, row in OPTIONS.items() if isinstance(row, Ignored)}
     return (own | OPTIONS.keys()) - ignored if own else None
 
 
-def fields_by_class() -> dict[str, frozenset[str]]:
-    """The annotated fields of each class in the file of LLM's arguments, with those that it inherits there.
-
-    It is empty if TensorRT-LLM is not installed, or only the stub of its wheel.
-    """
-    folder = folder_of("tensorrt_llm")
-    file = folder / "llmapi" / "llm_args.py" if folder else None
-    return _fields_in(file) if file is not None and file.is_file() else {}
-
-
-@functools.cache
-def _fields_in(file: Path) -> dict[str, frozenset[str]]:
-    """The file is large, and it does not change while we run."""
-    found: dict[str, frozenset[str]] = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef):
-            inherited = (found.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name))
-            found[node.name] = frozenset(_own_fields(node)).union(*inherited)
-    return found
-
-
-def _own_fields(node: ast.ClassDef) -> list[str]:
-    targets = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-    names = [target.id for target in targets if isinstance(target, ast.Name)]
-    return [name for name in names if not name.startswith("_") and name != "model_config"]
+def _classes() -> Mapping[str, frozenset[str]]:
+    return fields_by_class("tensorrt_llm", "llmapi", "llm_args.py")
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:
@@ -109,7 +83,7 @@ def _refused(config: EngineConfig) -> list[tuple[str, str]]:
 
 def _lacking(config: EngineConfig) -> list[tuple[str, str]]:
     """Each option whose argument the installed TensorRT-LLM lacks, as far as its source text says."""
-    classes = fields_by_class()
+    classes = _classes()
     faults = []
     for name in config.options.keys() & (OPTIONS.keys() | LACKING.keys()):
         row = OPTIONS.get(name, Translated(name))

@@ -8,7 +8,6 @@ August 2026.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 from collections.abc import Mapping
@@ -19,17 +18,16 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from tensorrt_llm.llmapi import TorchLlmArgs
 
+from handlers.base.engine_arguments import DTYPES, first_line, named, tell_unknown
 from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_trtllm import about
 from handlers.lmi_trtllm.options import (
-    DTYPES,
     LACKING,
     OPTIONS,
     OURS,
     QUANTISE_BEFORE,
     UPSTREAMS,
     Translated,
-    named,
 )
 from handlers.lmi_trtllm.profile import Profile
 from lmi.errors import BadConfiguration, ModelUnusable, shorten
@@ -179,14 +177,10 @@ def _without_lora(said: list[Said], config: EngineConfig) -> list[Said]:
 
 def _tell_unknown(config: EngineConfig, name: str, target: str, profile: Profile, faults: list[str]) -> None:
     said = f"{named(config, name)}: TensorRT-LLM ({profile.name}) has no argument {target}"
-    if why := LACKING.get(target):
-        said += f", {why}"
-    elif nearest := difflib.get_close_matches(name, [*TorchLlmArgs.model_fields, *OPTIONS], 1, 0.75):
-        said += f"; the closest one is option.{nearest[0]}"
-    if config.strict:
-        faults.append(said)
+    if target in LACKING:
+        tell_unknown(config, f"{said}, {LACKING[target]}", name, (), faults)
     else:
-        log.warning("%s", said)
+        tell_unknown(config, said, name, (*TorchLlmArgs.model_fields, *OPTIONS), faults)
 
 
 def _by_argument(said: list[Said], config: EngineConfig, faults: list[str]) -> dict[str, dict[str, Said]]:
@@ -265,5 +259,5 @@ def _reason(name: str, place: list[str], fault: Mapping[str, Any], profile: Prof
     target = ".".join([name, *place[:1]])
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"TensorRT-LLM ({profile.name}) has no {target}" + (f", {LACKING[target]}" if target in LACKING else "")
-    said = shorten(str(fault["msg"]).removeprefix("Value error, ").partition("\n")[0], 300)[1:-1]
+    said = first_line(str(fault["msg"]).removeprefix("Value error, "))
     return f"{'.'.join([name, *place])}: {said}"

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from lmi.errors import shorten
-from lmi.settings.config import EngineConfig
 from lmi.settings.kinds import BOOLEAN
 
 POLICIES = ("max_utilization", "guaranteed_no_evict", "static_batch")
@@ -230,7 +228,6 @@ OURS: dict[str, tuple[str, str]] = {
     "enable_prefix_caching": ("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
     "max_kv_cache_tokens": ("max_kv_cache_tokens", "kv_cache_config.max_tokens"),
 }
-DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 # The classes of nested configurations in the file of LLM's arguments.
 CONFIG_CLASSES = {"kv_cache_config": "KvCacheConfig", "scheduler_config": "SchedulerConfig", "moe_config": "MoeConfig"}
@@ -239,10 +236,3 @@ LACKING = {
     "kv_cache_config.onboard_blocks": "main has removed it",
     "sampler_type": "main has one sampler and has removed it",
 }
-
-
-def named(config: EngineConfig, name: str, text: str | None = None) -> str:
-    """option.NAME=TEXT (SOURCE) for messages, as far as text and source are known."""
-    text = text if text is not None else config.options.get(name)
-    source = config.option_sources.get(name)
-    return f"option.{name}" + (f"={shorten(text)}" if text is not None else "") + (f" ({source})" if source else "")

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from handlers.lmi_trtllm.options import named
-from lmi.errors import BadConfiguration, ModelUnusable, NoMemory, StartError, shorten
+from handlers.base.engine_arguments import first_line, named, refused
+from lmi.errors import ModelUnusable, NoMemory, StartError
 from lmi.settings.config import EngineConfig
 
 OUT_OF_MEMORY = (
@@ -59,26 +59,16 @@ def explained(error: BaseException, model: str, config: EngineConfig) -> StartEr
     if isinstance(error, StartError):
         return error
     if isinstance(error, ValidationError):
-        return refused(error, config)
+        return refused(error, lambda place: named(config, ".".join(map(str, place))))
     chain = _linked(error, lambda each: each.__cause__ or each.__context__)
     for pattern, advice in ADVICE:
         for each in chain:
             if found := pattern.search(_text(each)):
                 line = next(line for line in _text(each).splitlines() if found[0].partition("\n")[0] in line)
                 kind = NoMemory if advice is OUT_OF_MEMORY else ModelUnusable
-                return kind(f"{model}: TensorRT-LLM cannot start: {_short(line)}; {advice}")
+                return kind(f"{model}: TensorRT-LLM cannot start: {first_line(line)}; {advice}")
     root = _linked(error, lambda each: each.__cause__)[-1]
-    return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {_short(_text(root))}")
-
-
-def refused(error: ValidationError, config: EngineConfig) -> BadConfiguration:
-    """The faults that TensorRT-LLM found in arguments of the right types, one line for each."""
-    lines = []
-    for fault in error.errors():
-        place = ".".join(map(str, fault["loc"]))
-        said = _short(fault["msg"].removeprefix("Value error, "))
-        lines.append(f"{named(config, place)}: {said}" if place else said)
-    return BadConfiguration("\n".join(lines))
+    return ModelUnusable(f"{model}: TensorRT-LLM cannot start: {first_line(_text(root))}")
 
 
 def _linked(error: BaseException, before: Callable[[BaseException], BaseException | None]) -> list[BaseException]:
@@ -93,7 +83,3 @@ def _linked(error: BaseException, before: Callable[[BaseException], BaseExceptio
 
 def _text(error: BaseException) -> str:
     return str(error).strip() or type(error).__name__
-
-
-def _short(text: str) -> str:
-    return shorten(text.partition("\n")[0], 300)[1:-1]

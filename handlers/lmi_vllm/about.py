@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import os
 from collections.abc import Mapping, Sequence
 
+from handlers.base.engine_arguments import fields_by_class
 from lmi.settings.config import EngineConfig
-from lmi.settings.handler import Auto, Handler, folder_of
+from lmi.settings.handler import Auto, Handler
 from lmi.settings.machine import num_ranks_here
 
 NOTHING_IS_SENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -27,28 +27,8 @@ OWN_SPECULATION = (
 
 def option_names() -> frozenset[str] | None:
     """The engine arguments of the installed vLLM and the names in SPECULATIVE, or None if vLLM is not installed."""
-    names = engine_arguments()
-    return names | SPECULATIVE if names else None
-
-
-def engine_arguments() -> frozenset[str]:
-    """The names of vLLM's engine arguments, read without running it; empty if vLLM is not installed.
-
-    `model` is left out, because lmi sets it.
-    """
-    folder = folder_of("vllm")
-    file = folder / "engine" / "arg_utils.py" if folder else None
-    if file is None or not file.is_file():
-        return frozenset()
-    classes = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
-    fields = [
-        field.target.id
-        for node in classes
-        if node.name in ("EngineArgs", "AsyncEngineArgs")
-        for field in node.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    ]
-    return frozenset(name for name in fields if not name.startswith("_")) - {"model"}
+    names = fields_by_class("vllm", "engine", "arg_utils.py").get("AsyncEngineArgs")
+    return (names | SPECULATIVE) - {"model"} if names else None  # which lmi sets
 
 
 def check(config: EngineConfig) -> Mapping[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from handlers.base.cache_budget import default_budget
+from handlers.base.engine_arguments import DTYPES, named, tell_unknown
 from handlers.base.pickled import pickled_files, refusal
 from handlers.lmi_vllm import compiling
 from handlers.lmi_vllm.about import SPECULATIVE
@@ -31,7 +31,6 @@ from lmi.errors import BadConfiguration, shorten
 from lmi.settings.config import EngineConfig
 from lmi.shared import linux
 
-DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FIELDS = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs) if not field.name.startswith("_")}
 NUM_SEQUENCES_ON_CPU = 128  # the default of vLLM's server there
 TOKENS_PER_BLOCK_ON_CPU, TOKENS_PER_BLOCK = 128, 16
@@ -85,28 +84,18 @@ def engine_arguments(config: EngineConfig, model_path: str, memory_bytes: int | 
     return arguments
 
 
-def refused(error: ValidationError, config: EngineConfig) -> BadConfiguration:
-    """The faults that vLLM's classes found in values of the right types, one line for each fault."""
-    lines = []
-    for fault in error.errors():
-        field = str(fault["loc"][-1]) if fault["loc"] else ""
-        said = shorten(fault["msg"].removeprefix("Value error, ").partition("\n")[0], 300)[1:-1]
-        lines.append(f"{_named(config, field)}: {said}" if field else said)
-    return BadConfiguration("\n".join(lines))
-
-
 def _check_device(config: EngineConfig) -> None:
     has_cpu_build = current_platform.is_cpu()
     if config.device != "auto" and (config.device == "cpu") != has_cpu_build:
         build = "CPUs" if has_cpu_build else "GPUs"
-        raise BadConfiguration(f"{_named(config, 'device', config.device)}: this vLLM is built for {build}")
+        raise BadConfiguration(f"{named_for(config, 'device', config.device)}: this vLLM is built for {build}")
 
 
 def _check_lengths(config: EngineConfig) -> None:
     """The cache must hold the longest sequence. vLLM checks it too, but reports it in terms of memory."""
     num_tokens, length = config.max_kv_cache_tokens, config.max_sequence_length
     if num_tokens is not None and length is not None and num_tokens < length:
-        said = _named(config, "max_kv_cache_tokens", str(num_tokens))
+        said = named_for(config, "max_kv_cache_tokens", str(num_tokens))
         raise BadConfiguration(f"{said}: allowed is at least option.max_model_len, {length}")
 
 
@@ -144,28 +133,19 @@ def _typed(config: EngineConfig) -> dict[str, Any]:
         if name in SPECULATIVE:
             continue
         if name == "model":
-            faults.append(f"{_named(config, name, text)}: the model is named by option.model_id")
+            faults.append(f"{named_for(config, name, text)}: the model is named by option.model_id")
         elif name not in FIELDS:
-            _tell_unknown(config, name, faults)
+            said = f"{named_for(config, name)}: vLLM has no such argument"
+            tell_unknown(config, said, name, FIELDS, faults)
         else:
             try:
                 values[name] = _value(name, text, flags.get(name))
             except ValueError as error:
-                faults.append(f"{_named(config, name, text)}: allowed is {error}")
+                faults.append(f"{named_for(config, name, text)}: allowed is {error}")
     values |= _speculation(config, faults)
     if faults:
         raise BadConfiguration("\n".join(faults))
     return values
-
-
-def _tell_unknown(config: EngineConfig, name: str, faults: list[str]) -> None:
-    nearest = difflib.get_close_matches(name, FIELDS, 1, 0.75)
-    said = f"{_named(config, name)}: vLLM has no such argument"
-    said += f"; the closest one is option.{nearest[0]}" if nearest else ""
-    if config.strict:
-        faults.append(said)
-    else:
-        log.warning("%s", said)
 
 
 def _flags() -> dict[str, argparse.Action]:
@@ -244,7 +224,7 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
     draft = given.get("speculative_draft_model")
     if draft is None:
         for name in sorted(given):
-            log.warning("%s: has no effect without option.speculative_draft_model", _named(config, name))
+            log.warning("%s: has no effect without option.speculative_draft_model", named_for(config, name))
         return {}
     if "speculative_config" in config.options:
         faults.append("option.speculative_draft_model and option.speculative_config: allowed is one of them")
@@ -258,7 +238,7 @@ def _speculation(config: EngineConfig, faults: list[str]) -> dict[str, Any]:
             if text.isascii() and text.isdigit() and 0 < int(text) < 1024:
                 numbers[field] = int(text)
             else:
-                faults.append(f"{_named(config, name, text)}: allowed is a whole number 1..1023")
+                faults.append(f"{named_for(config, name, text)}: allowed is a whole number 1..1023")
     return {"speculative_config": {"model": draft, **numbers}}
 
 
@@ -322,12 +302,9 @@ def _cache_shape(config: EngineConfig, model_path: str) -> tuple[int, int] | Non
         return None
 
 
-def _named(config: EngineConfig, name: str, text: str | None = None) -> str:
-    """option.NAME=TEXT (SOURCE), as far as text and source are known. The name is lmi's where lmi has one."""
+def named_for(config: EngineConfig, name: str, text: str | None = None) -> str:
+    """As `named`, for an argument of vLLM. The name is lmi's where lmi has one."""
     ours = OUR_NAMES.get(name, name)
     if ours not in config.option_sources and name in config.option_sources:
         ours = name
-    text = text if text is not None else config.options.get(ours)
-    value = f"={shorten(text)}" if text is not None else ""
-    source = config.option_sources.get(ours)
-    return f"option.{ours}{value}" + (f" ({source})" if source else "")
+    return named(config, ours, text)

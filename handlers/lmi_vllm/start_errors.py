@@ -6,7 +6,8 @@ import re
 
 from pydantic import ValidationError
 
-from handlers.lmi_vllm.arguments import refused
+from handlers.base.engine_arguments import refused
+from handlers.lmi_vllm.arguments import named_for
 from lmi.errors import BadConfiguration, ModelUnusable, NoMemory, StartError, is_out_of_memory, shorten
 from lmi.settings.config import EngineConfig
 
@@ -49,7 +50,9 @@ def explained(error: Exception, model: str, config: EngineConfig, cause: str | N
     """Explain `error`, which ended the start of vLLM. `cause` is what one of vLLM's processes reported, if any."""
     if isinstance(error, StartError):
         return error
-    refusal = refused(error, config) if isinstance(error, ValidationError) else None
+    refusal = None
+    if isinstance(error, ValidationError):
+        refusal = refused(error, lambda place: named_for(config, str(place[-1])))
     text = str(refusal or cause or error).strip()
     advice = next((advice for pattern, advice in ADVICE if pattern.search(text)), None)
     if refusal is not None and not OF_THE_MODEL.search(text):

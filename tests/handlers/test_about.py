@@ -60,7 +60,6 @@ def test_vllms_arguments_are_read_from_its_source(tmp_path: Path, monkeypatch: p
         "class Other:\n    unrelated: int = 1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert lmi_vllm.engine_arguments() == {"seed", "enable_lora", "enable_log_requests"}
     assert lmi_vllm.option_names() == {"seed", "enable_lora", "enable_log_requests", *lmi_vllm.SPECULATIVE}
 
 

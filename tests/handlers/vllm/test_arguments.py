@@ -152,7 +152,7 @@ def test_json_becomes_a_configuration_of_vllm(arguments: ModuleType, folder: Pat
 
 
 def test_every_field_of_vllm_can_be_named(arguments: ModuleType) -> None:
-    assert about.engine_arguments() == arguments.FIELDS.keys() - {"model"}
+    assert about.option_names() == about.SPECULATIVE | (arguments.FIELDS.keys() - {"model"})
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_an_option_that_vllm_has_not_is_told_with_the_closest(
         "option.enable_prefix_cachin='true': vLLM has no such argument; the closest one is option.enable_prefix_caching"
     )
     assert given.keys() & options.keys() == set()
-    assert [record.message for record in caplog.records if record.name == "lmi.vllm"] == [said]
+    assert [record.message for record in caplog.records if record.name == "lmi.options"] == [said]
     assert faults(arguments, folder, config(options, strict=True)) == [said]
 
 
@@ -321,10 +321,12 @@ def test_a_build_for_the_other_device_is_refused(arguments: ModuleType, folder: 
 def test_what_vllms_classes_refuse_names_our_option_and_its_source(arguments: ModuleType, folder: Path) -> None:
     from pydantic import ValidationError
 
+    from handlers.lmi_vllm.start_errors import explained
+
     sources = {"gpu_memory_utilization": "OPTION_GPU_MEMORY_UTILIZATION"}
     engine = config({"gpu_memory_utilization": "7"}, option_sources=sources)
     with pytest.raises(ValidationError) as caught:
         engine_config(arguments, engine, folder)
-    assert str(arguments.refused(caught.value, engine)) == (
+    assert str(explained(caught.value, str(folder), engine)) == (
         "option.gpu_memory_utilization='7' (OPTION_GPU_MEMORY_UTILIZATION): Input should be less than or equal to 1"
     )
