@@ -96,15 +96,12 @@ def _config_fault(config: dict[str, Any], max_rank: int) -> str | None:
     return None
 
 
-def _names() -> dict[str, str]:
-    """The names of those linears in checkpoints, by the engine's own names; none where it does not list them."""
-    listed = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)
-    return dict(listed())
-
-
 def _modules(config: LoraConfig) -> set[str]:
-    """The linears that the engine has low ranks of, by the last part of their names in checkpoints."""
-    names = _names() | config.trtllm_modules_to_hf_modules
+    """The linears that the engine has low ranks of, by the last part of their names in checkpoints.
+
+    The engine's list of their names may be missing.
+    """
+    names = getattr(sys.modules[LoraConfig.__module__], NAMES, dict)() | config.trtllm_modules_to_hf_modules
     listed = [names.get(one, one) for one in config.lora_target_modules or names]
     parts = (one if isinstance(one, list) else [one] for one in listed)
     return {name.rpartition(".")[2] for group in parts for name in group}

@@ -74,8 +74,11 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        pids = filter(_computes, linux.descendants(os.getpid()))
-        self._fds = [fd for pid in pids if (fd := _opened(pid)) is not None]
+        self._fds: list[int] = []
+        for pid in linux.descendants(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended
+                if any(word in Path(f"/proc/{pid}/cmdline").read_bytes() for word in STARTERS):
+                    self._fds.append(os.pidfd_open(pid))
 
     @property
     def num(self) -> int:
@@ -245,7 +248,12 @@ class Engine:
             finally:
                 self._checked.discard(work.id)
         try:
-            output = self._submit(work)
+            output = self._llm.generate_async(
+                inputs={"prompt_token_ids": work.token_ids},
+                sampling_params=work.params,
+                streaming=work.is_streamed,
+                **work.more,
+            )
         except (TypeError, ValueError) as error:  # of a check of the arguments
             raise InvalidRequest(f"TensorRT-LLM refuses it: {error}") from error
         try:
@@ -254,14 +262,6 @@ class Engine:
             if not output.finished:
                 with contextlib.suppress(Exception):  # an engine that is gone has nothing to abort
                     output.abort()
-
-    def _submit(self, work: Work) -> RequestOutput:
-        return self._llm.generate_async(
-            inputs={"prompt_token_ids": work.token_ids},
-            sampling_params=work.params,
-            streaming=work.is_streamed,
-            **work.more,
-        )
 
     async def _read(self, work: Work, output: RequestOutput) -> None:
         cursor, end = Cursor(work.id, work.sequence), None
@@ -282,19 +282,6 @@ def _new_of(cursor: Cursor, step: RequestOutput) -> SequenceOutput | None:
     except Exception as error:
         log.exception("an output of TensorRT-LLM cannot be read")
         raise OutputFault(f"the engine's output cannot be read: {error}") from error
-
-
-def _computes(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return any(word in line for word in STARTERS)
-    return False
-
-
-def _opened(pid: int) -> int | None:
-    with contextlib.suppress(OSError):
-        return os.pidfd_open(pid)
-    return None
 
 
 def _count(values: Mapping[str, object], name: str) -> int:

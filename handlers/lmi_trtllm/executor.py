@@ -26,7 +26,7 @@ from handlers.lmi_trtllm.description import describe, sampler_of, vocab_size
 from handlers.lmi_trtllm.engine import Engine, Work
 from handlers.lmi_trtllm.guides import Guides
 from handlers.lmi_trtllm.outputs import Output, note_rows
-from handlers.lmi_trtllm.sampling import check_beams, check_rows, refuse_rules, retention, sampling_params
+from handlers.lmi_trtllm.sampling import check_beams, refuse_rules, retention, sampling_params
 from handlers.lmi_trtllm.start_errors import explained
 from lmi.errors import PromptTooLong
 from lmi.executor import (
@@ -89,7 +89,8 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         self._profile = profile.installed(LLM.generate_async)
         arguments = llm_arguments(options, folder, self._profile)
         self._file = processors.file_of(options, folder)
-        self._guides = _guides(options, folder)
+        max_compile_s = compile_limit_s(options.step_timeout_s)
+        self._guides = Guides(folder, vocab_size(folder), max_compile_s) if guides.kinds(options, folder)[0] else None
         arguments |= processors.arguments(self._file, arguments)
         return arguments | adapters.arguments(arguments)
 
@@ -127,7 +128,6 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         check_beams(request, self.info.capabilities.max_beam_width)
         refuse_rules(request, self._sampler)
         guides.check(request)
-        check_rows(request)
         processors.check(request, sees_tokens=bool(self._trtllm.arguments.get("disable_overlap_scheduler")))
         most = self._trtllm.arguments.max_prompt_tokens
         if most is not None and len(request.input_token_ids) > most:
@@ -180,11 +180,6 @@ class TrtllmExecutor(DrivenExecutor[Work]):
         if isinstance(error, torch.OutOfMemoryError):
             return ErrorKind.OUT_OF_MEMORY
         return super()._kind_of(error)
-
-
-def _guides(config: EngineConfig, folder: str) -> Guides | None:
-    kinds, size = guides.kinds(config, folder)[0], vocab_size(folder)
-    return Guides(folder, size, compile_limit_s(config.step_timeout_s)) if kinds else None
 
 
 def _warm_up_requests(info: EngineInfo) -> list[Request]:

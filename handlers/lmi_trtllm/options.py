@@ -68,26 +68,10 @@ def _boolean(text: str) -> bool:
         raise ValueError(BOOLEAN.allowed) from None
 
 
-def _inverted(text: str) -> bool:
-    return not _boolean(text)
-
-
-def _graphs(text: str) -> object:
-    return UPSTREAMS if _boolean(text) else None
-
-
-def _no_graphs(text: str) -> object:
-    return None if _boolean(text) else UPSTREAMS
-
-
 def _policy(text: str) -> str:
     if text.lower() not in POLICIES:
         raise ValueError(", ".join(POLICIES))
     return text.upper()
-
-
-def _lower(text: str) -> str:
-    return text.lower()
 
 
 OPTIONS: dict[str, Row] = {
@@ -163,14 +147,14 @@ OPTIONS: dict[str, Row] = {
     "cross_kv_cache_fraction": Translated("kv_cache_config.cross_kv_cache_fraction"),
     "secondary_offload_min_priority": Translated("kv_cache_config.secondary_offload_min_priority"),
     "event_buffer_max_size": Translated("kv_cache_config.event_buffer_max_size"),
-    "enable_overlap_scheduler": Translated("disable_overlap_scheduler", _inverted),
+    "enable_overlap_scheduler": Translated("disable_overlap_scheduler", lambda text: not _boolean(text)),
     "kv_cache_dtype": Translated("kv_cache_config.dtype"),
     "attn_backend": Translated("attn_backend"),
-    "use_cuda_graph": Translated("cuda_graph_config", _graphs),
+    "use_cuda_graph": Translated("cuda_graph_config", lambda text: UPSTREAMS if _boolean(text) else None),
     "moe_backend": Translated("moe_config.backend"),
     # The script that built engines, and its quantisation.
     "quant_algo": Refused(QUANTISE_BEFORE),
-    "kv_cache_quant_algo": Translated("kv_cache_config.dtype", _lower),
+    "kv_cache_quant_algo": Translated("kv_cache_config.dtype", str.lower),
     "group_size": Ignored(NOTHING_IS_QUANTISED),
     "smoothquant_val": Ignored(NOTHING_IS_QUANTISED),
     "clamp_val": Ignored(NOTHING_IS_QUANTISED),
@@ -185,7 +169,7 @@ OPTIONS: dict[str, Row] = {
     "tokenizer_max_seq_length": Ignored(NOTHING_IS_QUANTISED),
     "max_draft_len": Ignored("option.speculative_config says how many tokens are guessed"),
     # The reference's options for all engines.
-    "enforce_eager": Translated("cuda_graph_config", _no_graphs),
+    "enforce_eager": Translated("cuda_graph_config", lambda text: None if _boolean(text) else UPSTREAMS),
     "enable_lora": Translated("enable_lora"),
     "max_loras": Translated("lora_config.max_loras"),
     "max_lora_rank": Translated("lora_config.max_lora_rank"),

@@ -35,19 +35,6 @@ class OutputFault(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """The tokens at which TensorRT-LLM ends a sequence. `end_id` is the one that it may cut off without a word."""
-
-    end_id: int | None
-    token_ids: frozenset[int]
-
-    @classmethod
-    def of(cls, sequence: Sequence) -> Ends:
-        end_id = end_token(sequence)
-        return cls(end_id, frozenset(stop_token_ids(sequence)) | ({end_id} if end_id is not None else set()))
-
-
-@dataclass(frozen=True, slots=True)
 class TensorRows:
     """The rows that one result of the engine has, by the name of their output; on any device, of any type.
 
@@ -69,7 +56,7 @@ class Cursor:
 
     def __init__(self, name: str, sequence: Sequence) -> None:
         output = sequence.request.output_config
-        self._name, self._sequence, self._ends = name, sequence, Ends.of(sequence)
+        self._name, self._sequence = name, sequence
         self._num_top = output.num_top_log_probs
         self._wants_log_probs = output.return_log_probs or output.num_top_log_probs > 0
         self._lacks_prompt = sequence.index == 0 and output.num_prompt_log_probs is not None
@@ -100,7 +87,7 @@ class Cursor:
         token_ids = list(completion.token_ids or ())
         num_reported = len(token_ids)
         if output.finished:
-            token_ids += cut_off(completion, self._ends)
+            token_ids += cut_off(completion, self._sequence)
         new, log_probs = token_ids[self._num_read :], None
         if self._wants_log_probs:
             entries = (completion.logprobs or [])[self._num_read :]  # at the end also that of a token that was cut off
@@ -113,7 +100,7 @@ class Cursor:
         return Output(self._name, new, log_probs, end=end) if new or end is not None else None
 
     def _beams(self, output: RequestOutput) -> Output | None:
-        known = _beams_of(output, self._sequence, self._ends)
+        known = _beams_of(output, self._sequence)
         if known is None:
             return None
         end = known[0].finish_reason if output.finished else None
@@ -131,12 +118,12 @@ class Cursor:
         return of_logits(token_ids, logits, num_top)
 
 
-def cut_off(completion: CompletionOutput, ends: Ends) -> list[int]:
+def cut_off(completion: CompletionOutput, sequence: Sequence) -> list[int]:
     """The token that ended a sequence if it is not among its tokens, else nothing."""
-    token_ids, cause = completion.token_ids or (), completion.stop_reason
-    if completion.finish_reason != "stop" or (token_ids and token_ids[-1] in ends.token_ids):
+    token_ids, cause, end_id = completion.token_ids or (), completion.stop_reason, end_token(sequence)
+    if completion.finish_reason != "stop" or (token_ids and token_ids[-1] in (end_id, *stop_token_ids(sequence))):
         return []
-    token_id = cause if isinstance(cause, int) else ends.end_id
+    token_id = cause if isinstance(cause, int) else end_id
     return [] if token_id is None else [token_id]
 
 
@@ -182,12 +169,12 @@ def of_logits(token_ids: SequenceOf[int], logits: Tensor, num_top: int) -> LogPr
     return known
 
 
-def _beams_of(output: RequestOutput, sequence: Sequence, ends: Ends) -> list[Beam] | None:
+def _beams_of(output: RequestOutput, sequence: Sequence) -> list[Beam] | None:
     """The beams at this step, the best first. Returns None while one of them waits for its log-probs.
 
     Raises OutputFault if some are missing at the end.
     """
-    beams = [_beam(one, sequence, ends, is_over=output.finished) for one in output.outputs]
+    beams = [_beam(one, sequence, is_over=output.finished) for one in output.outputs]
     if all(beam is not None for beam in beams):
         return [beam for beam in beams if beam is not None]
     if output.finished:
@@ -195,7 +182,7 @@ def _beams_of(output: RequestOutput, sequence: Sequence, ends: Ends) -> list[Bea
     return None
 
 
-def _beam(completion: CompletionOutput, sequence: Sequence, ends: Ends, *, is_over: bool) -> Beam | None:
+def _beam(completion: CompletionOutput, sequence: Sequence, *, is_over: bool) -> Beam | None:
     token_ids = list(completion.token_ids or ())
     log_probs: list[float] = []
     if sequence.request.output_config.return_log_probs:
@@ -204,7 +191,7 @@ def _beam(completion: CompletionOutput, sequence: Sequence, ends: Ends, *, is_ov
             return None
         log_probs = [values[0] for values in known.values]
     else:
-        token_ids += cut_off(completion, ends) if is_over else []
+        token_ids += cut_off(completion, sequence) if is_over else []
     return Beam(
         token_ids,
         log_probs,

@@ -116,13 +116,11 @@ class PostProcessor:
             self._call(logits, [ids[self.num_prompt_tokens :] for ids in token_ids])
         except (Exception, SystemExit) as error:
             log.exception("%s failed for request %d", self._title, self.request_id)
-            self._report(f"{self._title} failed: {said(error)}")
-
-    def _report(self, message: str) -> None:
-        try:
-            self.report.send(Fault(self.sequence, writable(message[:MAX_FAULT_CHARS])))
-        except OSError as error:
-            log.error("request %d is not told: %s", self.request_id, error)
+            message = f"{self._title} failed: {said(error)}"
+            try:
+                self.report.send(Fault(self.sequence, writable(message[:MAX_FAULT_CHARS])))
+            except OSError as unsent:
+                log.error("request %d is not told: %s", self.request_id, unsent)
 
     def _call(self, logits: Tensor, token_ids: list[list[int]]) -> None:
         """Let the function change the logits (num_beams, 1, vocab). It sees them as float32 (1, num_beams, vocab)."""
@@ -159,13 +157,9 @@ class BadWords:
     ) -> None:
         for beam, ids in enumerate(token_ids):
             generated = ids[self.num_prompt_tokens :]
-            banned = [word[-1] for word in self.words if _ends_with(generated, word[:-1])]
+            banned = [word[-1] for word in self.words if tuple(generated[1 - len(word) :]) == word[:-1]]
             if banned:
                 logits[beam, 0, banned] = -torch.inf
-
-
-def _ends_with(token_ids: list[int], start: tuple[int, ...]) -> bool:
-    return tuple(token_ids[-len(start) :]) == start
 
 
 def _rows(changed: object, rows: Tensor) -> Tensor:

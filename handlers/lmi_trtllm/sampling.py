@@ -31,17 +31,13 @@ from lmi.executor import (
     OutputConfig,
     Request,
     SamplingConfig,
-    TokenRangeRetentionConfig,
 )
 
 NO_END = -1  # the end token of a sequence that has none
-PAD = 0  # behind the end of a sequence in a tensor; never in an answer
 MAX_SIGNED = 2**63 - 1  # torch's seeds are signed: two seeds that differ by 2^63 become one
 MIN_TEMPERATURE = 1e-3  # nearly greedy, and logits stay far from the limit of float32
 ONE_WIDTH = "(option.max_beam_width): TensorRT-LLM runs all requests at one beam width"
-DEFAULT_LENGTH_PENALTY = 1.0  # the contract's; TensorRT-LLM's is 0
-DEFAULT_EARLY_STOPPING = 0  # the contract's; TensorRT-LLM's is 1
-NO_BEAMS = "TensorRT-LLM's rows of logits and outputs do not follow the beams"
+PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}  # with what leaves logits alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +61,12 @@ def sampling_params(
     `functions` change its logits.
     """
     request, output = sequence.request, sequence.request.output_config
-    end_id = end_token(sequence)
+    end_id, min_tokens = end_token(sequence), min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
     return SamplingParams(
         end_id=NO_END if end_id is None else end_id,
-        pad_id=PAD,
+        pad_id=0,  # behind the end of a sequence in a tensor; never in an answer
         max_tokens=int(sequence.max_tokens),
-        min_tokens=_min_tokens(sequence, end_id),
+        min_tokens=min_tokens if end_id is not None else None,  # else older versions hold back another token
         stop_token_ids=stop_token_ids(sequence) or None,
         include_stop_str_in_output=True,  # else a stop word is cut off from the tokens too
         embedding_bias=embedding_bias(request, sampler.vocab_size),
@@ -100,11 +96,6 @@ def stop_token_ids(sequence: Sequence) -> list[int]:
     return [int(token_id) for token_id in dict.fromkeys([*ends, *words])]
 
 
-def _min_tokens(sequence: Sequence, end_id: int | None) -> int | None:
-    """None too where no token ends the sequence: older versions would hold back the last token of the vocabulary."""
-    return None if end_id is None else min(int(sequence.min_tokens), int(sequence.max_tokens)) or None
-
-
 def embedding_bias(request: Request, vocab_size: int) -> Tensor | None:
     """The bias of each token, float32 (vocab_size,) on the CPU, or None if the request changes no logit.
 
@@ -125,15 +116,10 @@ def refuse_rules(request: Request, sampler: Sampler) -> None:
     """Raise Unsupported for a penalty that the sampler would ignore. Other rules have a capability."""
     if sampler.has_rules:
         return
-    config = request.sampling_config
-    for name, neutral in (("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0)):
-        if getattr(config, name) not in (None, neutral):
-            raise Unsupported(name, no_rule(sampler))
-
-
-def no_rule(sampler: Sampler) -> str:
     instead = f"; option.sampler_type={CPP_SAMPLER} reads it" if sampler.profile.has_cpp_sampler else ""
-    return f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it{instead}"
+    for name, neutral in PENALTIES.items():
+        if getattr(request.sampling_config, name) not in (None, neutral):
+            raise Unsupported(name, f"the Torch sampler of TensorRT-LLM {sampler.profile.name} ignores it{instead}")
 
 
 def check_beams(request: Request, max_beam_width: int) -> None:
@@ -148,29 +134,19 @@ def check_beams(request: Request, max_beam_width: int) -> None:
 
 
 def _lacking(request: Request) -> list[tuple[str, str, bool]]:
+    """The fields that a search lacks, the reason, and whether the request asks for it."""
+    output, no_rows = request.output_config, "has rows that do not follow the beams"
     has_words = bool(request.stop_words) or len({*request.end_ids, request.end_id} - {None}) > 1
     is_held_back = bool(request.sampling_config.min_tokens)
     return [
-        (
-            "num_top_log_probs",
-            "has only the log-probs of the chosen tokens",
-            request.output_config.num_top_log_probs > 0,
-        ),
+        ("return_generation_logits", no_rows, output.return_generation_logits),
+        ("additional_model_outputs", no_rows, bool(output.additional_model_outputs)),
+        ("num_top_log_probs", "has only the log-probs of the chosen tokens", output.num_top_log_probs > 0),
         ("stop_words", "ends at stop words of one token only", any(len(word) > 1 for word in request.stop_words)),
         ("min_tokens", "holds back one end token only", is_held_back and has_words),
         ("bad_words", "bans single tokens only", any(len(word) > 1 for word in request.bad_words)),
         ("logits_post_processor_name", "calls no function of ours", request.logits_post_processor_name is not None),
     ]
-
-
-def check_rows(request: Request) -> None:
-    """Raise Unsupported for rows beside beams, except for the logits of the prompt."""
-    output = request.output_config
-    if request.sampling_config.beam_width > 1:
-        if output.return_generation_logits:
-            raise Unsupported("return_generation_logits", NO_BEAMS)
-        if output.additional_model_outputs:
-            raise Unsupported("additional_model_outputs", NO_BEAMS)
 
 
 def _choice(config: SamplingConfig, seed: int, sampler: Sampler) -> dict[str, Any]:
@@ -189,13 +165,12 @@ def _choice(config: SamplingConfig, seed: int, sampler: Sampler) -> dict[str, An
 
 def beam_search(config: SamplingConfig) -> dict[str, Any]:
     """The keyword arguments of a search. Temperature and what else makes sampling random have no effect."""
-    length_penalty, early_stopping = config.length_penalty, config.early_stopping
     return {
         "use_beam_search": True,
         "best_of": int(config.beam_width),
         "n": int(config.num_return_sequences),
-        "length_penalty": DEFAULT_LENGTH_PENALTY if length_penalty is None else float(length_penalty),
-        "early_stopping": DEFAULT_EARLY_STOPPING if early_stopping is None else int(early_stopping),
+        "length_penalty": 1.0 if config.length_penalty is None else float(config.length_penalty),  # TensorRT-LLM's is 0
+        "early_stopping": int(config.early_stopping or 0),  # TensorRT-LLM's is 1
     }
 
 
@@ -209,8 +184,7 @@ def _sampled(config: SamplingConfig, sampler: Sampler) -> dict[str, Any]:
 
 
 def _rules(config: SamplingConfig) -> dict[str, Any]:
-    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    given: dict[str, Any] = {name: float(value) for name in names if (value := getattr(config, name)) is not None}
+    given: dict[str, Any] = {name: float(value) for name in PENALTIES if (value := getattr(config, name)) is not None}
     if config.no_repeat_ngram_size:
         given["no_repeat_ngram_size"] = int(config.no_repeat_ngram_size)
     return given
@@ -244,19 +218,19 @@ def wanted_rows(output: OutputConfig) -> dict[str, Any]:
 
 def retention(config: KvCacheRetentionConfig) -> TheirRetention:
     """TensorRT-LLM's form, where a duration is a timedelta. Ours has refused ranges that overlap and bad priorities."""
+    ranges = [
+        TheirRetention.TokenRangeRetentionConfig(
+            token_start=one.token_start,
+            token_end=one.token_end,
+            priority=one.priority,
+            duration_ms=_duration(one.duration_ms),
+        )
+        for one in config.token_range_retention_configs
+    ]
     return TheirRetention(
-        token_range_retention_configs=[_range(one) for one in config.token_range_retention_configs],
+        token_range_retention_configs=ranges,
         decode_retention_priority=config.decode_retention_priority,
         decode_duration_ms=_duration(config.decode_duration_ms),
-    )
-
-
-def _range(one: TokenRangeRetentionConfig) -> TheirRetention.TokenRangeRetentionConfig:
-    return TheirRetention.TokenRangeRetentionConfig(
-        token_start=one.token_start,
-        token_end=one.token_end,
-        priority=one.priority,
-        duration_ms=_duration(one.duration_ms),
     )
 
 

@@ -177,7 +177,7 @@ MUTATIONS = [
     Mutation(
         "an end token that comes twice",
         "outputs",
-        " or (token_ids and token_ids[-1] in ends.token_ids)",
+        " or (token_ids and token_ids[-1] in (end_id, *stop_token_ids(sequence)))",
         "",
         "beams",
     ),

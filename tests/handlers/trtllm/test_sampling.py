@@ -181,9 +181,9 @@ def test_wanted_rows_become_flags_and_names(sampling: Any) -> None:
 @pytest.mark.parametrize("name", ["return_generation_logits", "additional_model_outputs"])
 def test_rows_do_not_follow_beams_so_they_are_refused_there(sampling: Any, name: str) -> None:
     output = OutputConfig(**{name: True} if name.startswith("return") else {name: (HIDDEN,)})
-    sampling.check_rows(Request((1,), 3, output_config=output))
+    sampling.check_beams(Request((1,), 3, output_config=output), 1)
     with pytest.raises(Unsupported, match=f"^{name} is not supported here"):
-        sampling.check_rows(Request((1,), 3, sampling_config=SamplingConfig(2), output_config=output))
+        sampling.check_beams(Request((1,), 3, sampling_config=SamplingConfig(2), output_config=output), 2)
 
 
 def test_ranges_keep_their_bounds_and_durations_become_timedeltas(sampling: Any) -> None:
