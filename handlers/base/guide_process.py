@@ -30,8 +30,7 @@ from handlers.base.guide_protocol import (
     max_compile_bytes,
     read_all,
 )
-from handlers.base.guide_text import new_matcher, reason_of, texts_of
-from handlers.base.guide_tokenizer import new_tokenizer
+from handlers.base.guide_text import new_matcher, new_tokenizer, reason_of, texts_of
 from lmi.executor import GuidedDecodingParams
 from lmi.shared import linux
 

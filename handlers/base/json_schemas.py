@@ -399,12 +399,9 @@ def _is_resource(schema: Schema) -> bool:
     return any(isinstance(name := schema.get(key), str) and not name.startswith("#") for key in ("$id", "id"))
 
 
-def _place(where: str) -> str:
-    return f" in {where[where.startswith('#') :].strip('/')}" if where.strip("#/") else ""
-
-
 def _fault(what: str, where: str) -> ValueError:
-    return ValueError(f"{what}{_place(where)} cannot be followed")
+    place = f" in {where[where.startswith('#') :].strip('/')}" if where.strip("#/") else ""
+    return ValueError(f"{what}{place} cannot be followed")
 
 
 def _short(value: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from handlers.base.beams import AnyCandidate, BeamSearch
+from handlers.base.beams import AnyCandidate
 from handlers.lmi_dist.sampler import Sampler
 from handlers.lmi_dist.sequence import EmbeddedSequence
 from handlers.lmi_dist.wishes import CHOSEN, Floats
@@ -52,15 +52,11 @@ class BeamSampler:
         left, outlooks = iter(best.tolist()), []
         for beam, state, status in zip(beams, states, choices["status"].tolist(), strict=True):
             top = [TokenLogProb(token_id, log_prob) for token_id, _, log_prob in islice(left, state.num_top)]
-            num_candidates = min(_search(beam).num_candidates, self._sampler.vocab_size)
+            search = beam.owner.search
+            assert search is not None
+            num_candidates = min(search.num_candidates, self._sampler.vocab_size)
             outlooks.append(Outlook(list(islice(left, num_candidates)), top, status == CHOSEN))
         return outlooks
-
-
-def _search(beam: EmbeddedSequence) -> BeamSearch:
-    search = beam.owner.search
-    assert search is not None
-    return search
 
 
 def advance_beams(outlooks: dict[EmbeddedSequence, list[Outlook]]) -> list[EmbeddedSequence]:

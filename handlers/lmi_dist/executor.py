@@ -14,7 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import msgspec
 
@@ -87,7 +87,9 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         self._sampler = Sampler(self._runner.vocab_size, processors, num_threads())
         self._beam_sampler = BeamSampler(self._sampler)
         self._capture = Capture(self._runner)
-        folder = _server_folder(model, config)
+        folder = None  # of a server's model: guides may read its tokenizer
+        if isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig):
+            folder = os.fspath(model)
         self._guides, why_no_guides = open_guides(
             settings.guided_decoding_config,
             folder,
@@ -183,7 +185,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
     # Sequences come and go. One may wait for its guide before it is scheduled.
 
     def _add(self, sequence: EmbeddedSequence) -> None:
-        if self._lora is not None and not self._lora.claim(sequence):
+        if self._lora is not None and not self._lora.admit(sequence):
             return
         if self._guides is None or self._guides.admit(sequence):
             self._scheduler.add(sequence)
@@ -229,7 +231,7 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
         if (lora := self._lora) is None:
             return super().load_adapter(name, path, pinned=pinned, preload=preload)
         prepared = lora.prepare(path, with_weights=preload or pinned)
-        change = partial(lora.load, name, path, prepared, pinned=pinned, preload=preload)
+        change = partial(lora.load_prepared, name, path, prepared, pinned=pinned, preload=preload)
         self._at_boundary(partial(self._change_adapters, lora, change))
 
     def unload_adapter(self, name: str) -> None:
@@ -266,12 +268,6 @@ class EmbeddedExecutor(SteppedExecutor[EmbeddedSequence]):
             self._guides.close()
         del self._runner, self._sampler, self._scheduler, self._cache, self._capture
         self._lora = None  # other threads may still ask for it
-
-
-def _server_folder(model: object, config: AnyConfig | None) -> str | None:
-    """The folder of a server's model, whose tokenizer guides may read; an ExecutorConfig says itself what they need."""
-    is_folder = isinstance(model, str | os.PathLike) and isinstance(config, EngineConfig)
-    return os.fspath(cast(str | os.PathLike[str], model)) if is_folder else None
 
 
 def _new_cache(runner: Runner, limits: Limits, settings: ExecutorConfig) -> KvCache:

@@ -318,12 +318,8 @@ def equip(sequence: EmbeddedSequence, outcome: Outcome) -> None:
     elif isinstance(outcome, Exception):
         sequence.fail(f"the guide cannot be compiled: {cause_line(outcome)}")
     else:
-        _follow(sequence, outcome)
-
-
-def _follow(sequence: EmbeddedSequence, compiled: Compiled) -> None:
-    sequence.end_ids |= compiled.vocabulary.end_ids
-    if not sequence.end_ids:
-        sequence.fail("needs an end id, of the request or of the GuidedDecodingConfig", ErrorKind.INVALID, FIELD)
-        return
-    sequence.guide = Guide(compiled, sequence.end_ids)
+        sequence.end_ids |= outcome.vocabulary.end_ids
+        if sequence.end_ids:
+            sequence.guide = Guide(outcome, sequence.end_ids)
+        else:
+            sequence.fail("needs an end id, of the request or of the GuidedDecodingConfig", ErrorKind.INVALID, FIELD)

@@ -31,23 +31,15 @@ class Prepared:
     error: Exception | None = None
 
 
-class LoraAdapters:
-    """Any thread may use `names`, `is_reading` and `prepare`; the rest belongs to the thread that makes steps."""
+class LoraAdapters(Adapters):
+    """The loaded adapters, and the engine that they are loaded into. Any thread may also use `prepare`."""
 
     def __init__(self, loader: AnyLoader) -> None:
+        super().__init__(self, "lmi-dist", loader.limits.max_in_batch, _kind_of)
         self._loader, self._limits = loader, loader.limits
-        self._adapters = Adapters(self, "lmi-dist", loader.limits.max_in_batch, _kind_of)
         self._resident: OrderedDict[int, LoadedAdapter] = OrderedDict()  # by number; the one used longest ago first
         self._prepared = Prepared()
         self._refused: list[EmbeddedSequence] = []
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._adapters.names
-
-    @property
-    def is_reading(self) -> bool:
-        return self._adapters.is_reading
 
     def prepare(self, path: str, *, with_weights: bool) -> Prepared:
         """Read a folder while the engine makes steps."""
@@ -59,32 +51,25 @@ class LoraAdapters:
             return Prepared(error=error)
         return Prepared()
 
-    def load(self, name: str, path: str, prepared: Prepared, *, pinned: bool, preload: bool) -> None:
-        """Load an adapter whose folder was read. Raises what `Adapters.load` raises."""
+    def load_prepared(self, name: str, path: str, prepared: Prepared, *, pinned: bool, preload: bool) -> None:
+        """Load an adapter whose folder was read. Raises what `load` raises."""
         self._prepared = prepared
         try:
-            self._adapters.load(name, path, pinned=pinned, preload=preload)
+            self.load(name, path, pinned=pinned, preload=preload)
         finally:
             self._prepared = Prepared()
         newest = list(self._resident)[-1:]
-        self._evict(self._adapters.in_use.union(newest))
+        self._evict(self.in_use.union(newest))
 
-    def unload(self, name: str) -> None:
-        """Unload an adapter; its weights go with the last sequence that uses it. Raises UnknownAdapter."""
-        self._adapters.unload(name)
-
-    def claim(self, sequence: EmbeddedSequence) -> bool:
+    def admit(self, sequence: EmbeddedSequence) -> bool:
         """Keep the adapter of a new sequence until `release`. If it was unloaded, the sequence fails."""
         try:
-            adapter = self._adapters.claim(sequence)
+            adapter = self.claim(sequence)
         except UnknownAdapter as error:
             sequence.fail(error.message, ErrorKind.INVALID, error.field)
             return False
         sequence.adapter = 0 if adapter is None else adapter.number
         return True
-
-    def release(self, sequence: EmbeddedSequence) -> None:
-        self._adapters.release(sequence)
 
     def may_run(self, sequence: EmbeddedSequence, running: SequenceOf[EmbeddedSequence]) -> bool:
         """Whether a sequence may run beside others; its adapter's weights are there then.
@@ -97,7 +82,7 @@ class LoraAdapters:
         if sequence.is_finished or len(used) >= self._limits.max_in_batch:
             return False
         try:
-            self._adapters.used_by(sequence)
+            self.used_by(sequence)
         except LmiError as error:
             log.error("the adapter of request %d cannot be used: %s", sequence.id, error)
             sequence.fail(error.message, _kind_of(error), error.field)
@@ -118,7 +103,7 @@ class LoraAdapters:
         idle = [one for one in self._resident.values() if one.number not in used and not one.is_pinned]
         for adapter in idle[: max(num_over, 0)]:
             self.remove_adapter(adapter)
-            self._adapters.forget_weights(adapter)
+            self.forget_weights(adapter)
 
     # What `Adapters` calls.
 

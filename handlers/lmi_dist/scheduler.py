@@ -77,7 +77,8 @@ class Scheduler:
         `may_run`: whether a sequence may run beside others. Nothing overtakes one that may not.
         """
         self._may_run = may_run
-        self._order = attrgetter("slot") if may_run is None else attrgetter("adapter", "slot")  # of decodes
+        has_adapters = may_run is not None and cache.shares_blocks
+        self._order = attrgetter("adapter", "slot") if has_adapters else attrgetter("slot")  # of decodes
         self.cache = cache
         self.pace = pace
         self.drafts = drafts
@@ -112,7 +113,8 @@ class Scheduler:
         """Schedule decodes, then running prompts, then new prompts as long as budget, slots and blocks allow."""
         num_preemptions = self._make_room()
         decoders = [one for one in self.running if one.num_computed >= one.num_prefill]
-        decoding = sorted(self._rows_of(decoders), key=self._order)
+        rows = decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
+        decoding = sorted(rows, key=self._order)
         decodes = [
             Chunk(one.slot, one.num_computed, one.token_ids[-1:], 1, self.cache.table(one.slot), one.adapter)
             for one in decoding
@@ -127,13 +129,10 @@ class Scheduler:
         plan = Plan(decodes, [chunk for _, chunk in prefills], self.cache.copies)
         num_reused_tokens, self._num_reused_tokens = self._num_reused_tokens, 0
         sequences = decoding + [sequence for sequence, _ in prefills]
-        *rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
+        *first_rows, _ = accumulate([chunk.num_logits for chunk in plan.chunks], initial=0)
         forks, self._forks = self._forks, []
         failed, self._failed = self._failed, []
-        return Batch(plan, sequences, rows, followers, forks, failed, num_preemptions, num_reused_tokens)
-
-    def _rows_of(self, decoders: list[EmbeddedSequence]) -> list[EmbeddedSequence]:
-        return decoders if self.beam_width == 1 else [row for one in decoders for row in one.beam_rows]
+        return Batch(plan, sequences, first_rows, followers, forks, failed, num_preemptions, num_reused_tokens)
 
     @property
     def beam_width(self) -> int | None:

@@ -25,6 +25,7 @@ from handlers.base.guide_compiler import Compiled
 from handlers.base.guide_vocabulary import Vocabulary, read_config
 from handlers.lmi_dist import Executor
 from handlers.lmi_dist.guides import Guide, Kept, are_compact, equip, fill_masks
+from handlers.lmi_dist.runner import Plan
 from handlers.lmi_dist.sequence import EmbeddedSequence, new_sequences
 from lmi.errors import BadConfiguration, InvalidRequest, Unsupported
 from lmi.executor import (
@@ -337,6 +338,20 @@ def test_a_guide_that_fails_ends_only_its_request(executor: Executor) -> None:
     masks = fill_masks([broken, whole], [0, 1], VOCAB_SIZE)
     assert broken.error is not None and "Check failed" in broken.error.message and whole.error is None
     assert masks[1].tolist() == compiled.vocabulary.mask_of([TEXTS.index("a")]).tolist()
+
+
+def test_guides_catch_up_while_the_model_runs() -> None:
+    class WaitingRunner(FakeRunner):
+        def forward(self, plan: Plan) -> Floats:
+            guided = [(one.guide, one) for one in executor._scheduler.running]
+            wait_until(lambda: not any(guide.is_behind(one) for guide, one in guided), "all have followed", TIMEOUT_S)
+            return super().forward(plan)
+
+    executor = Executor(WaitingRunner(VOCAB_SIZE), GUIDED)
+    with executor:
+        got = collect_ids(executor, executor.enqueue_requests([regex("[a-c]{4}")] * 3))
+    for [response] in got.values():
+        assert re.fullmatch("[a-c]{4}", text_of(response.get_result().output_token_ids[0]))
 
 
 def test_a_request_can_be_cancelled_and_time_out_while_its_guide_is_compiled(executor: Executor) -> None:
