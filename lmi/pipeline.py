@@ -301,10 +301,9 @@ def comes_in_parts(request: GenerationRequest) -> bool:
 
 
 def output_config(request: GenerationRequest, can: Capabilities) -> OutputConfig:
-    num_prompt = request.num_prompt_log_probs
     return OutputConfig(
         return_log_probs=request.needs_log_probs,
         num_top_log_probs=request.num_top_log_probs or 0,
-        num_prompt_log_probs=0 if num_prompt is None and request.prefill_details else num_prompt,
+        num_prompt_log_probs=request.num_prompt_log_probs,
         return_perf_metrics=can.perf_metrics and not comes_in_parts(request),
     )

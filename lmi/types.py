@@ -96,7 +96,6 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     return_full_text: bool = False
-    prefill_details: bool = False
     num_top_log_probs: int | None = None
     num_prompt_log_probs: int | None = None
     needs_log_probs: bool = False
@@ -112,6 +111,11 @@ class GenerationRequest:
     def num_sequences(self) -> int:
         """The number of sequences in the answer."""
         return self.sampling.num_return_sequences
+
+    @property
+    def prefill_details(self) -> bool:
+        """Whether the answer shows the prompt's tokens."""
+        return self.num_prompt_log_probs is not None
 
     @property
     def is_beam_search(self) -> bool:

@@ -161,7 +161,7 @@ def test_nothing_of_a_json_body_goes_out_before_the_end() -> None:
 
 def test_prompt_tokens_stand_in_the_details_only_when_they_were_asked_for() -> None:
     for asked in (False, True):
-        formatter = _formatter(OutputFormat.JSON, details=True, prefill_details=asked)
+        formatter = _formatter(OutputFormat.JSON, details=True, num_prompt_log_probs=0 if asked else None)
         [body] = formatter.feed(Delta([Token(5, "a", -1.0)], AnswerEnd.LENGTH, prefill=[Token(1, "né", None)]))
         assert ("prefill" in json.loads(body)["details"]) is asked
 

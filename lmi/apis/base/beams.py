@@ -16,32 +16,37 @@ ONE_BEAM_STREAMED = "the best beam is known only at its end, so it cannot be str
 OF_A_SEARCH = ("length_penalty", "early_stopping")
 
 
-def read_width(given: dict[str, Any], table: ParameterTable) -> None:
-    """Read `beam_width`. Raises InvalidParameter if `best_of` is another one, or if `n` is over it."""
-    width, name = given.get("beam_width"), table.wire("beam_width")
-    if width is None:
-        return
-    if given.get("best_of", width) != width:
-        raise InvalidParameter(table.named("best_of"), f"equal to {name} ({width}), or left out", given["best_of"])
+def read_search(given: dict[str, Any], table: ParameterTable, *, is_streamed: bool) -> None:
+    """Read what asks for a search, after `best_of` is known to be at least `n`. Without one `given` has no width.
+
+    Raises InvalidParameter for numbers that do not fit the width, Unsupported for beams in a stream.
+    """
+    if "use_beam_search" in given:
+        _read_flag(given, table, is_streamed)
+    elif "beam_width" in given:
+        _check_width(given, table)
+
+
+def _check_width(given: dict[str, Any], table: ParameterTable) -> None:
+    width, name = given["beam_width"], table.wire("beam_width")
+    best_of = given.pop("best_of", width)
+    if best_of != width:
+        raise InvalidParameter(table.named("best_of"), f"equal to {name} ({width}), or left out", best_of)
     if given.get("n", 1) > width:
         raise InvalidParameter(table.named("n"), f"at most {name} ({width})", given["n"])
-    given.pop("best_of", None)
 
 
-def read_flag(given: dict[str, Any], *, is_streamed: bool = False) -> None:
-    """Read `use_beam_search`, after `best_of` is known to be at least `n`. With one beam decoding is greedy.
-
-    Raises Unsupported for more of them in a stream.
-    """
-    if not given.pop("use_beam_search", False):
-        return
+def _read_flag(given: dict[str, Any], table: ParameterTable, is_streamed: bool) -> None:
+    name = table.named("use_beam_search")
+    if "beam_width" in given:
+        raise InvalidParameter(name, f"left out beside {table.wire('beam_width')}", given["use_beam_search"])
     num_returned = given.get("n", 1)
     width = given.pop("best_of", num_returned)
     if width == 1:
-        given["temperature"] = 0.0
+        given["temperature"] = 0.0  # with one beam decoding is greedy
         return
     if is_streamed:
-        raise Unsupported("use_beam_search", ONE_BEAM_STREAMED)
+        raise Unsupported(name, ONE_BEAM_STREAMED)
     if given.get("temperature") == 0:
         del given["temperature"]  # vLLM's clients send it beside the flag
     given |= {"beam_width": width, "n": num_returned}

@@ -54,7 +54,7 @@ class Parameter:
 
 
 _PENALTY = number(-MAX_PENALTY, MAX_PENALTY)
-ROWS = (
+_ROWS = (
     Parameter("do_sample", boolean, (False,)),
     Parameter("seed", integer(0, MAX_SEED), samples=True),
     Parameter("temperature", number(0, MAX_TEMPERATURE), (1,), samples=True),
@@ -93,13 +93,13 @@ ROWS = (
     Parameter("cache_salt", cache_salt),
     *(Parameter(name, read) for name, read in GUIDED.items()),
 )
-BY_NAME = {row.name: row for row in ROWS}
-SAMPLING = tuple(row.name for row in ROWS if row.samples)
+ROWS = {row.name: row for row in _ROWS}
+SAMPLING = tuple(row.name for row in _ROWS if row.samples)
 
 
 def rows(names: str, **others: str) -> dict[str, Parameter]:
     """Return the rows of these names, and `others` that have the name of their keyword on the wire."""
-    return {name: BY_NAME[name] for name in names.split()} | {wire: BY_NAME[name] for wire, name in others.items()}
+    return {name: ROWS[name] for name in names.split()} | {wire: ROWS[name] for wire, name in others.items()}
 
 
 class ParameterTable(dict[str, Parameter]):

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import orjson
 
-from lmi.errors import InvalidParameter, MalformedRequest, Unsupported
+from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.executor.checks import MAX_INT, int_fault, range_fault
 from lmi.settings.config import SamplingDefaults
 from lmi.types import Format, GenerationRequest
@@ -147,6 +147,22 @@ def read_text(body: bytes) -> str:
         return body.decode()
     except UnicodeDecodeError as error:
         raise MalformedRequest(f"the body is not UTF-8: byte {error.start} is wrong") from None
+
+
+def read_inputs(body: bytes, content_type: str | None, max_texts: int = 0) -> dict[str, Any]:
+    """Decode a body that is a JSON object, or the text of a prompt. Raises MalformedRequest."""
+    if is_text(content_type):
+        return {"inputs": read_text(body)}
+    check_values(body, max_texts)
+    return read_object(body)
+
+
+def check_types(fields: dict[str, Any], *, has_stream: bool = True) -> None:
+    """Raise MalformedRequest if `parameters` or `stream` is of a wrong type."""
+    if not isinstance(fields.get("parameters"), dict | None):
+        raise MalformedRequest(f"parameters must be an object, given {shorten(fields['parameters'])}")
+    if has_stream and not isinstance(fields.get("stream"), bool | None):
+        raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
 def _fault(error: orjson.JSONDecodeError) -> str:

@@ -8,7 +8,6 @@ they are streamed. Source: LMI handlers' inference API schema (v0.28.0 page), se
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from lmi.apis.base.parameters import MAX_IGNORED, ONE_SEQUENCE_STREAMED
 from lmi.apis.base.readers import (
@@ -16,10 +15,8 @@ from lmi.apis.base.readers import (
     Parsed,
     adapter,
     boolean,
-    check_values,
-    is_text,
-    read_object,
-    read_text,
+    check_types,
+    read_inputs,
 )
 from lmi.apis.lmi import schema as lmi
 from lmi.errors import MalformedRequest, Unsupported, shorten
@@ -36,10 +33,8 @@ def default_format(model: ModelConfig) -> AnswerFormat:
 
 def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[AnswerFormat]:
     """Decode the body and check it as a whole. Raises MalformedRequest."""
-    if not is_text(content_type):
-        check_values(body, MAX_INPUTS)
-    fields: dict[str, Any] = {"inputs": read_text(body)} if is_text(content_type) else read_object(body)
-    inputs, parameters = fields.get("inputs"), fields.get("parameters")
+    fields = read_inputs(body, content_type, MAX_INPUTS)
+    inputs = fields.get("inputs")
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
     texts = inputs if isinstance(inputs, list) else [inputs]
@@ -48,9 +43,8 @@ def read(body: bytes, content_type: str | None, model: ModelConfig) -> Message[A
     for text in texts:
         if not isinstance(text, str) or not text:
             raise MalformedRequest(f"inputs must be non-empty strings, given {shorten(text)}")
-    if not isinstance(parameters, dict | None):
-        raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
-    details = (parameters or {}).get("details") is True
+    check_types(fields, has_stream=False)
+    details = (fields.get("parameters") or {}).get("details") is True
     return Message(fields, replace(default_format(model), details=details), model.sampling_defaults)
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.apis.base.beams import read_width, without_effect
+from lmi.apis.base.beams import read_search, without_effect
 from lmi.apis.base.guides import GUIDED, asked_guide
 from lmi.apis.base.parameters import (
-    BY_NAME,
     MAX_IGNORED,
+    ROWS,
     Given,
     Parameter,
     ParameterTable,
@@ -33,12 +33,10 @@ from lmi.apis.base.readers import (
     Message,
     Parsed,
     adapter,
-    check_values,
+    check_types,
     choice,
     integer,
-    is_text,
-    read_object,
-    read_text,
+    read_inputs,
     takes,
 )
 from lmi.apis.lmi.sampling_defaults import fill_in
@@ -58,7 +56,7 @@ class LmiFormat(AnswerFormat):
     tgi_compat: bool = False
 
 
-STOP_SEQUENCES = BY_NAME["stop_sequences"].read
+STOP_SEQUENCES = ROWS["stop_sequences"].read
 
 
 @takes({"anyOf": [{"type": "boolean"}, JSON_SCHEMAS[STOP_SEQUENCES]]})
@@ -103,14 +101,13 @@ def read(
     With `accepts_events` the answer is server-sent events unless body or settings choose another format. A body of type
     `text/plain` is a prompt. Any other type, or none, is read as JSON: `curl -d` sends a form's type, boto3 sends none.
     """
-    if not is_text(content_type):
-        check_values(body)
-    fields: dict[str, Any] = {"inputs": read_text(body)} if is_text(content_type) else read_object(body)
-    _check_fields(fields)
+    fields = read_inputs(body, content_type)
+    _check_inputs(fields)
+    check_types(fields)
     return Message(fields, _format(fields, model, accepts_events), model.sampling_defaults)
 
 
-def _check_fields(fields: dict[str, Any]) -> None:
+def _check_inputs(fields: dict[str, Any]) -> None:
     if "inputs" not in fields:
         raise MalformedRequest("inputs is missing")
     inputs = fields["inputs"]
@@ -118,10 +115,6 @@ def _check_fields(fields: dict[str, Any]) -> None:
         raise MalformedRequest("inputs must be one string; a list of them needs option.rolling_batch=disable")
     if not isinstance(inputs, str) or not inputs:
         raise MalformedRequest(f"inputs must be a non-empty string, given {shorten(inputs)}")
-    if not isinstance(fields.get("parameters"), dict | None):
-        raise MalformedRequest(f"parameters must be an object, given {shorten(fields['parameters'])}")
-    if not isinstance(fields.get("stream"), bool | None):
-        raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
 
 
 def _format(fields: dict[str, Any], model: ModelConfig, accepts_events: bool) -> LmiFormat:
@@ -147,10 +140,11 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     if given.get("stop") is True:
         PARAMETERS.drop(given, {"stop": "as true, which names no stop string"}, ignored)
     PARAMETERS.check_together(given, is_streamed=format.is_streamed)
-    read_width(given, PARAMETERS)
+    read_search(given, PARAMETERS, is_streamed=format.is_streamed)
     if message.sampling_defaults is not None and "beam_width" not in given:
         fill_in(given, written, message.sampling_defaults)
-    is_greedy = "beam_width" not in given and _is_greedy(given)
+    is_sampling = "do_sample" in given and given.get("temperature") != 0 and given.get("top_p") != 0
+    is_greedy = "beam_width" not in given and not is_sampling
     reasons = without_effect(given, is_greedy=is_greedy) | _without_details(given, format)
     PARAMETERS.drop(given, reasons, ignored)
     guide, field_names = asked_guide(given, "parameters.")
@@ -160,7 +154,6 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
         is_greedy=is_greedy,
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
-        prefill_details=num_prompt_log_probs is not None,
         num_prompt_log_probs=num_prompt_log_probs,
         needs_log_probs=given["details"] or format.is_streamed or needs_ranking(given),
         guided_decoding=guide,
@@ -168,10 +161,6 @@ def parse(message: Message[LmiFormat]) -> Parsed[LmiFormat]:
     )
     format = replace(format, details=given["details"], field_names=field_names)
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
-
-
-def _is_greedy(given: Given) -> bool:
-    return "do_sample" not in given or given.get("temperature") == 0 or given.get("top_p") == 0
 
 
 def name_of_several(parameters: Given) -> str:

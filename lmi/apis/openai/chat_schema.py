@@ -23,10 +23,10 @@ from lmi.apis.openai.schema import (
     SHARED,
     OpenAIFormat,
     anything,
+    forget_unused,
     hidden,
     message,
     openai_request,
-    read_search,
     wants_usage,
 )
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
@@ -125,7 +125,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
     given = {"max_new_tokens": None} | CHAT.read(message.fields, ignored)  # what the context has room for
     given["max_new_tokens"] = given.pop("max_completion_tokens", given["max_new_tokens"])
     _check_together(given)
-    read_search(given, CHAT, message.format, ignored)
+    forget_unused(given, CHAT, message.format, ignored)
     tools = _tools(given.get("tools") or [])
     choice = _tool_choice(given.get("tool_choice"), tools)
     format = _chat_format(given, message.format, choice)

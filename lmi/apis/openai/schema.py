@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmi.apis.base.beams import read_flag, without_effect
+from lmi.apis.base.beams import read_search, without_effect
 from lmi.apis.base.guides import GUIDED, an_object, asked_guide, structured_outputs
-from lmi.apis.base.parameters import BY_NAME, MAX_IGNORED, SAMPLING, Given, Parameter, ParameterTable, request_of, rows
+from lmi.apis.base.parameters import MAX_IGNORED, ROWS, SAMPLING, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import (
     JSON_SCHEMAS,
     MAX_STOP_SEQUENCES,
@@ -103,7 +103,7 @@ def _priority(name: str, value: object) -> float:
     return DEFAULT_PRIORITY - RANK(name, value) / PRIORITY_STEPS  # type: ignore[no-any-return]
 
 
-STOPS, BIAS = BY_NAME["stop_sequences"].read, number(-MAX_BIAS, MAX_BIAS)
+STOPS, BIAS = ROWS["stop_sequences"].read, number(-MAX_BIAS, MAX_BIAS)
 TOP = integer(0, MAX_LOG_PROBS)
 
 
@@ -123,8 +123,8 @@ SHARED: dict[str, Parameter] = rows(
     "model": Parameter("model", text, fields=("lora_config",)),
     "stream": Parameter("stream", boolean),
     "stream_options": Parameter("stream_options", an_object),
-    "stop": replace(BY_NAME["stop_sequences"], read=_stop),
-    "temperature": replace(BY_NAME["temperature"], read=number(0, MAX_TEMPERATURE)),
+    "stop": replace(ROWS["stop_sequences"], read=_stop),
+    "temperature": replace(ROWS["temperature"], read=number(0, MAX_TEMPERATURE)),
     "logit_bias": Parameter("token_biases", _biases, fields=("embedding_bias",)),
     "priority": Parameter("priority", _priority, (DEFAULT_PRIORITY,)),
     "structured_outputs": Parameter("structured_outputs", structured_outputs),
@@ -155,8 +155,8 @@ COMPLETION = ParameterTable(
     SHARED
     | {
         "prompt": Parameter("prompts", anything, fields=("inputs", "input_token_ids")),
-        "max_tokens": replace(BY_NAME["max_new_tokens"], read=integer(0)),
-        "best_of": replace(BY_NAME["best_of"], off=()),
+        "max_tokens": replace(ROWS["max_new_tokens"], read=integer(0)),
+        "best_of": replace(ROWS["best_of"], off=()),
         "logprobs": Parameter(
             "logprobs", _logprobs, fields=("num_top_log_probs", "num_prompt_log_probs", "return_log_probs")
         ),
@@ -213,7 +213,7 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         raise Unsupported("suffix", "models here write on from a prompt and fill no gap")
     prompts = _prompts(given.get("prompts"))
     _check_together(given)
-    read_search(given, COMPLETION, message.format, ignored)
+    forget_unused(given, COMPLETION, message.format, ignored)
     guide, field_names = asked_guide(given)
     format = replace(_completion_format(given, message.format), field_names=field_names)
     has_prefill = format.echoes_prompt and format.has_log_probs
@@ -222,7 +222,6 @@ def parse(message: Message[OpenAIFormat]) -> Parsed[OpenAIFormat]:
         format,
         max_new_tokens=max(1, given.get("max_new_tokens", DEFAULT_MAX_TOKENS)),
         needs_log_probs=format.has_log_probs or given.get("best_of", 1) > format.num_choices,
-        prefill_details=has_prefill,
         num_prompt_log_probs=format.num_top_log_probs if has_prefill else None,
         guided_decoding=guide,
     )
@@ -275,9 +274,9 @@ def _prompts(value: object) -> list[dict[str, Any]]:
 PROMPT_IDS = token_ids(MAX_PROMPT_IDS)
 
 
-def read_search(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
-    """Read the fields of a beam search, and drop those without effect."""
-    read_flag(given, is_streamed=format.is_streamed)
+def forget_unused(given: dict[str, Any], table: ParameterTable, format: OpenAIFormat, ignored: list[str]) -> None:
+    """Read the fields of a beam search, and drop those without effect beside it or without it."""
+    read_search(given, table, is_streamed=format.is_streamed)
     table.drop(given, without_effect(given, is_greedy=False), ignored)
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from lmi.apis.base.beams import without_effect
 from lmi.apis.base.guides import tgi_grammar
 from lmi.apis.base.parameters import (
-    BY_NAME,
     MAX_IGNORED,
+    MAX_TOP_N_TOKENS,
     ONE_SEQUENCE_STREAMED,
+    ROWS,
     Given,
     Parameter,
     ParameterTable,
@@ -26,7 +27,7 @@ from lmi.apis.base.parameters import (
     rows,
     unknown,
 )
-from lmi.apis.base.readers import Message, Parsed, boolean, check_values, integer, number, read_object
+from lmi.apis.base.readers import Message, Parsed, boolean, check_types, check_values, integer, number, read_object
 from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
 from lmi.settings.config import ModelConfig
 from lmi.types import AnswerFormat, OutputFormat
@@ -46,13 +47,14 @@ class TgiFormat(AnswerFormat):
 PARAMETERS = ParameterTable(
     rows(
         "do_sample max_new_tokens temperature typical_p seed repetition_penalty frequency_penalty truncate "
-        "return_full_text details decoder_input_details top_n_tokens best_of",
+        "return_full_text details decoder_input_details best_of",
         stop="stop_sequences",
         adapter_id="adapter",
     )
     | {
-        "top_k": replace(BY_NAME["top_k"], read=integer(1)),
-        "top_p": replace(BY_NAME["top_p"], read=number(0, 1, low_open=True)),
+        "top_k": replace(ROWS["top_k"], read=integer(1)),
+        "top_p": replace(ROWS["top_p"], read=number(0, 1, low_open=True)),
+        "top_n_tokens": replace(ROWS["num_top_log_probs"], read=integer(0, MAX_TOP_N_TOKENS)),
         "grammar": Parameter("guided_decoding", tgi_grammar, fields=("guided_decoding_params",)),
         "watermark": Parameter("watermark", boolean, (False,)),
     },
@@ -79,21 +81,14 @@ def read(
     """
     check_values(body)
     fields = read_object(body)
-    _check_fields(fields, has_stream=stream is None)
-    is_streaming = fields.get("stream") if stream is None else stream
-    output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
-    return Message(fields, TgiFormat(output_format=output_format, is_list=stream is None))
-
-
-def _check_fields(fields: dict[str, Any], *, has_stream: bool) -> None:
-    inputs, parameters = fields.get("inputs"), fields.get("parameters")
+    inputs = fields.get("inputs")
     if not isinstance(inputs, str) or not inputs:
         given = f", given {shorten(inputs)}" if "inputs" in fields else ""
         raise MalformedRequest(f"inputs must be a non-empty string{given}")
-    if not isinstance(parameters, dict | None):
-        raise MalformedRequest(f"parameters must be an object, given {shorten(parameters)}")
-    if has_stream and not isinstance(fields.get("stream"), bool | None):
-        raise MalformedRequest(f"stream must be true or false, given {shorten(fields['stream'])}")
+    check_types(fields, has_stream=stream is None)
+    is_streaming = fields.get("stream") if stream is None else stream
+    output_format = OutputFormat.SSE if is_streaming else OutputFormat.JSON
+    return Message(fields, TgiFormat(output_format=output_format, is_list=stream is None))
 
 
 def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
@@ -106,7 +101,7 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
     _check_together(given, is_streamed=format.is_streamed, is_greedy=is_greedy)
     reasons = without_effect(given, is_greedy=is_greedy)
     if not format.is_streamed and not format.details:
-        reasons["top_n_tokens"] = "without details or a stream"
+        reasons["num_top_log_probs"] = "without details or a stream"
     PARAMETERS.drop(given, reasons, ignored)
     request = request_of(
         given,
@@ -114,9 +109,7 @@ def parse(message: Message[TgiFormat]) -> Parsed[TgiFormat]:
         is_streaming=format.is_streamed,
         prompt=fields["inputs"],
         include_stop_str_in_output=True,
-        prefill_details=has_prefill,
         num_prompt_log_probs=0 if has_prefill else None,
-        num_top_log_probs=given.get("top_n_tokens"),
         needs_log_probs=format.details or format.is_streamed or needs_ranking(given),
     )
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))

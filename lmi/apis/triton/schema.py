@@ -17,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from lmi.apis.base.beams import read_flag, read_width, without_effect
+from lmi.apis.base.beams import read_search, without_effect
 from lmi.apis.base.guides import json_schema
-from lmi.apis.base.parameters import BY_NAME, MAX_IGNORED, Given, Parameter, ParameterTable, request_of, rows
+from lmi.apis.base.parameters import MAX_IGNORED, ROWS, Given, Parameter, ParameterTable, request_of, rows
 from lmi.apis.base.readers import (
     JSON_SCHEMAS,
     MAX_STOP_SEQUENCES,
@@ -98,25 +98,21 @@ def _negated(name: str, value: object) -> bool:
 
 
 STOP_WORDS = _words(MAX_STOP_SEQUENCES)
-ADAPTER, IMAGE, EMBEDDING = (
-    "an adapter is used by the name that it was loaded under, lora_name",
-    "the model reads text alone",
-    "no engine here takes embeddings",
-)
-NOT_BUILT: dict[str, tuple[str, ...]] = {
-    ADAPTER: ("lora_id", "lora_path", "lora_task_id", "lora_weights", "lora_config"),
-    IMAGE: ("image", "image_url", "image_url_input"),
-    EMBEDDING: ("prompt_embedding_table", "embedding_request"),
-    "no API here can bias words": ("embedding_bias_words", "embedding_bias_weights", "logit_bias"),
-    "the model has no encoder": ("decoder_text_input",),
+NOT_BUILT = {
+    "an adapter is used by the name that it was loaded under, lora_name": (
+        "lora_id lora_path lora_task_id lora_weights lora_config"
+    ),
+    "the model reads text alone": "image image_url image_url_input",
+    "no engine here takes embeddings": "prompt_embedding_table embedding_request",
+    "no API here can bias words": "embedding_bias_words embedding_bias_weights logit_bias",
+    "the model has no encoder": "decoder_text_input",
     "no API here carries it": (
-        "return_context_logits",
-        "return_generation_logits",
-        "return_perf_metrics",
-        "sampling_param_return_perf_metrics",
-        "return_stop_reason",
+        "return_context_logits return_generation_logits return_perf_metrics sampling_param_return_perf_metrics "
+        "return_stop_reason"
     ),
 }
+NOTHING: tuple[object, ...] = ("", [], [""], [0], [False], False, 0)
+REFUSED = {name: refused(reason, *NOTHING) for reason, names in NOT_BUILT.items() for name in names.split()}
 RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
     "return_finish_reason": ("finish_reason",),
     "return_num_input_tokens": ("num_input_tokens",),
@@ -126,9 +122,6 @@ RETURNS: dict[str, tuple[str, ...]] = {  # flag -> keys of the answer
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
 }
 LOG_PROB_OUTPUTS = frozenset(("cumulative_logprob", "logprobs", "cum_log_probs", "output_log_probs"))
-REFUSED = {
-    name: refused(reason, "", [], [""], [0], [False], False, 0) for reason, names in NOT_BUILT.items() for name in names
-}
 WITHOUT_EFFECT = {
     "end_id": "the model's own end tokens count",
     "pad_id": "nothing is padded",
@@ -197,17 +190,17 @@ MEANT = rows(
 ) | {
     "text_input": Parameter("prompt", _prompt, fields=("inputs", "input_token_ids")),
     "stream": Parameter("stream", boolean),
-    "max_tokens": replace(BY_NAME["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
-    "temperature": replace(BY_NAME["temperature"], off=(0,)),
-    "stop_words": replace(BY_NAME["stop_sequences"], read=STOP_WORDS),
+    "max_tokens": replace(ROWS["max_new_tokens"], off=(DEFAULT_MAX_NEW_TOKENS,)),
+    "temperature": replace(ROWS["temperature"], off=(0,)),
+    "stop_words": replace(ROWS["stop_sequences"], read=STOP_WORDS),
     "stop": Parameter("stop", _stop, ((),)),
-    "bad_words": replace(BY_NAME["bad_sequences"], read=_words(MAX_WORDS)),
-    "logits_post_processor_name": replace(BY_NAME["logits_post_processor_name"], off=("",)),
+    "bad_words": replace(ROWS["bad_sequences"], read=_words(MAX_WORDS)),
+    "logits_post_processor_name": replace(ROWS["logits_post_processor_name"], off=("",)),
     "guided_decoding_guide_type": Parameter(
         "guide_type", _unless_empty(choice(tuple(GUIDE_TYPES))), fields=("guided_decoding_params",)
     ),
     "guided_decoding_guide": Parameter("guide", _unless_empty(text)),
-    "exclude_input_in_output": replace(BY_NAME["return_full_text"], read=_negated),
+    "exclude_input_in_output": replace(ROWS["return_full_text"], read=_negated),
     **{name: Parameter(name, boolean, (False,)) for name in RETURNS},
 }
 TWINS = {  # the names of other models
@@ -266,7 +259,7 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         raise MalformedRequest("missing required input(s) ['text_input']. Please provide all required input(s).")
     is_streaming = message.format.is_streamed and given.get("stream", True)
     INPUTS.check_together(given, is_streamed=is_streaming)
-    is_flagged = _read_search(given)
+    read_search(given, INPUTS, is_streamed=is_streaming)
     is_greedy = "beam_width" not in given and (not given.get("temperature") or given.get("top_p") == 0)
     INPUTS.drop(given, _without_effect(given, is_greedy, is_streaming), ignored)
     outputs = tuple(key for flag, keys in RETURNS.items() if flag in given for key in keys)
@@ -281,7 +274,7 @@ def parse(message: Message[TritonFormat]) -> Parsed[TritonFormat]:
         message.format,
         outputs=outputs,
         num_answers=given.get("n", request.sampling.beam_width),
-        field_names={"beam_width": said("use_beam_search")} if is_flagged else {},
+        field_names={"beam_width": said("use_beam_search")} if "use_beam_search" in given else {},
     )
     return Parsed((request,), format, tuple(ignored[:MAX_IGNORED]))
 
@@ -347,18 +340,6 @@ def _ignore(where: str, name: str, value: object, ignored: list[str]) -> None:
             f"{where}parameter {shorten(name)} has invalid type. "
             "It is none of the model's inputs and should be a number, a boolean or a string."
         )
-
-
-def _read_search(given: dict[str, Any]) -> bool:
-    """Read the width of a beam search. Returns whether vLLM's flag asks for it, not TensorRT-LLM's input."""
-    is_flagged = "use_beam_search" in given
-    if is_flagged and "beam_width" in given:
-        raise InvalidParameter(said("use_beam_search"), "left out beside beam_width", True)
-    if is_flagged:
-        read_flag(given)
-    else:
-        read_width(given, INPUTS)
-    return is_flagged
 
 
 def _without_effect(given: Given, is_greedy: bool, is_streaming: bool) -> dict[str, str]:

@@ -53,7 +53,6 @@ ROWS: list[tuple[dict[str, Any], str, Any]] = [
     ({"details": True}, "details", True),
     ({"details": True}, "needs_log_probs", True),
     ({"decoder_input_details": True}, "details", True),
-    ({"decoder_input_details": True}, "prefill_details", True),
     ({"decoder_input_details": True}, "num_prompt_log_probs", 0),
     ({"details": True, "top_n_tokens": 2}, "num_top_log_probs", 2),
     ({"grammar": {"type": "regex", "value": "a+"}}, "guided_decoding", GuidedDecodingParams(GuideType.REGEX, "a+")),
