@@ -24,54 +24,44 @@ from lmi.executor import (
 from tests.conformance.asking import ask, run
 from tests.conformance.table import Need, has
 
+
+def asking(path: str, value: object) -> tuple[str, dict[str, Any]]:
+    """The field of a path, and the fields of a request in which it has the value."""
+    owner, _, name = path.rpartition(".")
+    makers: dict[str, type] = {"sampling_config": SamplingConfig, "output_config": OutputConfig}
+    return name, {owner: makers[owner](**{name: value})} if owner else {name: value}
+
+
 # By the capability: the field that asks for it, and a request that does.
 ASKING: dict[Need, tuple[str, dict[str, Any]]] = {
-    ("max_beam_width", None): ("beam_width", {"sampling_config": SamplingConfig(2)}),
-    ("num_return_sequences", None): (
-        "num_return_sequences",
-        {"sampling_config": SamplingConfig(num_return_sequences=2)},
-    ),
-    ("typical_p", None): ("typical_p", {"sampling_config": SamplingConfig(typical_p=0.5)}),
-    ("min_p", None): ("min_p", {"sampling_config": SamplingConfig(min_p=0.5)}),
-    ("seed", None): ("seed", {"sampling_config": SamplingConfig(seed=5)}),
-    ("no_repeat_ngram_size", None): (
-        "no_repeat_ngram_size",
-        {"sampling_config": SamplingConfig(no_repeat_ngram_size=2)},
-    ),
-    ("bad_words", None): ("bad_words", {"bad_words": ((9,),)}),
-    ("stop_words", None): ("stop_words", {"stop_words": ((9,),)}),
-    ("embedding_bias", None): ("embedding_bias", {"embedding_bias": ((9, 1.0),)}),
-    ("priority", None): ("priority", {"priority": 1.0}),
-    ("lora", None): ("lora_config", {"lora_config": LoraConfig("style")}),
-    ("logits_post_processors", None): ("logits_post_processor_name", {"logits_post_processor_name": "style"}),
-    ("log_probs", None): ("return_log_probs", {"output_config": OutputConfig(return_log_probs=True)}),
-    ("prompt_log_probs", None): ("num_prompt_log_probs", {"output_config": OutputConfig(num_prompt_log_probs=0)}),
-    ("context_logits", None): ("return_context_logits", {"output_config": OutputConfig(return_context_logits=True)}),
-    ("generation_logits", None): (
-        "return_generation_logits",
-        {"output_config": OutputConfig(return_generation_logits=True)},
-    ),
-    ("perf_metrics", None): ("return_perf_metrics", {"output_config": OutputConfig(return_perf_metrics=True)}),
-    ("additional_outputs", None): (
-        "additional_model_outputs",
-        {"output_config": OutputConfig(additional_model_outputs=(AdditionalModelOutput("logits"),))},
-    ),
-    ("kv_cache_retention", None): (
-        "kv_cache_retention_config",
-        {"kv_cache_retention_config": KvCacheRetentionConfig()},
-    ),
+    ("max_beam_width", None): asking("sampling_config.beam_width", 2),
+    ("num_return_sequences", None): asking("sampling_config.num_return_sequences", 2),
+    ("typical_p", None): asking("sampling_config.typical_p", 0.5),
+    ("min_p", None): asking("sampling_config.min_p", 0.5),
+    ("seed", None): asking("sampling_config.seed", 0),
+    ("no_repeat_ngram_size", None): asking("sampling_config.no_repeat_ngram_size", 2),
+    ("bad_words", None): asking("bad_words", ((9,),)),
+    ("stop_words", None): asking("stop_words", ((9,),)),
+    ("embedding_bias", None): asking("embedding_bias", ((9, 1.0),)),
+    ("priority", None): asking("priority", 1.0),
+    ("lora", None): asking("lora_config", LoraConfig("style")),
+    ("logits_post_processors", None): asking("logits_post_processor_name", "style"),
+    ("log_probs", None): asking("output_config.return_log_probs", True),
+    ("prompt_log_probs", None): asking("output_config.num_prompt_log_probs", 0),
+    ("context_logits", None): asking("output_config.return_context_logits", True),
+    ("generation_logits", None): asking("output_config.return_generation_logits", True),
+    ("perf_metrics", None): asking("output_config.return_perf_metrics", True),
+    ("additional_outputs", None): asking("output_config.additional_model_outputs", (AdditionalModelOutput("logits"),)),
+    ("kv_cache_retention", None): asking("kv_cache_retention_config", KvCacheRetentionConfig()),
     **{
-        ("guided_decoding", kind): (
-            "guided_decoding_params",
-            {"guided_decoding_params": GuidedDecodingParams(kind, '{"type": "null"}')},
-        )
+        ("guided_decoding", kind): asking("guided_decoding_params", GuidedDecodingParams(kind, '{"type": "null"}'))
         for kind in GuideType
     },
 }
 NOWHERE: list[tuple[str, dict[str, Any]]] = [
-    ("prompt_tuning_config", {"prompt_tuning_config": PromptTuningConfig([[0.0]])}),
-    ("external_draft_tokens_config", {"external_draft_tokens_config": ExternalDraftTokensConfig((1,))}),
-    ("return_encoder_output", {"output_config": OutputConfig(return_encoder_output=True)}),
+    asking("prompt_tuning_config", PromptTuningConfig([[0.0]])),
+    asking("external_draft_tokens_config", ExternalDraftTokensConfig((1,))),
+    asking("output_config.return_encoder_output", True),
 ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -95,16 +96,25 @@ def check_values(body: bytes, max_texts: int = 0) -> None:
 
     This takes a fraction of the time that reading the body takes. The prompt may be a list of up to `max_texts` texts.
     """
+    check_size(body, partial(_num_prompt_bytes, max_texts=max_texts), "an object", "the prompt's text")
+
+
+def check_size(body: bytes, num_text_bytes: Callable[[bytes], int], kind: str, texts: str) -> None:
+    """Raise MalformedRequest if all but the `texts` of a body have over MAX_VALUES_BYTES, or if it is not of a kind."""
     if len(body) <= MAX_VALUES_BYTES:
         return
     try:
-        outline = msgspec.json.decode(body, type=_Outline)
+        num_bytes = len(body) - num_text_bytes(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"the body is not the JSON of an object: {error}") from None
-    prompts = (outline.inputs, outline.text_input, outline.prompt)
-    num_bytes = len(body) - max(_num_text_bytes(bytes(prompt), max_texts) for prompt in prompts)
+        raise MalformedRequest(f"the body is not the JSON of {kind}: {error}") from None
     if num_bytes > MAX_VALUES_BYTES:
-        raise MalformedRequest(f"all but the prompt's text must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
+        raise MalformedRequest(f"all but {texts} must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
+
+
+def _num_prompt_bytes(body: bytes, max_texts: int) -> int:
+    outline = msgspec.json.decode(body, type=_Outline)
+    prompts = (outline.inputs, outline.text_input, outline.prompt)
+    return max(_num_text_bytes(bytes(prompt), max_texts) for prompt in prompts)
 
 
 def _num_text_bytes(prompt: bytes, max_texts: int) -> int:

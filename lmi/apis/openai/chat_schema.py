@@ -2,7 +2,7 @@
 
 Messages are passed to the model's chat template in the form that templates expect: text as one string, `developer` as
 `system`, and the arguments of earlier calls as objects. If a call is forced, the answer must fit a JSON schema. Other
-calls are found in the text later. `schemas/openai.py` holds what both schemas share, and names the sources.
+calls are found in the text later. `schema.py` holds what both schemas share, and names the sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from lmi.apis.base.guides import CONTRACT_NAME, an_object, asked_guide, check_levels, check_references, json_schema
 from lmi.apis.base.parameters import MAX_IGNORED, Given, Parameter, ParameterTable
-from lmi.apis.base.readers import MAX_VALUES_BYTES, Message, Parsed, boolean, integer, text
+from lmi.apis.base.readers import Message, Parsed, boolean, check_size, integer, text
 from lmi.apis.openai.schema import (
     CANNOT,
     MAX_LOG_PROBS,
@@ -29,7 +29,7 @@ from lmi.apis.openai.schema import (
     openai_request,
     wants_usage,
 )
-from lmi.errors import InvalidParameter, MalformedRequest, Unsupported, shorten
+from lmi.errors import InvalidParameter, Unsupported, shorten
 from lmi.executor import GuidedDecodingParams
 from lmi.settings.config import ModelConfig
 from lmi.types import Chat, OutputFormat
@@ -84,7 +84,7 @@ class _Said(msgspec.Struct):
 
 
 class _Outline(msgspec.Struct):
-    """The part of a body that `_check_values` decodes."""
+    """The part of a body that `check_size` measures."""
 
     messages: list[_Said] = []
 
@@ -92,24 +92,13 @@ class _Outline(msgspec.Struct):
 def read(
     body: bytes, content_type: str | None, model: ModelConfig, *, stream_format: OutputFormat | None = None
 ) -> Message[OpenAIFormat]:
-    """Decode the body and choose the format of its answer, as `schemas/openai.py: read` does."""
-    if len(body) > MAX_VALUES_BYTES:
-        _check_values(body)
+    """Decode the body and choose the format of its answer, as `schema.py: read` does."""
+    check_size(body, _num_texts_bytes, "a chat", "the texts")
     return message(body, model, stream_format)
 
 
-def _check_values(body: bytes) -> None:
-    """Raise MalformedRequest if a body without its texts has over MAX_VALUES_BYTES (`schemas/common.py`)."""
-    try:
-        num_bytes = len(body) - sum(_num_text_bytes(bytes(said.content)) for said in _decode(body).messages)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"the body is not the JSON of a chat: {error}") from None
-    if num_bytes > MAX_VALUES_BYTES:
-        raise MalformedRequest(f"all but the texts must have at most {MAX_VALUES_BYTES} bytes, not {num_bytes}")
-
-
-def _decode(body: bytes) -> _Outline:
-    return msgspec.json.decode(body, type=_Outline)
+def _num_texts_bytes(body: bytes) -> int:
+    return sum(_num_text_bytes(bytes(said.content)) for said in msgspec.json.decode(body, type=_Outline).messages)
 
 
 def _num_text_bytes(content: bytes) -> int:
