@@ -17,6 +17,8 @@ from lmi.errors import InvalidParameter, InvalidRequest, LmiError, MalformedRequ
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
+from tests.apis.test_rows import APIS, field_of
+from tests.apis.test_rows import WRONG as EVERYWHERE
 
 MODEL = ModelConfig(path="demo", name="demo")
 TGI = ModelConfig(path="demo", name="demo", tgi_compat=True)
@@ -77,88 +79,27 @@ DEFAULTS: list[tuple[str, Any]] = [
     *((name, None) for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")),
 ]
 EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
-    "max_new_tokens": (7, {"max_new_tokens": 7}),
-    "ignore_eos_token": (True, {"ignore_eos": True}),
-    "truncate": (5, {"truncate": 5}),
-    "stop_sequences": (["a", "b"], {"stop_sequences": ("a", "b")}),
-    "stop": (["a"], {"stop_sequences": ("a",)}),
-    "stop_token_ids": ([3, 4], {"stop_token_ids": (3, 4)}),
-    "bad_sequences": (["x"], {"bad_sequences": ("x",)}),
-    "include_stop_str_in_output": (True, {"include_stop_str_in_output": True}),
-    "skip_special_tokens": (False, {"skip_special_tokens": False}),
-    "spaces_between_special_tokens": (False, {"spaces_between_special_tokens": False}),
-    "return_full_text": (True, {"return_full_text": True}),
     "details": (True, {"details": True, "needs_log_probs": True}),
     "decoder_input_details": (True, {"num_prompt_log_probs": 0}),
-    "prompt_logprobs": (3, {"num_prompt_log_probs": 3}),
-    "logprobs": (3, {"num_top_log_probs": 3}),
-    "top_n_tokens": (3, {"num_top_log_probs": 3}),
     "output_formatter": ("sse", {"output_format": OutputFormat.SSE, "is_streaming": True}),
     "response_format": ({"type": "json_object"}, {"guided_decoding": GuidedDecodingParams(GuideType.JSON)}),
     "guided_json": ({}, {"guided_decoding": GuidedDecodingParams(GuideType.JSON_SCHEMA, "{}")}),
     "guided_regex": ("a+", {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a+")}),
     "guided_choice": (["a", "b"], {"guided_decoding": GuidedDecodingParams(GuideType.REGEX, "a|b")}),
     "guided_grammar": ("g", {"guided_decoding": GuidedDecodingParams(GuideType.EBNF_GRAMMAR, "g")}),
-    "cache_salt": ("u-1", {"cache_salt": "u-1"}),
-    "logits_post_processor_name": ("shout", {"logits_post_processor_name": "shout"}),
 }
-SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
-    "seed": (2**64 - 1, {"seed": 2**64 - 1}),
-    "temperature": (0.5, {"temperature": 0.5}),
-    "top_k": (5, {"top_k": 5}),
-    "top_p": (0.9, {"top_p": 0.9}),
-    "min_p": (0.1, {"min_p": 0.1}),
-    "typical_p": (0.9, {"typical_p": 0.9}),
-    "repetition_penalty": (1.2, {"repetition_penalty": 1.2}),
-    "presence_penalty": (-0.5, {"presence_penalty": -0.5}),
-    "frequency_penalty": (0.5, {"frequency_penalty": 0.5}),
-    "min_length": (5, {"min_tokens": 5}),
-    "min_tokens": (5, {"min_tokens": 5}),
-    "no_repeat_ngram_size": (3, {"no_repeat_ngram_size": 3}),
-}
-WRONG: dict[str, list[Any]] = {
-    "do_sample": ["true", 1, [], {}],
-    "max_new_tokens": ["30", 30.0, True, 0, -1, 2**63, 1e30, [], {}],
-    "seed": ["1", 1.5, True, -1, 2**64],
-    "temperature": ["1", True, -0.1, 100.1, 1e308, []],
-    "top_k": ["5", 5.5, True, -2],
-    "top_p": ["1", True, -0.1, 1.1],
-    "min_p": ["0", True, -0.1, 1.1],
-    "typical_p": ["1", True, 0, 1.1],
-    "repetition_penalty": ["1", True, 0, -1, 1e-300, 0.009, 100.1],
-    "presence_penalty": ["1", True, 2.1, -1e308, {}],
-    "frequency_penalty": ["1", True, 2.1, -1e308, {}],
-    "min_length": ["1", 1.5, True, -1, 31],
-    "min_tokens": ["1", 1.5, True, -1, 31],
-    "ignore_eos_token": ["true", 0],
-    "truncate": ["1", 1.5, True, 0],
-    "stop_sequences": ["stop", [""], [5], ["a"] * 17, ["a" * 1025], {}],
-    "stop": ["stop", [""], [5], ["a"] * 17, 5],
-    "stop_token_ids": ["1", [True], ["1"], [-1], [2**63], [1] * 1025, 5],
-    "bad_sequences": ["x", [""], [5], ["a"] * 1025],
-    "include_stop_str_in_output": ["true", 1],
-    "skip_special_tokens": ["true", 1],
-    "spaces_between_special_tokens": ["true", 1],
-    "return_full_text": ["true", 1],
+WRONG: dict[str, list[Any]] = {  # beside those of every API
+    "max_new_tokens": ["30", 0],
+    "min_length": [31],
+    "min_tokens": [31],
+    "stop_sequences": ["stop", [""]],
+    "stop": ["stop", [""]],
+    "bad_sequences": ["x", [""]],
     "details": ["true", 1],
     "decoder_input_details": ["true", 1],
-    "logprobs": [True, "1", -1, 1.5],
-    "top_n_tokens": [True, "1", -1, 1.5, 21],
-    "prompt_logprobs": [True, "1", -1, 1.5],
+    "logprobs": [True],
+    "top_n_tokens": [True, 21],
     "output_formatter": ["xml", 5, ["json"], "none", ""],
-    "response_format": ["json", {"type": "xml"}, {"type": "json_schema"}, []],
-    "guided_json": ["{", 5, [], {"$ref": "http://127.0.0.1/x"}],
-    "guided_regex": [5, ["a"]],
-    "guided_grammar": [5, {}],
-    "guided_choice": ["a", [], [5]],
-    "n": [True, "1", 0, 17, 1.0],
-    "best_of": [True, "1", 0, 17],
-    "num_beams": [True, "1", 0, 257],
-    "length_penalty": ["1", True, -0.1],
-    "no_repeat_ngram_size": [True, "1", -1, 1.5],
-    "logits_post_processor_name": [5, True, ["shout"], {}],
-    "early_stopping": ["never", 1],
-    "cache_salt": ["", 5, True, ["a"], {}, "a@b", "a/b", "a\\b", "a\0", "x" * 129],
 }
 
 
@@ -175,9 +116,9 @@ def test_a_documented_default_sent_literally_is_the_same_as_leaving_it_out(
 
 
 def test_the_tables_of_this_file_hold_every_parameter() -> None:
-    assert set(WRONG) == set(lmi.PARAMETERS)
-    beams = {"n", "best_of", "num_beams", "length_penalty", "early_stopping"}
-    assert set(EFFECT) | set(SAMPLING_EFFECT) | beams | {"do_sample"} == set(lmi.PARAMETERS)
+    assert {name for name in lmi.PARAMETERS if field_of(name) not in EVERYWHERE} <= set(WRONG)
+    beams = {"num_beams", "length_penalty", "early_stopping"}
+    assert {*EFFECT, *APIS["lmi"].names.split()} | beams | {"do_sample"} == set(lmi.PARAMETERS)
     assert {name for name, _ in DEFAULTS} | {"min_tokens", "top_n_tokens", "output_formatter"} == set(lmi.PARAMETERS)
 
 
@@ -191,14 +132,6 @@ def test_a_parameter_changes_what_it_names_and_nothing_else(name: str) -> None:
     assert {field: after[field] for field in changes} == changes
     unchanged = set(after) - {*changes, "field_names"}
     assert {field: after[field] for field in unchanged} == {field: before[field] for field in unchanged}
-
-
-@pytest.mark.parametrize("name", SAMPLING_EFFECT)
-def test_a_sampling_parameter_reaches_the_sampling_config(name: str) -> None:
-    value, changes = SAMPLING_EFFECT[name]
-    sampling = _request({"do_sample": True, name: value}).sampling
-    assert {field: getattr(sampling, field) for field in changes} == changes
-    assert not sampling.is_greedy
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])

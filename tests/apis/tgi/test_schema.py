@@ -46,15 +46,10 @@ def test_without_parameters_the_answer_is_greedy_and_of_tgis_default_length() ->
 
 
 ROWS: list[tuple[dict[str, Any], str, Any]] = [
-    ({"max_new_tokens": 7}, "max_new_tokens", 7),
-    ({"stop": ["a", "b"]}, "stop_sequences", ("a", "b")),
-    ({"truncate": 3}, "truncate", 3),
-    ({"return_full_text": True}, "return_full_text", True),
     ({"details": True}, "details", True),
     ({"details": True}, "needs_log_probs", True),
     ({"decoder_input_details": True}, "details", True),
     ({"decoder_input_details": True}, "num_prompt_log_probs", 0),
-    ({"details": True, "top_n_tokens": 2}, "num_top_log_probs", 2),
     ({"grammar": {"type": "regex", "value": "a+"}}, "guided_decoding", GuidedDecodingParams(GuideType.REGEX, "a+")),
 ]
 
@@ -73,8 +68,6 @@ SAMPLING_ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"do_sample": True, "temperature": 0}, {"temperature": 0.0}),
     ({"temperature": 1}, {"temperature": 0.0}),
     ({"top_p": 1, "typical_p": 1}, {"temperature": 0.0, "top_p": None, "typical_p": None}),
-    ({"do_sample": True, "seed": 2**64 - 1}, {"temperature": None, "seed": 2**64 - 1}),
-    ({"repetition_penalty": 1.5, "frequency_penalty": -1}, {"repetition_penalty": 1.5, "frequency_penalty": -1}),
     ({"repetition_penalty": 1, "frequency_penalty": 0}, {"repetition_penalty": None, "frequency_penalty": None}),
     ({"do_sample": True, "best_of": 3}, {"num_return_sequences": 3}),
     ({"temperature": 1.0, "best_of": 2}, {"num_return_sequences": 2}),
@@ -99,8 +92,7 @@ def test_a_json_schema_is_taken_as_an_object_and_as_text(value: Any) -> None:
         assert json.loads(guide.guide) == SCHEMA
 
 
-def test_an_adapter_is_asked_for_by_its_name() -> None:
-    assert _request(adapter_id="fr").adapter == "fr"
+def test_an_empty_name_is_no_adapter() -> None:
     assert _request(adapter_id="").adapter is None
 
 
@@ -111,16 +103,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2, "do_sample": True, "seed": 1}, "parameters.seed must be left out with best_of"),
     ({"best_of": 17}, "parameters.best_of must be from 1 to 16"),
     ({"max_new_tokens": 0}, "parameters.max_new_tokens must be at least 1"),
-    ({"temperature": -0.1}, "parameters.temperature"),
     ({"top_k": 0}, "parameters.top_k must be at least 1"),
     ({"top_p": 0}, "parameters.top_p must be over 0"),
-    ({"typical_p": 1.5}, "parameters.typical_p"),
-    ({"repetition_penalty": 0}, "parameters.repetition_penalty"),
-    ({"frequency_penalty": 3}, "parameters.frequency_penalty"),
-    ({"seed": -1}, "parameters.seed"),
-    ({"seed": 2**64}, "parameters.seed"),
-    ({"stop": ["x"] * 17}, "parameters.stop"),
-    ({"truncate": 0}, "parameters.truncate"),
     ({"top_n_tokens": 21}, "parameters.top_n_tokens"),
     ({"details": "yes"}, "parameters.details must be true or false"),
     ({"grammar": "a+"}, "parameters.grammar must be an object with type and value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from lmi.errors import InvalidRequest, LmiError, MalformedRequest, Unsupported
 from lmi.executor import GuidedDecodingParams, GuideType, SamplingConfig
 from lmi.settings.config import ModelConfig
 from lmi.types import GenerationRequest, OutputFormat
+from tests.apis.test_rows import APIS, VALUES, field_of
+from tests.apis.test_rows import WRONG as EVERYWHERE
 
 MODEL = ModelConfig(path="demo", name="demo")
 J, S = OutputFormat.JSON, OutputFormat.SSE
@@ -36,40 +39,15 @@ def _fault(fields: dict[str, Any], url: OutputFormat = J) -> str:
     return str(caught.value)
 
 
-EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
-    "max_tokens": (7, {"max_new_tokens": 7}),
-    "stop_words": (["a", "b"], {"stop_sequences": ("a", "b")}),
-    "stop": (["a"], {"stop_sequences": ("a",)}),
-    "bad_words": (["x"], {"bad_sequences": ("x",)}),
-    "stop_token_ids": ([3, 4], {"stop_token_ids": (3, 4)}),
-    "ignore_eos": (True, {"ignore_eos": True}),
-    "include_stop_str_in_output": (True, {"include_stop_str_in_output": True}),
-    "skip_special_tokens": (False, {"skip_special_tokens": False}),
-    "spaces_between_special_tokens": (False, {"spaces_between_special_tokens": False}),
-    "exclude_input_in_output": (False, {"return_full_text": True}),
-    "lora_name": ("fr", {"adapter": "fr"}),
-    "logits_post_processor_name": ("shout", {"logits_post_processor_name": "shout"}),
-    "cache_salt": ("u-1", {"cache_salt": "u-1"}),
-    "return_cumulative_logprob": (True, {"needs_log_probs": True}),
-    "return_logprobs": (True, {"needs_log_probs": True}),
-    "return_log_probs": (True, {"needs_log_probs": True}),
-    "return_finish_reason": (True, {}),
-    "return_num_input_tokens": (True, {}),
-    "return_num_output_tokens": (True, {}),
+OWN: dict[str, Any] = {
+    "exclude_input_in_output": False,
+    "stream": False,
+    "length_penalty": 0.5,
+    **dict.fromkeys(triton.RETURNS, True),
 }
-SAMPLING_EFFECT: dict[str, tuple[Any, dict[str, Any]]] = {
-    "temperature": (0.5, {"temperature": 0.5}),
-    "top_k": (5, {"top_k": 5}),
-    "top_p": (0.9, {"top_p": 0.9}),
-    "min_p": (0.1, {"min_p": 0.1}),
-    "seed": (2**64 - 1, {"seed": 2**64 - 1}),
-    "repetition_penalty": (1.2, {"repetition_penalty": 1.2}),
-    "presence_penalty": (-0.5, {"presence_penalty": -0.5}),
-    "frequency_penalty": (0.5, {"frequency_penalty": 0.5}),
-    "min_tokens": (5, {"min_tokens": 5}),
-    "n": (2, {"num_return_sequences": 2}),
-    "best_of": (3, {"num_return_sequences": 3}),
-}
+GIVEN = {name: VALUES[field_of(name)] for name in APIS["triton"].names.split()} | OWN
+
+
 OFF: list[tuple[str, Any]] = [
     ("max_tokens", 30),
     ("temperature", 0),
@@ -109,49 +87,25 @@ OFF: list[tuple[str, Any]] = [
     ("length_penalty", 2.0),
     ("anything", "else"),
 ]
-WRONG: dict[str, list[Any]] = {
-    "text_input": ["", 5, None, True, {"a": 1}, ["a", "b"], [], [5]],
-    "max_tokens": ["many", 30.0, True, 0, -1, 2**63, None, [], [1, 2], {}, "true"],
-    "stream": ["yes", 1, None, []],
-    "temperature": ["hot", True, -0.1, 100.1, None],
-    "top_k": [5.5, True, -2, None],
-    "top_p": [True, -0.1, 1.1, None],
-    "min_p": [True, -0.1, 1.1, None],
-    "seed": [1.5, True, -1, 2**64, None],
-    "repetition_penalty": [True, 0, 100.1, None],
-    "presence_penalty": [True, 2.1, None],
-    "frequency_penalty": [True, -2.1, None],
-    "min_tokens": [1.5, True, -1, 31, None],
-    "stop_words": [5, True, None, ["a"] * 17, [5], {}],
-    "stop": [5, None, ["a"] * 17, [5], {}],
-    "bad_words": [5, True, None, ["a"] * 1025, [5], {}],
-    "stop_token_ids": [5, "5", [True], [-1], None],
-    "lora_name": [5, True, None, ["a", "b"], {}],
-    "cache_salt": ["", 5, True, None, ["a", "b"], {}, "a/b", "x" * 129],
-    "ignore_eos": [1, None],
-    "include_stop_str_in_output": [1, None],
-    "skip_special_tokens": [1, None],
-    "spaces_between_special_tokens": [1, None],
-    "n": [0, 17, True, None],
-    "best_of": [0, 17, True, None],
-    "beam_width": [0, 257, True, None],
-    "use_beam_search": [1, None],
-    "length_penalty": [True, -0.1, None],
-    "early_stopping": [1, None],
-    "logits_post_processor_name": [5, True, None, ["a", "b"], {}],
-    "logprobs": [-1, True, None],
-    "guided_decoding_guide_type": ["xml", 5, None],
-    "guided_decoding_guide": [5, None],
-    "exclude_input_in_output": [1, None],
-    **{name: [1, None] for name in triton.RETURNS},
+WRONG: dict[str, list[Any]] = {  # beside null and those of every API
+    "text_input": ["", 5, True, {"a": 1}, ["a", "b"], [], [5]],
+    "max_tokens": [0, [1, 2], "true"],
+    "stream": ["yes", 1, []],
+    "min_tokens": [31],
+    "stop_words": [True],
+    "stop_token_ids": ["5"],
+    "guided_decoding_guide_type": ["xml", 5],
+    "guided_decoding_guide": [5],
+    "exclude_input_in_output": [1],
+    **{name: [1] for name in triton.RETURNS},
 }
 
 
 def test_the_tables_of_this_file_hold_every_input() -> None:
-    assert set(WRONG) == set(triton.MEANT)
-    others = {"text_input", "stream", "logprobs", "guided_decoding_guide_type", "guided_decoding_guide"}
-    others |= {"beam_width", "use_beam_search", "length_penalty", "early_stopping"}
-    assert set(EFFECT) | set(SAMPLING_EFFECT) | others == set(triton.MEANT)
+    assert {name for name in triton.MEANT if field_of(name) not in EVERYWHERE} <= set(WRONG)
+    others = {"text_input", "guided_decoding_guide_type", "guided_decoding_guide"}
+    others |= {"beam_width", "use_beam_search", "early_stopping"}
+    assert set(GIVEN) | others == set(triton.MEANT)
     names = [*triton.INPUTS, *triton.REFUSED, *triton.WITHOUT_EFFECT, triton.PACKED]
     assert len(names) == len(set(names))
 
@@ -172,25 +126,17 @@ def test_a_value_that_asks_for_nothing_is_as_if_left_out(name: str, value: Any) 
             assert _request({"parameters": {name: value}} | others, S) == _request(others, S)
 
 
-@pytest.mark.parametrize("name", EFFECT)
-def test_an_input_changes_what_it_names_and_nothing_else(name: str) -> None:
-    value, changes = EFFECT[name]
-    before, after = _request({}), _request({name: value})
-    assert {field: getattr(after, field) for field in changes} == changes
-    unchanged = set(GenerationRequest.__slots__) - set(changes)
-    assert {field: getattr(after, field) for field in unchanged} == {f: getattr(before, f) for f in unchanged}
+def test_flags_ask_for_keys_of_the_answer_and_for_log_probs_where_a_key_needs_them() -> None:
+    for flag, keys in triton.RETURNS.items():
+        parsed = _parse({flag: True})
+        assert parsed.format.outputs == keys
+        assert parsed.request == replace(_request({}), needs_log_probs="log" in flag)
+    assert _request({"exclude_input_in_output": False}) == replace(_request({}), return_full_text=True)
 
 
-@pytest.mark.parametrize("name", SAMPLING_EFFECT)
-def test_an_input_of_sampling_reaches_the_sampling_config(name: str) -> None:
-    value, changes = SAMPLING_EFFECT[name]
-    sampling = _request({"temperature": 0.7, name: value}).sampling
-    assert {field: getattr(sampling, field) for field in changes} == changes
-
-
-@pytest.mark.parametrize("name", [*EFFECT, *SAMPLING_EFFECT])
+@pytest.mark.parametrize("name", GIVEN)
 def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None:
-    value = (EFFECT | SAMPLING_EFFECT)[name][0]
+    value = GIVEN[name]
     others = {} if name == "temperature" else {"temperature": 0.7}
     expected = _parse({name: value, **others})
     array = value if isinstance(value, list) else [value]
@@ -208,7 +154,7 @@ def test_a_name_means_the_same_in_every_place_and_in_an_array(name: str) -> None
 
 @pytest.mark.parametrize(("twin", "name"), triton.TWINS.items())
 def test_another_models_name_means_the_same(twin: str, name: str) -> None:
-    value = (EFFECT | SAMPLING_EFFECT | {"stream": (False, {}), "length_penalty": (0.5, {})})[name][0]
+    value = GIVEN[name]
     others: dict[str, Any] = {} if name == "temperature" else {"temperature": 0.7}
     if name == "length_penalty":
         others = {"beam_width": 2}
@@ -217,7 +163,9 @@ def test_another_models_name_means_the_same(twin: str, name: str) -> None:
     assert f"input '{name}' already exists in request" in _fault({twin: value, name: value} | others, url)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name in triton.MEANT for value in (None, *WRONG.get(name, []))]
+)
 def test_a_wrong_type_or_range_is_refused_with_the_name(name: str, value: Any) -> None:
     others = {"temperature": 1} if name != "temperature" else {}
     for fields in ({name: value}, {"parameters": {name: value}}):
